@@ -18,7 +18,8 @@ from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.printable import escape_unprintable
-from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, Action, Rule, rule_of
+from riffle_spark.state.objects.answers import Action, Rule
+from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, rule_of
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
@@ -71,10 +72,10 @@ def forget_client(options: StoreOptions, client: BaseClient) -> None:
 def _create_client(options: StoreOptions) -> BaseClient:
     endpoint = options.s3_endpoint
     config = Config(
-        connect_timeout=options.s3_connect_timeout_seconds,
-        read_timeout=options.s3_read_timeout_seconds,
-        retries={"mode": "standard", "total_max_attempts": options.s3_max_attempts},
-        max_pool_connections=options.s3_max_connections,
+        connect_timeout=options.connect_timeout_seconds,
+        read_timeout=options.read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": options.max_attempts},
+        max_pool_connections=options.max_connections,
         # With Content-MD5 botocore leaves the payload unsigned over TLS, which the policies of some buckets deny.
         s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": True},
         request_checksum_calculation="when_required",

@@ -168,13 +168,13 @@ class StoreOptions:
     """The algorithm of every put, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
     s3_requester_pays: bool = Settings.s3_requester_pays
     """Whether every request accepts that the requester pays."""
-    s3_connect_timeout_seconds: float = 5.0
-    s3_read_timeout_seconds: float = 20.0
-    s3_max_attempts: int = 4
+    connect_timeout_seconds: float = 5.0
+    read_timeout_seconds: float = 20.0
+    max_attempts: int = 4
     """Attempts per call, the first included."""
-    s3_patience_seconds: float = Settings.s3_patience
+    patience_seconds: float = Settings.s3_patience
     """How long a call is retried in any case, if a retry can help."""
-    s3_max_connections: int = 16
+    max_connections: int = 16
     """Open connections per process. More threads wait for a connection."""
 
     def __post_init__(self) -> None:

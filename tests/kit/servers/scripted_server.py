@@ -68,9 +68,9 @@ class ScriptedServer:
             "s3://riffle/root",
             StoreOptions(
                 s3_endpoint=self.endpoint,
-                s3_max_attempts=attempts,
-                s3_read_timeout_seconds=0.3,
-                s3_patience_seconds=patience_seconds,
+                max_attempts=attempts,
+                read_timeout_seconds=0.3,
+                patience_seconds=patience_seconds,
             ),
         )
 
