@@ -22,8 +22,8 @@ from benchmarks.kit.streams import median
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
 from riffle_spark.errors import RiffleError
-from riffle_spark.simulate.figures import converge_of
-from riffle_spark.simulate.group import run
+from riffle_spark.simulate.figures import figures_of_run
+from riffle_spark.simulate.group import run_scenario
 from riffle_spark.simulate.scenario import Scenario
 from tests.kit.kafka_streams import Anchor, Family, anchors
 
@@ -110,7 +110,7 @@ def growth(measured: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def phases(scenario: Scenario) -> list[dict[str, Any]]:
     """Return the figures of every phase of a scenario."""
-    figures: Any = converge_of(scenario, run(scenario), keep=True, history=False)["phases"]
+    figures: Any = figures_of_run(scenario, run_scenario(scenario), keep=True, history=False)["phases"]
     return list(figures)
 
 
@@ -217,13 +217,13 @@ def day() -> dict[str, Any]:
     """
     try:
         from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
-        from riffle_spark.simulate.play import Rules, play
+        from riffle_spark.simulate.play import RebalanceRules, play
         from riffle_spark.simulate.policy import RIFFLE
         from riffle_spark.simulate.world_file import read_world
     except ImportError:
         return {}
     started = time.process_time()
-    done = play(read_world("day"), RIFFLE, Rules(Probes(), Patience(), outside_band))
+    done = play(read_world("day"), RIFFLE, RebalanceRules(Probes(), Patience(), outside_band))
     seconds = time.process_time() - started
     return {"day_s": round(seconds, 1), "day_assigned": done.assigned, "day_moves": done.moves}
 

@@ -27,7 +27,7 @@ HEAD = """# Numbers
 
 This page lists what the benchmarks measured, how, and how to repeat it. It is for people who compare riffle_spark with
 other engines. The machine is small, virtual and noisy, so the ratios matter more than the times. Figures have three
-digits; the files in [benchmarks/results](../benchmarks/results) have all of them.
+digits; the files in `benchmarks/results` have all of them.
 """
 PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions|:if_measured)?\}")
 NOT_MEASURED = "not measured yet"

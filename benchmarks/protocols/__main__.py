@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from benchmarks.protocols.group_play import ALL, play_under
-from riffle_spark.simulate.outcomes import json_of, table_of
+from riffle_spark.simulate.outcomes import format_table, outcome_to_json
 from riffle_spark.simulate.world_file import read_world
 
 
@@ -25,9 +25,9 @@ def main() -> None:
     world = read_world(options.world)
     outcomes = [play_under(ALL[name], world) for name in options.policy or ALL]
     if options.json:
-        print(json.dumps([json_of(world, outcome, history=False) for outcome in outcomes]))
+        print(json.dumps([outcome_to_json(world, outcome, history=False) for outcome in outcomes]))
     else:
-        print(table_of(world, outcomes))
+        print(format_table(world, outcomes))
     if options.plot:
         from benchmarks.protocols.pictures import draw
 

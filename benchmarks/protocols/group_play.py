@@ -12,8 +12,8 @@ from benchmarks.protocols.kip441 import kip441
 from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, TaskId, View
 from riffle_spark.simulate.outcomes import Outcome
 from riffle_spark.simulate.play import Play
-from riffle_spark.simulate.policy import POLICIES, Policy, assign_by
-from riffle_spark.simulate.rules import Rules, rules_of
+from riffle_spark.simulate.policy import POLICIES, Policy, find_assignor
+from riffle_spark.simulate.rules import RebalanceRules, rules_for_world
 from riffle_spark.simulate.world import WARMING, Floats, World
 
 __all__ = ["ALL", "GROUPS", "GroupPlay", "GroupPolicy", "play_under"]
@@ -37,7 +37,7 @@ class GroupPolicy(Policy):
 
 def assign_to_learners(view: View, settings: AssignSettings) -> Assignment:
     """Assign as the proposal before KIP-441: a task moves to its sticky target when that member has caught up."""
-    target = assign_by("sticky")(view, settings)
+    target = find_assignor("sticky")(view, settings)
     owners = dict(target.owners)
     warmups: dict[TaskId, tuple[MemberId, ...]] = {}
     for task, owner in target.owners.items():
@@ -54,7 +54,7 @@ def assign_to_learners(view: View, settings: AssignSettings) -> Assignment:
     return Assignment(owners, standbys, warmups, target.target, needs_probe=bool(warmups))
 
 
-_STICKY = assign_by("sticky")
+_STICKY = find_assignor("sticky")
 GROUPS: Final = {
     policy.name: policy
     for policy in (
@@ -87,42 +87,42 @@ ALL: Final[dict[str, Policy]] = {**GROUPS, **POLICIES}
 def play_under(policy: Policy, world: World, on_step: Callable[[float], object] | None = None) -> Outcome:
     """Play a world to its end under a policy."""
     if isinstance(policy, GroupPolicy):
-        return GroupPlay(world, policy, rules_of(world)).run(on_step)
-    return Play(world, policy, rules_of(world)).run(on_step)
+        return GroupPlay(world, policy, rules_for_world(world)).run(on_step)
+    return Play(world, policy, rules_for_world(world)).run(on_step)
 
 
 class GroupPlay(Play):
     """The state of a simulation of a consumer group."""
 
-    def __init__(self, world: World, policy: GroupPolicy, rules: Rules) -> None:
+    def __init__(self, world: World, policy: GroupPolicy, rules: RebalanceRules) -> None:
         self.protocol = policy
         self._busy_until = 0.0
         self._deferred_until: float | None = None
         super().__init__(world, policy, rules)
 
-    def _add(self, member: MemberId, kind: str) -> None:
+    def _add_member(self, member: MemberId, kind: str) -> None:
         if self.protocol.is_static and any(alarm[1:] == ("left", member) for alarm in self._alarms):
             self.live[member] = self.members[member]
             self._alarms = [alarm for alarm in self._alarms if alarm[1:] != ("left", member)]
-            self.copies.place(self.present, self.live, self.now)
+            self.copies.apply_assignment(self.present, self.live, self.now)
         else:
-            super()._add(member, kind)
+            super()._add_member(member, kind)
 
-    def _remove(self, member: MemberId, kind: str) -> None:
+    def _remove_member(self, member: MemberId, kind: str) -> None:
         del self.live[member]
         is_planned = kind == "remove"
-        self.copies.disconnect(self.copies.index[member], self.now, keeps_disk=not is_planned)
+        self.copies.stop_copies(self.copies.index[member], self.now, keeps_disk=not is_planned)
         is_unnoticed = kind == "lose" or (self.protocol.is_static and not is_planned)
         timeout = self.world.protocol["session_timeout"] if is_unnoticed else 0.0
         self._alarms.append((self.now + timeout, "left", member))
 
-    def _handle_alarms(self) -> None:
+    def _rebalance_on_alarms(self) -> None:
         """Rebalance once for all alarms that are due, unless the group is in a rebalance."""
         if self.now < self._busy_until or not self.live:
             return
         if self.protocol.learns and self._has_learned():
             self._alarms.append((self.now, "learned", ""))
-        reasons = self._due_reasons()
+        reasons = self._take_due_reasons()
         if self.protocol.defers and reasons and self._is_deferred(reasons):
             self.outcome.rebalances += 1
         elif reasons:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riffle_spark.console.dispatch import dispatch_command, keys_command
+from riffle_spark.console.doctor import doctor_command
 from riffle_spark.console.options import (
     check_folder,
     check_root,
@@ -159,7 +160,7 @@ def capacity(
 ) -> None:
     """Compute the workers, hosts, memory and disk of a query, from figures or from a root's sizes."""
     from riffle_spark.keygroups import few_key_groups_warning
-    from riffle_spark.simulate.capacity import Need, capacity_of
+    from riffle_spark.simulate.capacity import Need, compute_capacity
 
     key_groups = 128
     if (root is None) == (figures["state_bytes"] is None):
@@ -176,7 +177,7 @@ def capacity(
             figures["row_bytes"] = sizes.state_bytes / sizes.rows
         key_groups = sizes.key_groups
     need = Need(**{name: value for name, value in figures.items() if value is not None})  # type: ignore[arg-type]
-    result = asdict(capacity_of(need))
+    result = asdict(compute_capacity(need))
     echo(json.dumps(result) if as_json else "\n".join(f"{name:<26}{value}" for name, value in result.items()))
     if warning := few_key_groups_warning(key_groups, result["total_workers"]):
         echo(f"warning: {warning}", err=True)
@@ -240,5 +241,5 @@ def policy(root: str | None, root_argument: str | None, kms_key: str | None, par
     echo(json.dumps(statements, indent=2))
 
 
-for command in (dispatch_command, keys_command, plan_command, simulate_command):
+for command in (dispatch_command, doctor_command, keys_command, plan_command, simulate_command):
     main.add_command(command)

@@ -14,8 +14,8 @@ from riffle_spark.assign.model import Strategy
 from riffle_spark.console.options import check_root, conf_file_option, echo, read_settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.printable import escape_unprintable
-from riffle_spark.simulate.figures import Json, converge_of, single_of
-from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.figures import Json, figures_of_assignment, figures_of_run
+from riffle_spark.simulate.group import initial_group, run_scenario
 from riffle_spark.simulate.scenario import Scenario, read_scenario
 from riffle_spark.unknown_names import check_known
 
@@ -115,10 +115,10 @@ def simulate_command(
     FILE is a world in JSON, or the name of a world in the package: day, lost_member, rolling_bounce, scale_out,
     zone_outage.
     """
-    from riffle_spark.simulate.outcomes import json_of, table_of
+    from riffle_spark.simulate.outcomes import format_table, outcome_to_json
     from riffle_spark.simulate.play import play
     from riffle_spark.simulate.policy import POLICIES
-    from riffle_spark.simulate.rules import rules_of
+    from riffle_spark.simulate.rules import rules_for_world
     from riffle_spark.simulate.world_file import read_world
 
     if history and not as_json:
@@ -131,12 +131,12 @@ def simulate_command(
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=escape_unprintable(world.name), file=sys.stderr) as bar:
         for name in chosen:
-            outcomes.append(play(world, POLICIES[name], rules_of(world), lambda _: bar.update(1)))
+            outcomes.append(play(world, POLICIES[name], rules_for_world(world), lambda _: bar.update(1)))
     if as_json:
         for outcome in outcomes:
-            echo(json.dumps(json_of(world, outcome, history=history)))
+            echo(json.dumps(outcome_to_json(world, outcome, history=history)))
     else:
-        echo(table_of(world, outcomes))
+        echo(format_table(world, outcomes))
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
@@ -156,7 +156,7 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _plan(scenario: Scenario, converge: bool, history: bool, keep: bool) -> Json:
-    group = group_of(scenario)
+    group = initial_group(scenario)
     plan: Json = {
         "scenario": scenario.name,
         "family": scenario.family,
@@ -167,11 +167,11 @@ def _plan(scenario: Scenario, converge: bool, history: bool, keep: bool) -> Json
         "stateful_tasks": sum(task.kind == "stateful" for task in scenario.tasks),
         "num_standby": scenario.settings.num_standbys,
         "max_warmup": scenario.settings.max_warmup_replicas,
-        "single": single_of(scenario, group, assign(group.view(), scenario.settings)),
+        "single": figures_of_assignment(scenario, group, assign(group.view(), scenario.settings)),
     }
     if converge:
-        phases = run(scenario, keep=keep)
-        plan["converge"] = converge_of(scenario, phases, keep=keep, history=history)
+        phases = run_scenario(scenario, keep=keep)
+        plan["converge"] = figures_of_run(scenario, phases, keep=keep, history=history)
     return plan
 
 

@@ -15,6 +15,7 @@ from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
@@ -77,6 +78,7 @@ def adopt(
         >>> adopt("s3://bucket/state/visits", "s3://bucket/checkpoints/new", execute=True)  # doctest: +SKIP
     """
     new_settings = Settings(key_groups=key_groups, dispatch=dispatch)  # refuses invalid values
+    root = only_root(root, options or StoreOptions())
     objects = open_store(root, options or StoreOptions())
     log = Log(objects, root, machine_clocks)
     spark = Checkpoint(checkpoint, options)
@@ -239,6 +241,7 @@ def rollback(
     Example:
         >>> rollback("s3://bucket/state/visits", 4711, "s3://bucket/checkpoints/visits")  # doctest: +SKIP
     """
+    root = only_root(root, options or StoreOptions())
     objects = open_store(root, options or StoreOptions())
     log = Log(objects, root, machine_clocks)
     spark = Checkpoint(checkpoint, options)

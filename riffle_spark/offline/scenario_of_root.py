@@ -14,6 +14,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.simulate.scenario import Client, Event, Scenario
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.unknown_names import check_known
@@ -107,6 +108,7 @@ def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
 
 
 def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
+    root = only_root(root, options or StoreOptions())
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
     if tail is None:

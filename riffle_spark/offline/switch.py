@@ -35,6 +35,7 @@ from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
 from riffle_spark.state.objects.open import StoreOptions, open_store
@@ -85,6 +86,7 @@ def switch_dispatch(
         >>> switch_dispatch("s3://bucket/state/visits", "key_group", key_groups=512)  # doctest: +SKIP
     """
     options = options or StoreOptions()
+    root = only_root(root, options)
     objects = open_store(root, options)
     keys = keys_in(encryption_keys, options.s3_region)
     log = Log(objects, root, machine_clocks)
@@ -129,6 +131,7 @@ def switch_keys(
     ``ConfigError`` if a key is missing, ``ConflictError`` if the query continued meanwhile.
     """
     options = options or StoreOptions()
+    root = only_root(root, options)
     objects = open_store(root, options)
     log = Log(objects, root, machine_clocks)
     tail = log.open()

@@ -17,6 +17,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.encryption import Keys, Place
@@ -76,6 +77,7 @@ def verify(
     ``ConfigError`` if it cannot be read or no keys are set for encrypted state.
     """
     options = options or StoreOptions()
+    root = only_root(root, options)
     objects = open_store(root, options)
     spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
@@ -111,7 +113,8 @@ def _read_log(verification: _Verification, root: str) -> None:
     """Read all records, and note foreign objects in the log."""
     names = verification.names
     sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None)
-    foreign = [name for name in names if paths.parse(name) is None and paths.record_sequence(name) is None]
+    known = (name for name in names if not paths.is_of_shared_root(name))
+    foreign = [name for name in known if paths.parse(name) is None and paths.record_sequence(name) is None]
     if foreign and len(foreign) == len(names):
         verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct --root.")
         return

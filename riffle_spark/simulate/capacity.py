@@ -8,7 +8,7 @@ from typing import Final
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Capacity", "Need", "capacity_of"]
+__all__ = ["Capacity", "Need", "compute_capacity"]
 
 _SIZE: Final = values.number(0, 1e18)
 _OPTIONS: Final[Mapping[str, tuple[str, values.Check]]] = {
@@ -63,10 +63,11 @@ class Capacity:
     written_bytes_per_second: float
 
 
-def capacity_of(need: Need) -> Capacity:
-    """Return the capacity for a load. Raises ``ConfigError`` for invalid figures, and if a worker exceeds a machine.
+def compute_capacity(need: Need) -> Capacity:
+    """Return the workers, machines, memory and disk that a load needs. Raises ``ConfigError`` for invalid figures, and
+    if a worker does not fit on a machine.
 
-    >>> capacity_of(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
+    >>> compute_capacity(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
     12
     """
     for name, (option, check) in _OPTIONS.items():
@@ -75,7 +76,7 @@ def capacity_of(need: Need) -> Capacity:
     state = need.state_bytes / workers
     memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
     by_cores = math.ceil(workers / need.cores_per_box)
-    by_memory = _boxes_by_memory(need, workers, memory)
+    by_memory = _count_boxes_by_memory(need, workers, memory)
     boxes = max(by_cores, by_memory)
     copies = 1 + need.num_standbys
     return Capacity(
@@ -90,7 +91,10 @@ def capacity_of(need: Need) -> Capacity:
     )
 
 
-def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
+def _count_boxes_by_memory(need: Need, workers: int, memory: float) -> int:
+    """Return how many machines have the memory for the workers, each of ``memory`` bytes; 0 if the memory of a machine
+    is unknown. Raises ``ConfigError`` if a machine cannot hold one worker.
+    """
     if need.memory_per_box is None:
         return 0
     if workers * memory <= need.memory_per_box:

@@ -15,66 +15,78 @@ from riffle_spark.assign.validity import find_violations
 from riffle_spark.simulate.group import Group, Phase, Round
 from riffle_spark.simulate.scenario import Scenario
 
-__all__ = ["Json", "broken_properties", "converge_of", "fewest_moves", "net_moves", "single_of", "unsettled_properties"]
+__all__ = [
+    "Json",
+    "count_fewest_moves",
+    "count_net_moves",
+    "figures_of_assignment",
+    "figures_of_run",
+    "find_balance_violations",
+    "find_broken_properties",
+]
 
 Json = dict[str, object]
 
 
-def single_of(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
-    """Return the figures of an assignment."""
+def figures_of_assignment(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
+    """Return the figures of one assignment of a scenario as JSON values."""
     settings = scenario.settings
     return {
         "probing_rebalance_needed": assignment.needs_probe,
         "probe_reason": assignment.probe_reason,
         "rack_aware_enabled": have_racks_effect(group.view(), settings),
-        "moves": moves_of([Round(group, assignment)], settings),
+        "moves": figures_of_moves([Round(group, assignment)], settings),
         "warmups": sum(map(len, assignment.warmups.values())),
         "balance": balance_figures(group, assignment),
-        "cross_rack": cross_rack_of(group, assignment, settings),
-        "broken": broken_properties(group, assignment, settings),
+        "cross_rack": cross_rack_figures(group, assignment, settings),
+        "broken": find_broken_properties(group, assignment, settings),
         "warnings": list(assignment.warnings),
         "assignment": assignment_by_name(scenario, group, assignment),
     }
 
 
-def converge_of(scenario: Scenario, phases: Sequence[Phase], *, keep: bool, history: bool) -> Json:
-    """Return the figures of all phases of a run."""
+def figures_of_run(scenario: Scenario, phases: Sequence[Phase], *, keep: bool, history: bool) -> Json:
+    """Return the figures of all phases of a scenario's run as JSON values.
+
+    ``keep``: whether members kept the state of tasks that they lost. ``history`` adds each round.
+    """
     rounds = [round_ for phase in phases for round_ in phase.rounds]
     return {
         "owner_state": "keep" if keep else "drop",
-        "phases": [_phase(scenario, phase, history) for phase in phases],
+        "phases": [_figures_of_phase(scenario, phase, history) for phase in phases],
         "rounds": len(rounds),
         "converged": all(phase.converged for phase in phases),
-        "moves": moves_of(rounds, scenario.settings),
+        "moves": figures_of_moves(rounds, scenario.settings),
     }
 
 
-def _phase(scenario: Scenario, phase: Phase, history: bool) -> Json:
+def _figures_of_phase(scenario: Scenario, phase: Phase, history: bool) -> Json:
+    """Return the figures of the rounds after one event. ``history`` adds each round."""
     settings = scenario.settings
     start = phase.rounds[0].before
     last = phase.rounds[-1].assignment
     broken = {
         str(number): properties
         for number, round_ in enumerate(phase.rounds, 1)
-        if (properties := broken_properties(round_.before, round_.assignment, settings))
+        if (properties := find_broken_properties(round_.before, round_.assignment, settings))
     }
     figures: Json = {
         "clients": len(start.members),
         "iteration_limit": phase.limit,
-        "fewest_stateful_active_moves": fewest_moves(start),
-        "net_stateful_active_moves": net_moves(start, last),
+        "fewest_stateful_active_moves": count_fewest_moves(start),
+        "net_stateful_active_moves": count_net_moves(start, last),
         "warmups_by_round": [sum(map(len, round_.assignment.warmups.values())) for round_ in phase.rounds],
-        "active_moves_by_round": [_owner_moves(round_) for round_ in phase.rounds],
+        "active_moves_by_round": [_count_owner_moves(round_) for round_ in phase.rounds],
         "stateful_imbalance_before": _imbalance(start, start.owners),
         "stateful_imbalance_by_round": [_imbalance(round_.before, round_.assignment.owners) for round_ in phase.rounds],
         "rounds": len(phase.rounds),
         "converged": phase.converged,
         "stable": phase.stable,
-        "moves": moves_of(phase.rounds, settings),
+        "moves": figures_of_moves(phase.rounds, settings),
         "broken_rounds": broken,
-        "broken": unsettled_properties(start, last) if phase.converged else ["not_converged"],
+        "broken": find_balance_violations(start, last) if phase.converged else ["not_converged"],
         "balance": balance_figures(start, last),
-        "cross_rack": cross_rack_of(start, last, settings),
+        "cross_rack": cross_rack_figures(start, last, settings),
         "assignment": assignment_by_name(scenario, start, last),
     }
     if phase.event is not None:
@@ -84,11 +96,11 @@ def _phase(scenario: Scenario, phase: Phase, history: bool) -> Json:
             "resurrect": ",".join(member for member, _ in phase.event.resurrect),
         }
     if history:
-        figures["history"] = [_step(scenario, round_) for round_ in phase.rounds]
+        figures["history"] = [_figures_of_round(scenario, round_) for round_ in phase.rounds]
     return figures
 
 
-def _step(scenario: Scenario, round_: Round) -> Json:
+def _figures_of_round(scenario: Scenario, round_: Round) -> Json:
     """Return one round with the lags before it. A lag of -3 is unknown, as in the scenario file."""
     names = scenario.names
     lags = {
@@ -118,7 +130,7 @@ def _step(scenario: Scenario, round_: Round) -> Json:
 
 
 def assignment_by_name(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
-    """Return the tasks of each member under their names in the file."""
+    """Return the tasks of each member under their names in the scenario file."""
     owned: dict[MemberId, list[TaskId]] = {member: [] for member in sorted(group.members)}
     standbys: dict[MemberId, list[TaskId]] = {member: [] for member in owned}
     warmups: dict[MemberId, list[TaskId]] = {member: [] for member in owned}
@@ -139,28 +151,31 @@ def assignment_by_name(scenario: Scenario, group: Group, assignment: Assignment)
     }
 
 
-def _owner_moves(round_: Round) -> int:
+def _count_owner_moves(round_: Round) -> int:
+    """Return how many stateful tasks the round gives to another owner."""
     return sum(owner != round_.assignment.owners[task] for task, owner in _stateful_owners(round_.before).items())
 
 
 def _stateful_owners(group: Group) -> dict[TaskId, MemberId]:
+    """Return the owner of each stateful task that has one."""
     return {
         task.id: group.owners[task.id] for task in group.tasks if task.kind == "stateful" and task.id in group.owners
     }
 
 
 def _imbalance(group: Group, owners: Mapping[TaskId, MemberId]) -> float:
+    """Return the difference between the fullest and the emptiest member, in stateful tasks per slot."""
     stateful = [owners[task.id] for task in group.tasks if task.kind == "stateful" and task.id in owners]
     return spread_per_slot(group.view(), stateful)
 
 
-def net_moves(start: Group, last: Assignment) -> int:
-    """Count the stateful tasks with another live owner at the end."""
+def count_net_moves(start: Group, last: Assignment) -> int:
+    """Return how many stateful tasks had a live owner at the start and have another one in the last assignment."""
     return sum(owner != last.owners[task] for task, owner in _stateful_owners(start).items())
 
 
-def fewest_moves(start: Group) -> int:
-    """Return the minimum of moves that balance stateful owners over members, without regard to stores."""
+def count_fewest_moves(start: Group) -> int:
+    """Return the fewest moves that balance the stateful tasks over the members, without regard to stores."""
     members = sorted(start.members)
     stateful = sum(task.kind == "stateful" for task in start.tasks)
     low, high = fair_range(stateful, [start.members[member].slots for member in members])
@@ -171,8 +186,8 @@ def fewest_moves(start: Group) -> int:
     return sum(owned.values()) - staying - min(surplus, above_low)
 
 
-def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:
-    """Count the moves of ``rounds`` and the records that they restore."""
+def figures_of_moves(rounds: Sequence[Round], settings: AssignSettings) -> Json:
+    """Return the number of moves in ``rounds`` by kind, and the records that the moves restore."""
     counts: Counter[str] = Counter()
     for round_ in rounds:
         kinds = {task.id: task for task in round_.before.tasks}
@@ -188,7 +203,9 @@ def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:
 
 
 def _count_restores(round_: Round, kinds: Mapping[TaskId, Task], acceptable: int, counts: Counter[str]) -> None:
-    """Add the records that the copies of a round lack, and the copies that were placed on lagging members."""
+    """Add to ``counts`` the records that the copies placed by a round lack, and the number of copies that lag more than
+    ``acceptable``.
+    """
     placed: list[tuple[TaskId, tuple[MemberId, ...], bool]]
     placed = [(task, (owner,), True) for task, owner in round_.assignment.owners.items()]
     placed += [(task, members, False) for task, members in round_.assignment.standbys.items()]
@@ -225,8 +242,8 @@ def balance_figures(group: Group, assignment: Assignment) -> Json:
     }
 
 
-def cross_rack_of(group: Group, assignment: Assignment, settings: AssignSettings) -> Json:
-    """Count partitions read across racks."""
+def cross_rack_figures(group: Group, assignment: Assignment, settings: AssignSettings) -> Json:
+    """Return how many partitions owners and standbys read across racks, and their cost."""
     racks = {member.id: member.rack for member in group.members.values()}
     counts: Counter[str] = Counter()
     for task in group.tasks:
@@ -245,12 +262,17 @@ def cross_rack_of(group: Group, assignment: Assignment, settings: AssignSettings
     }
 
 
-def broken_properties(group: Group, assignment: Assignment, settings: AssignSettings) -> list[str]:
-    """Return the violated properties: validity, number of standbys, owners and standbys that are caught up."""
+def find_broken_properties(group: Group, assignment: Assignment, settings: AssignSettings) -> list[str]:
+    """Return the properties that an assignment violates: the rules of all placements, the number of standbys, and that
+    the most caught-up members own and stand by.
+    """
     return [*find_violations(group.view(), assignment, settings), *_copy_violations(group, assignment, settings)]
 
 
 def _copy_violations(group: Group, assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
+    """Yield a text for each stateful task with too few standbys, or whose owner or standbys are not the most caught-up
+    members.
+    """
     num_standbys = min(settings.num_standbys, len(group.members) - 1)
     for task in group.tasks:
         if task.kind != "stateful":
@@ -268,14 +290,20 @@ def _copy_violations(group: Group, assignment: Assignment, settings: AssignSetti
 
 
 def _rank(group: Group, task: Task, member: MemberId, acceptable: int) -> float:
+    """Return the lag of a member's copy of a task, 0 if it is acceptable.
+
+    A member without a copy lacks the whole state, and an unknown lag is infinite.
+    """
     lag = group.lags.get(member, {}).get(task.id, task.size)
     if lag is None:
         return float("inf")
     return 0 if lag <= acceptable else lag
 
 
-def unsettled_properties(group: Group, last: Assignment) -> list[str]:
-    """Return the violated properties of a group that has settled."""
+def find_balance_violations(group: Group, last: Assignment) -> list[str]:
+    """Return the balance properties that the last assignment of a settled group violates: more than one task per slot
+    between any two members, for stateful tasks and for all tasks.
+    """
     view = group.view()
     stateful = [last.owners[task.id] for task in group.tasks if task.kind == "stateful"]
     properties = []

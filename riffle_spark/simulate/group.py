@@ -11,7 +11,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Lag, Member, MemberId, Task, TaskId, View
 from riffle_spark.simulate.scenario import Client, Event, Scenario
 
-__all__ = ["Assign", "Group", "Phase", "Round", "group_of", "run"]
+__all__ = ["Assign", "Group", "Phase", "Round", "initial_group", "run_scenario"]
 
 Assign = Callable[[View, AssignSettings], Assignment]
 
@@ -40,8 +40,11 @@ class Group:
         pins = {task: member for task, member in self.pins.items() if member in self.members}
         return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, pins, target=self.target)
 
-    def after(self, assignment: Assignment, *, keep: bool) -> "Group":
-        """Return the group after all assigned copies have caught up."""
+    def settle(self, assignment: Assignment, *, keep: bool) -> "Group":
+        """Return the group with this assignment after all its copies have caught up.
+
+        With ``keep`` members keep the state of tasks that they lost.
+        """
         lags: dict[MemberId, dict[TaskId, Lag]] = {m: dict(self.lags.get(m, {})) if keep else {} for m in self.members}
         stateful = {task.id for task in self.tasks if task.kind == "stateful"}
         for task, owner in assignment.owners.items():
@@ -61,7 +64,7 @@ class Group:
         )
 
     def apply_event(self, event: Event) -> "Group":
-        """Return the group after members left, joined or returned."""
+        """Return the group after the event's members left, joined or returned."""
         departed = dict(self.departed)
         for member in event.drop:
             departed[member] = Client(self.members[member], lags=self.lags.get(member, {}))
@@ -73,9 +76,10 @@ class Group:
         for member, behind in event.resurrect:
             members[member] = departed[member].member
             lags[member] = {t: None if lag is None else lag + behind for t, lag in departed.pop(member).lags.items()}
-        return replace(self._without(set(members)), members=members, lags=lags, departed=departed)
+        return replace(self._keep_members(set(members)), members=members, lags=lags, departed=departed)
 
-    def _without(self, live: set[MemberId]) -> "Group":
+    def _keep_members(self, live: set[MemberId]) -> "Group":
+        """Return the group with the owners and copies on ``live`` members only."""
         owners = {task: owner for task, owner in self.owners.items() if owner in live}
         standbys = {task: tuple(m for m in members if m in live) for task, members in self.standbys.items()}
         warmups = {task: tuple(m for m in members if m in live) for task, members in self.warmups.items()}
@@ -92,7 +96,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The rounds after one event and the group at their end. It is ``stable`` if another round changes nothing."""
+    """The rounds after one event (``None``: the start), and the group after them.
+
+    It is ``converged`` if the assignor asked for no further round within the limit, and ``stable`` if another round
+    would change nothing.
+    """
 
     event: Event | None
     rounds: tuple[Round, ...]
@@ -102,8 +110,8 @@ class Phase:
     limit: int
 
 
-def group_of(scenario: Scenario) -> Group:
-    """Return the group at the start of a scenario."""
+def initial_group(scenario: Scenario) -> Group:
+    """Return the group at the start of a scenario, before any assignment."""
     standbys: dict[TaskId, tuple[MemberId, ...]] = {}
     for client in scenario.clients:
         for task in client.standbys:
@@ -118,14 +126,18 @@ def group_of(scenario: Scenario) -> Group:
     )
 
 
-def run(scenario: Scenario, *, keep: bool = True, assignor: Assign = assign) -> tuple[Phase, ...]:
-    """Let the group settle at the start and after each event. A phase that does not settle ends the run."""
-    group = group_of(scenario)
+def run_scenario(scenario: Scenario, *, keep: bool = True, assignor: Assign = assign) -> tuple[Phase, ...]:
+    """Assign until the group settles, at the start of the scenario and after each of its events. A phase that does not
+    settle ends the run.
+
+    ``keep``: whether members keep the state of tasks that they lost.
+    """
+    group = initial_group(scenario)
     phases: list[Phase] = []
     for event in (None, *scenario.events):
         if event is not None:
             group = group.apply_event(event)
-        phase = _settle(group, event, scenario.settings, keep, assignor)
+        phase = _settle_group(group, event, scenario.settings, keep, assignor)
         phases.append(phase)
         if not phase.converged:
             break
@@ -133,20 +145,22 @@ def run(scenario: Scenario, *, keep: bool = True, assignor: Assign = assign) -> 
     return tuple(phases)
 
 
-def _settle(group: Group, event: Event | None, settings: AssignSettings, keep: bool, assignor: Assign) -> Phase:
+def _settle_group(group: Group, event: Event | None, settings: AssignSettings, keep: bool, assignor: Assign) -> Phase:
+    """Assign round by round until the assignor asks for no probe, or up to a limit. Return the rounds as a phase."""
     stateful = sum(task.kind == "stateful" for task in group.tasks)
     limit = 2 * (stateful + stateful * settings.num_standbys) + 10
     rounds: list[Round] = []
     while len(rounds) < limit:
         assignment = assignor(group.view(), settings)
         rounds.append(Round(group, assignment))
-        group = group.after(assignment, keep=keep)
+        group = group.settle(assignment, keep=keep)
         if not assignment.needs_probe:
             repeated = assignor(group.view(), settings)
-            stable = _places(repeated) == _places(assignment) and not repeated.needs_probe
+            stable = _owners_and_copies(repeated) == _owners_and_copies(assignment) and not repeated.needs_probe
             return Phase(event, tuple(rounds), group, True, stable, limit)
     return Phase(event, tuple(rounds), group, False, False, limit)
 
 
-def _places(assignment: Assignment) -> tuple[object, ...]:
+def _owners_and_copies(assignment: Assignment) -> tuple[object, ...]:
+    """Return the owners, standbys and warm-ups of an assignment, to compare them."""
     return (dict(assignment.owners), dict(assignment.standbys), dict(assignment.warmups))

@@ -8,7 +8,7 @@ from riffle_spark.simulate.figures import Json
 from riffle_spark.simulate.policy import Policy
 from riffle_spark.simulate.world import Ints, World
 
-__all__ = ["CAUSES", "Outcome", "json_of", "table_of"]
+__all__ = ["CAUSES", "Outcome", "format_table", "outcome_to_json"]
 
 CAUSES: Final = ("no owner", "pause", "restore", "batch")
 """Why a task is stopped: it has no live owner, its group rebalances or its batch runs again, its owner fetches its
@@ -25,10 +25,10 @@ _MB: Final = 1e6
 class Outcome:
     """The figures of a simulation. The lists, from ``seconds`` on, have one element per batch.
 
-    ``stopped`` holds task-seconds by cause. ``longest`` is the longest time in seconds that one task was stopped.
-    ``rows_waiting`` is the largest backlog. ``assigned`` counts calls of the assignor. ``unowned`` counts batches in
-    which members lived and a task had no owner. ``lacking`` are the bytes that copies lack. ``warnings`` are the
-    assignor's, each once.
+    ``stopped`` holds the task-seconds that tasks were stopped, by cause. ``longest`` is the longest time in seconds
+    that one task was stopped. ``rows_waiting`` is the largest backlog. ``assigned`` counts calls of the assignor.
+    ``unowned`` counts batches in which a task had no owner although members were live. ``lacking`` are the bytes that
+    copies lack. ``warnings`` are the assignor's, each once.
     """
 
     policy: Policy
@@ -52,12 +52,12 @@ class Outcome:
 
     @property
     def task_seconds(self) -> float:
-        """The sum of the times that tasks were stopped."""
+        """The sum of the seconds that tasks were stopped."""
         return sum(self.stopped.values())
 
 
-def json_of(world: World, outcome: Outcome, *, history: bool) -> Json:
-    """Return an outcome as JSON values. With ``history`` it includes the figures of each batch."""
+def outcome_to_json(world: World, outcome: Outcome, *, history: bool) -> Json:
+    """Return the outcome of a world as JSON values. With ``history`` it includes the figures of each batch."""
     figures: Json = {
         "world": world.name,
         "seed": world.seed,
@@ -88,9 +88,11 @@ def json_of(world: World, outcome: Outcome, *, history: bool) -> Json:
     return figures
 
 
-def table_of(world: World, outcomes: Sequence[Outcome]) -> str:
-    """Return a table with one line per policy, followed by warnings and descriptions."""
-    rows = [_COLUMNS, *map(_row, outcomes)]
+def format_table(world: World, outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as a text table with one line per policy, followed by warnings and the policies'
+    descriptions.
+    """
+    rows = [_COLUMNS, *map(_format_row, outcomes)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
     members = len(world.present)
     tasks = len(world.tasks)
@@ -104,7 +106,8 @@ def table_of(world: World, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _format_row(outcome: Outcome) -> tuple[str, ...]:
+    """Return the cells of one policy's line of the table."""
     fetched = (outcome.bytes_owned + outcome.bytes_warmed + outcome.bytes_kept) / _MB
     return (
         outcome.policy.name,

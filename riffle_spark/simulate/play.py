@@ -1,8 +1,8 @@
 """Play a world under a policy, batch by batch: ownership, fetched bytes, and how long each task is stopped.
 
-The policy decides placement, and ``Rules`` decide when to assign. Each batch runs all tasks. A task is stopped while
-no live member owns it, while its batch runs again, while its owner fetches its state, and while the owner of any other
-task fetches.
+The policy decides placement, and ``RebalanceRules`` decide when to assign. Each batch runs all tasks. A task is stopped
+while no live member owns it, while its batch runs again, while its owner fetches its state, and while the owner of any
+other task fetches.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,26 +14,31 @@ import numpy as np
 from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId, Traffic, View
 from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.rules import Rules
+from riffle_spark.simulate.rules import RebalanceRules
 from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
 from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 
-__all__ = ["Outcome", "Play", "Rules", "play"]
+__all__ = ["Outcome", "Play", "RebalanceRules", "play"]
 
 _ROW_SECONDS: Final = 1e-6
 """The core time of one row outside the user's code."""
 _PARTS: Final = 1000
 
 
-def play(world: World, policy: Policy, rules: Rules, on_step: Callable[[float], object] | None = None) -> Outcome:
-    """Play a world to its end. ``on_step`` is called with the seconds of each batch."""
+def play(
+    world: World, policy: Policy, rules: RebalanceRules, on_step: Callable[[float], object] | None = None
+) -> Outcome:
+    """Play a world to its end, and return the figures.
+
+    ``on_step`` is called after each batch with the seconds that it took.
+    """
     return Play(world, policy, rules).run(on_step)
 
 
 class Play:
-    """The state of a simulation at ``now``, under a policy."""
+    """The state of a simulation at second ``now``, under a policy."""
 
-    def __init__(self, world: World, policy: Policy, rules: Rules) -> None:
+    def __init__(self, world: World, policy: Policy, rules: RebalanceRules) -> None:
         self.world = world
         self.policy = policy
         self.rules = rules
@@ -63,18 +68,21 @@ class Play:
         self._events = list(world.events)
         self.present = Assignment({})
         self.present = self._assign()
-        self._settle()
+        self._make_first_assignment()
 
-    def _settle(self) -> None:
-        """Start with all copies of the first assignment caught up."""
+    def _make_first_assignment(self) -> None:
+        """Make the first assignment, and count all its copies as caught up."""
         copies = self.copies
-        copies.place(self.present, self.live, self.now)
+        copies.apply_assignment(self.present, self.live, self.now)
         copies.fetching = copies.fetching._replace(place=copies.changed[copies.fetching.task])
-        copies.fetch(0.0)
+        copies.fetch_copies(0.0)
         self.rules.probes.record_assignment(self.present, self.now)
 
     def run(self, on_step: Callable[[float], object] | None = None) -> Outcome:
-        """Play all batches to the end of the world."""
+        """Play all batches to the end of the world, and return the figures.
+
+        ``on_step`` is called after each batch with its seconds.
+        """
         while self.now < self.world.seconds:
             self.step()
             if on_step is not None:
@@ -82,26 +90,26 @@ class Play:
         return self.outcome
 
     def step(self) -> None:
-        """Play one batch."""
+        """Play one batch: its events, an assignment if one is due, fetching, and rows."""
         seconds = self.world.every
         moves = self.outcome.moves
         while self._events and self._events[0].second <= self.now:
-            self._apply(self._events.pop(0))
-        self._handle_alarms()
+            self._apply_event(self._events.pop(0))
+        self._rebalance_on_alarms()
         if self.policy.has_triggers and self.live and self._is_triggered():
             self._rebalance()
-        restoring, fetched = self.copies.fetch(seconds)
+        restoring, fetched = self.copies.fetch_copies(seconds)
         self.outcome.bytes_owned += fetched[OWNED]
         self.outcome.bytes_kept += fetched[KEPT]
         self.outcome.bytes_warmed += fetched[WARMING]
         stopped = self._stop_tasks(restoring, seconds)
         self._process_rows(stopped, seconds)
-        self._record(float(stopped.sum()), self.outcome.moves - moves)
+        self._record_batch(float(stopped.sum()), self.outcome.moves - moves)
         self.copies.remove_unused(self.now - self.world.protocol["state_cleanup_delay"])
         self.now += seconds
 
     def view(self) -> View:
-        """Return the assignor's view of this moment."""
+        """Return the assignor's view at the present second."""
         ids = self.ids
         names = self.names
         live = self.live
@@ -110,7 +118,7 @@ class Play:
         for t, m, lag in self.copies.lags():
             if names[m] in live:
                 lags.setdefault(ids[t], {})[names[m]] = lag
-        awaited = self._awaited()
+        awaited = self._awaited_members()
         present = self.present if owners else Assignment({})
         return View(
             tuple(live.values()),
@@ -125,7 +133,7 @@ class Play:
         )
 
     def measure(self) -> MeasuredWorld:
-        """Return the measurements after this batch of copies, disks, memory and racks, as of a running query."""
+        """Return what a running query would measure after this batch: copies, disks, memory and racks."""
         view = self.view()
         rate = self._rate
         members = {member.member.id: member for member in self.world.members}
@@ -147,7 +155,7 @@ class Play:
         return MeasuredWorld(view, self.present, self.now, live, sizes, memory, self._traffic(), disks, memories)
 
     def _traffic(self) -> dict[int, Traffic]:
-        """Return the racks that tasks' rows come from, in thousandths of the mean task's rows."""
+        """Return the racks that each task's rows come from, in thousandths of the mean task's rows."""
         parts = np.round(_PARTS * self._rate / (self._rate.mean() or 1.0)).astype(int).tolist()
         return {
             t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS)
@@ -156,10 +164,12 @@ class Play:
         }
 
     def _on_live_members(self, copies: Mapping[TaskId, tuple[MemberId, ...]]) -> dict[TaskId, tuple[MemberId, ...]]:
+        """Return the live members with a copy of each task. Tasks without one are left out."""
         live = {t: tuple(m for m in members if m in self.live) for t, members in copies.items()}
         return {t: members for t, members in live.items() if members}
 
-    def _awaited(self) -> dict[MemberId, Member]:
+    def _awaited_members(self) -> dict[MemberId, Member]:
+        """Return the lost members that may still come back, by name; none under a policy without triggers."""
         if not self.policy.has_triggers:
             return {}
         oldest = self.now - self.world.protocol["scheduled_rebalance_max_delay"]
@@ -167,7 +177,8 @@ class Play:
 
     # --- Membership and load ------------------------------------------------------------------------------------------
 
-    def _apply(self, event: WorldEvent) -> None:
+    def _apply_event(self, event: WorldEvent) -> None:
+        """Apply a change of load, row times, racks, disks or membership."""
         chosen = [t for t, task in enumerate(self.ids) if not event.tasks or str(task) in event.tasks]
         if event.kind == "load":
             self._rate[chosen] = self._usual_rate[chosen] * event.amount
@@ -180,18 +191,23 @@ class Play:
             return
         self._is_outside_band = None
         for member in event.members:
-            (self._add if event.kind in ("join", "return") else self._remove)(member, event.kind)
+            (self._add_member if event.kind in ("join", "return") else self._remove_member)(member, event.kind)
 
-    def _add(self, member: MemberId, kind: str) -> None:
+    def _add_member(self, member: MemberId, kind: str) -> None:
+        """Make a member live. ``kind`` is the kind of the event: ``join`` or ``return``."""
         self.live[member] = self.members[member]
         self._lost_at.pop(member, None)
         self._alarms = [alarm for alarm in self._alarms if alarm[1:] != ("left", member)]
         self._alarms.append((self.now, kind, member))
 
-    def _remove(self, member: MemberId, kind: str) -> None:
+    def _remove_member(self, member: MemberId, kind: str) -> None:
+        """Remove a live member, and schedule the reactions to its loss.
+
+        ``kind`` is the kind of the event, such as ``lose``.
+        """
         del self.live[member]
         protocol = self.world.protocol
-        self.copies.disconnect(
+        self.copies.stop_copies(
             self.copies.index[member], self.now, keeps_disk=self.policy.keeps_copies and kind != "remove"
         )
         if kind != "remove":
@@ -203,26 +219,29 @@ class Play:
         self._paused_until = np.maximum(self._paused_until, self.now + protocol["retry_seconds"])
 
     def _remember_homes(self, member: MemberId) -> None:
-        """Remember the lost member as the home of its tasks, unless another awaited member is their home."""
-        other_awaited = self._awaited().keys() - {member}
+        """Record the lost member as the home of its tasks, to which they may return, unless another awaited member is
+        their home.
+        """
+        other_awaited = self._awaited_members().keys() - {member}
         for task, owner in self.present.owners.items():
             if owner == member and self._homes.get(task) not in other_awaited:
                 self._homes[task] = member
 
     # --- When to assign -----------------------------------------------------------------------------------------------
 
-    def _due_reasons(self) -> set[str]:
-        """Remove the alarms that are due and return their reasons."""
+    def _take_due_reasons(self) -> set[str]:
+        """Remove the scheduled reactions that are due, and return their reasons."""
         due = [alarm for alarm in self._alarms if alarm[0] <= self.now]
         self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.now]
         return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
 
-    def _handle_alarms(self) -> None:
-        if self.live and self._due_reasons():
+    def _rebalance_on_alarms(self) -> None:
+        """Assign if a scheduled reaction is due and a member is live."""
+        if self.live and self._take_due_reasons():
             self._rebalance()
 
     def _is_triggered(self) -> bool:
-        """Return whether a trigger of a running query causes an assignment now."""
+        """Evaluate the triggers of a running query after a batch. Return whether one causes an assignment now."""
         settings = self.world.settings
         rules = self.rules
         present = self.present
@@ -231,9 +250,9 @@ class Play:
         slow = rules.patience.count_growing_lags(standby_lags)
         member_rules = self._member_rules
         triggers = [rules.probes.due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
-        if member_rules is not None and member_rules.applies(slow):
+        if member_rules is not None and member_rules.can_fire(slow):
             triggers.append(member_rules.is_due(self.measure(), slow))
-            for member in member_rules.emptied:
+            for member in member_rules.members_to_empty:
                 self.copies.unused[self.copies.index[member]].clear()
         work = self._rate * (1 + self._row_seconds / _ROW_SECONDS)
         if self._is_outside_band is None:  # computed only after a change of its inputs
@@ -253,7 +272,9 @@ class Play:
         return any(triggers)
 
     def _lags_of_copies(self) -> tuple[list[int], dict[tuple[TaskId, MemberId], int]]:
-        """Return the lags of copies that become owners, and the lags of standbys that are behind."""
+        """Return the lags of the copies that become owners, and the lag of each standby that is behind by (task,
+        member).
+        """
         warmup_lags: list[int] = []
         standby_lags: dict[tuple[TaskId, MemberId], int] = {}
         for t, m, purpose, place in self.copies.fetching.rows():
@@ -266,12 +287,14 @@ class Play:
 
     @property
     def _member_rules(self) -> WorldRules | None:
+        """The rules about disks, memory, racks and slow standbys; ``None`` under a policy without triggers."""
         return self.rules.of_members if self.policy.has_triggers else None
 
     def _assign(self) -> Assignment:
+        """Call the policy's assignor on the present view, and return its assignment."""
         rules = self._member_rules
-        measured = self.measure() if rules is not None and rules.applies({}) else None
-        view = rules.view_of(measured) if rules is not None and measured is not None else self.view()
+        measured = self.measure() if rules is not None and rules.can_fire({}) else None
+        view = rules.measured_view(measured) if rules is not None and measured is not None else self.view()
         assignment = self.policy.assignor(view, self.world.settings)
         self.outcome.warnings += [w for w in assignment.warnings if w not in self.outcome.warnings]
         if rules is not None and measured is not None:
@@ -279,9 +302,10 @@ class Play:
         return assignment
 
     def _rebalance(self) -> None:
+        """Assign and apply the assignment. Count its moves."""
         previous_owner = self.copies.owner
         self.present = assignment = self._assign()
-        self.copies.place(assignment, self.live, self.now)
+        self.copies.apply_assignment(assignment, self.live, self.now)
         self._is_outside_band = None
         self.outcome.assigned += 1
         self.outcome.rebalances += 1
@@ -293,11 +317,16 @@ class Play:
     # --- Processing ---------------------------------------------------------------------------------------------------
 
     def _batch_wait(self, restoring: Floats) -> float:
-        """Return how long all tasks wait for the owners that restore."""
+        """Return the seconds that all tasks wait for the slowest restore.
+
+        ``restoring`` has the seconds that each task's owner restores.
+        """
         return float(restoring.max(initial=0.0))
 
     def _stop_tasks(self, restoring: Floats, seconds: float) -> Floats:
-        """Return how long each task is stopped in this batch. Record each second under its first cause."""
+        """Return how many of the batch's ``seconds`` each task is stopped, and count each second under its first cause.
+        ``restoring`` has the seconds that each task's owner restores.
+        """
         copies = self.copies
         alive = np.array([name in self.live for name in self.names] + [False])
         has_copy = copies.synced.copy()
@@ -314,8 +343,11 @@ class Play:
         return stopped
 
     def _process_rows(self, stopped: Floats, seconds: float) -> None:
-        """Add the batch's rows to the backlog and process as many as the members have time for."""
-        self._backlog += self._rate * self.world.load_factor(self.now) * seconds
+        """Add the batch's rows to the backlog, and process as many as the owners have time for.
+
+        ``stopped`` has the seconds that each task was stopped.
+        """
+        self._backlog += self._rate * self.world.relative_load(self.now) * seconds
         owner = self.copies.owner
         ready = np.where(stopped < seconds, self._backlog, 0.0)
         capacity = np.where(self._member_rate > 0, self._member_rate * seconds, np.inf)
@@ -330,7 +362,8 @@ class Play:
         self.outcome.longest = max(self.outcome.longest, float(self._streak.max(initial=0.0)))
         self._streak[stopped < seconds] = 0.0
 
-    def _record(self, stopped_seconds: float, moves: int) -> None:
+    def _record_batch(self, stopped_seconds: float, moves: int) -> None:
+        """Append the figures of a batch to the outcome."""
         outcome = self.outcome
         owner = self.copies.owner
         outcome.seconds.append(self.now)

@@ -7,7 +7,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.simulate.group import Assign
 
-__all__ = ["POLICIES", "RIFFLE", "Policy", "assign_by"]
+__all__ = ["POLICIES", "RIFFLE", "Policy", "find_assignor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,11 @@ class Policy:
     keeps_copies: bool = True
 
 
-def assign_by(name: str) -> Assign:
-    """Return the assignor ``name``. It ignores the assignor in the settings of the world."""
+def find_assignor(name: str) -> Assign:
+    """Return a function that calls the built-in assignor ``name``.
+
+    It ignores the assignor in the settings of the world.
+    """
 
     def assign_with(view: View, settings: AssignSettings) -> Assignment:
         return assign(view, replace(settings, assignor=name))
@@ -40,7 +43,7 @@ RIFFLE: Final = Policy(
 SPARK: Final = Policy(
     "spark",
     "a hash over the live executors; a task without state restores it in the batch",
-    assign_by("hash"),
+    find_assignor("hash"),
     keeps_copies=False,
 )
 POLICIES: Final = {policy.name: policy for policy in (SPARK, RIFFLE)}

@@ -8,12 +8,12 @@ from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_b
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_rules import WorldRules
 
-__all__ = ["Rules", "rules_of"]
+__all__ = ["RebalanceRules", "rules_for_world"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The causes of an assignment without a change of members.
+class RebalanceRules:
+    """The triggers that cause an assignment without a change of members.
 
     Without ``of_members`` disks, memory and racks are ignored, and each standby that falls behind is a trigger.
     """
@@ -26,6 +26,6 @@ class Rules:
     of_members: WorldRules | None = None
 
 
-def rules_of(world: World) -> Rules:
-    """Return all triggers of a running query, for a simulation of a world."""
-    return Rules(of_members=WorldRules(world))
+def rules_for_world(world: World) -> RebalanceRules:
+    """Return all triggers of a running query, with their settings from the world."""
+    return RebalanceRules(of_members=WorldRules(world))

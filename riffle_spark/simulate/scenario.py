@@ -13,10 +13,10 @@ from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Tas
 from riffle_spark.errors import ConfigError
 from riffle_spark.removed_settings import check_not_removed
 from riffle_spark.settings import SETTING_LINES, Settings
-from riffle_spark.simulate.scenario_file import Json, check_scenario, file_errors, items_of
+from riffle_spark.simulate.scenario_file import Json, check_scenario, converted_file_errors, list_items
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
+__all__ = ["Client", "Event", "Scenario", "parse_scenario", "parse_settings", "read_scenario"]
 
 RUNNING = -2
 UNKNOWN = -3
@@ -65,16 +65,16 @@ class Scenario:
 
 
 def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
-    """Read a ``.json`` or ``.json.gz`` file. ``strategy`` replaces the rack-aware strategy of the file.
+    """Read a scenario from a ``.json`` or ``.json.gz`` file. ``strategy`` replaces the rack-aware strategy of the file.
 
     Raises ``ConfigError`` if the file is missing or is not a valid scenario.
     """
-    with file_errors(path, "scenario", "docs/assignor.md"):
-        return scenario_of(json.loads(_bytes_of(path)), strategy)
+    with converted_file_errors(path, "scenario", "docs/assignor.md"):
+        return parse_scenario(json.loads(_read_bytes(path)), strategy)
 
 
-def _bytes_of(path: Path) -> bytes:
-    """Return the unpacked bytes of a file. Raises ``ValueError`` if there are too many."""
+def _read_bytes(path: Path) -> bytes:
+    """Return the uncompressed content of a file. Raises ``ValueError`` if it is too large."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data: bytes = file.read(_BYTES_MOST + 1)
     if len(data) > _BYTES_MOST:
@@ -82,23 +82,27 @@ def _bytes_of(path: Path) -> bytes:
     return data
 
 
-def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
-    """Return the scenario for the parsed JSON. Raises ``ConfigError`` for unknown names and wrong values."""
+def parse_scenario(content: Json, strategy: str | None = None) -> Scenario:
+    """Return the scenario in the parsed JSON of a file.
+
+    ``strategy`` replaces its rack-aware strategy. Raises ``ConfigError`` for unknown names and wrong values.
+    """
     check_scenario(content)
-    tasks = {cast(str, part["id"]): _task(part) for part in items_of(content, "tasks")}
+    tasks = {cast(str, part["id"]): _parse_task(part) for part in list_items(content, "tasks")}
     return Scenario(
         name=cast(str, content["name"]),
         family=cast(str, content.get("family") or ""),
-        settings=settings_of(cast(Json, content.get("config") or {}), strategy),
-        clients=tuple(_client(part, tasks) for part in items_of(content, "clients")),
+        settings=parse_settings(cast(Json, content.get("config") or {}), strategy),
+        clients=tuple(_parse_client(part, tasks) for part in list_items(content, "clients")),
         tasks=tuple(tasks.values()),
-        events=tuple(_event(part, tasks) for part in items_of(content, "events")),
+        events=tuple(_parse_event(part, tasks) for part in list_items(content, "events")),
         names={task.id: name for name, task in tasks.items()},
         pins={tasks[name].id: member for name, member in cast("dict[str, str]", content.get("pins") or {}).items()},
     )
 
 
-def _task(part: Json) -> Task:
+def _parse_task(part: Json) -> Task:
+    """Return the task that an element of ``tasks`` describes."""
     stateful = bool(part["stateful"]) and _has_changelog(part)
     weight = part.get("weight")
     return Task(
@@ -107,18 +111,19 @@ def _task(part: Json) -> Task:
         size=int(cast(int, part.get("end_offset_sum") or 0)),
         weight=None if weight is None else int(cast(int, weight)),
         memory_bytes=int(cast(int, part.get("memory_bytes") or 0)),
-        owner_traffic=_traffic(part, "source"),
-        standby_traffic=_traffic(part, "changelog"),
+        owner_traffic=_count_traffic(part, "source"),
+        standby_traffic=_count_traffic(part, "changelog"),
     )
 
 
 def _has_changelog(task: Json) -> bool:
-    """Return whether a task has a changelog. A task without partitions in the file counts as having one."""
-    return task.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(task, "partitions"))
+    """Return whether a task has a changelog partition. A task without partitions in the file counts as having one."""
+    return task.get("partitions") is None or any(part["role"] == "changelog" for part in list_items(task, "partitions"))
 
 
-def _traffic(task: Json, role: Literal["source", "changelog"]) -> Traffic:
-    parts = [part for part in items_of(task, "partitions") if part["role"] == role]
+def _count_traffic(task: Json, role: Literal["source", "changelog"]) -> Traffic:
+    """Return how many partitions of this role a task reads, in all and by rack."""
+    parts = [part for part in list_items(task, "partitions") if part["role"] == role]
     local: dict[str, int] = {}
     for part in parts:
         for rack in sorted(set(cast("list[str]", part.get("replica_racks") or []))):
@@ -126,7 +131,11 @@ def _traffic(task: Json, role: Literal["source", "changelog"]) -> Traffic:
     return Traffic(len(parts), local)
 
 
-def _client(part: Json, tasks: Mapping[str, Task]) -> Client:
+def _parse_client(part: Json, tasks: Mapping[str, Task]) -> Client:
+    """Return the client that an element of ``clients`` or of an event describes.
+
+    ``tasks`` are the tasks by their names.
+    """
     owned = [tasks[name] for name in cast("list[str]", part.get("prev_active") or [])]
     standbys = [tasks[name] for name in cast("list[str]", part.get("prev_standby") or [])]
     lags: dict[TaskId, Lag] = {task.id: 0 for task in (*owned, *standbys) if task.kind == "stateful"}
@@ -143,12 +152,13 @@ def _client(part: Json, tasks: Mapping[str, Task]) -> Client:
     return Client(member, tuple(task.id for task in owned), tuple(task.id for task in standbys), lags)
 
 
-def _event(part: Json, tasks: Mapping[str, Task]) -> Event:
+def _parse_event(part: Json, tasks: Mapping[str, Task]) -> Event:
+    """Return the event that an element of ``events`` describes. ``tasks`` are the tasks by their names."""
     return Event(
         drop=tuple(cast("list[str]", part.get("drop") or [])),
-        add=tuple(_client(client, tasks) for client in items_of(part, "add")),
+        add=tuple(_parse_client(client, tasks) for client in list_items(part, "add")),
         resurrect=tuple(
-            (cast(str, member["id"]), int(cast(int, member.get("lag", 0)))) for member in items_of(part, "resurrect")
+            (cast(str, member["id"]), int(cast(int, member.get("lag", 0)))) for member in list_items(part, "resurrect")
         ),
     )
 
@@ -158,8 +168,9 @@ _CHECKS: Final[Mapping[str, values.Check]] = {
 }
 
 
-def settings_of(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
-    """Return the settings of a file. Null values keep the default. ``strategy`` replaces the strategy of the file.
+def parse_settings(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
+    """Return the settings in a file. Null values keep the default. ``strategy`` replaces the rack-aware strategy of the
+    file.
 
     Raises ``ConfigError`` for an unknown name, a setting under two names, and a value that is not allowed.
     """

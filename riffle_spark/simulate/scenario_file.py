@@ -10,7 +10,7 @@ from riffle_spark import setting_values as values
 from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Json", "check_fields", "check_scenario", "check_unique", "file_errors", "items_of"]
+__all__ = ["Json", "check_fields", "check_scenario", "check_unique", "converted_file_errors", "list_items"]
 
 Json = Mapping[str, object]
 _PAGE: Final = "docs/assignor.md"
@@ -25,19 +25,23 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
 _ROLES: Final = ("source", "changelog")
 
 
-def _list(value: object) -> object:
+def _check_list(value: object) -> object:
+    """Return ``value`` if it is a list. Raises ``ValueError`` with the description of allowed values otherwise."""
     if not isinstance(value, list):
         raise ValueError("a list")  # noqa: TRY004 - as every check
     return value
 
 
-def _texts(value: object) -> object:
+def _check_texts(value: object) -> object:
+    """Return ``value`` if it is a list of strings. Raises ``ValueError`` otherwise."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("a list of names")
     return value
 
 
-def _table(check: values.Check) -> values.Check:
+def _make_table_check(check: values.Check) -> values.Check:
+    """Return a check for JSON objects whose values all pass ``check``."""
+
     def checked(value: object) -> object:
         if not isinstance(value, Mapping):
             raise ValueError("a table of names and values")  # noqa: TRY004 - as every check
@@ -48,76 +52,83 @@ def _table(check: values.Check) -> values.Check:
     return checked
 
 
-def _lag(value: object) -> object:
+def _check_lag(value: object) -> object:
+    """Return ``value`` if it is a lag: a number of records, -2 (running) or -3 (unknown).
+
+    Raises ``ValueError`` otherwise.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or (value < 0 and value not in _LAGS_BY_NAME):
         raise ValueError("integers of at least 0, -2 (running) or -3 (unknown)")
     return value
 
 
-def _truth(value: object) -> object:
+def _check_boolean(value: object) -> object:
+    """Return ``value`` if it is true or false. Raises ``ValueError`` otherwise."""
     if not isinstance(value, bool):
         raise ValueError("true or false")  # noqa: TRY004 - as every check
     return value
 
 
-def _number(low: int) -> values.Check:
-    """Return a check for JSON integers. Text is refused."""
+def _make_integer_check(low: int) -> values.Check:
+    """Return a check for JSON integers of at least ``low``. Text is refused."""
     whole = values.whole(low)
     return lambda value: whole(None if isinstance(value, str) else value)
 
 
-def _anything(value: object) -> object:
+def _accept_any(value: object) -> object:
+    """Return ``value`` unchecked."""
     return value
 
 
 _FILE: Final[Mapping[str, values.Check]] = {
     "name": values.text,
-    "family": _anything,
-    "note": _anything,
-    "seed": _anything,
-    "config": _table(_anything),
-    "clients": _list,
-    "tasks": _list,
-    "events": _list,
-    "pins": _table(values.text),
+    "family": _accept_any,
+    "note": _accept_any,
+    "seed": _accept_any,
+    "config": _make_table_check(_accept_any),
+    "clients": _check_list,
+    "tasks": _check_list,
+    "events": _check_list,
+    "pins": _make_table_check(values.text),
 }
 _PARTS: Final[Mapping[str, Mapping[str, values.Check]]] = {
     "client": {
         "id": values.text,
-        "threads": _number(1),
+        "threads": _make_integer_check(1),
         "rack": values.text,
-        "tags": _table(values.text),
-        "memory_bytes": _number(0),
-        "prev_active": _texts,
-        "prev_standby": _texts,
-        "lags": _table(_lag),
+        "tags": _make_table_check(values.text),
+        "memory_bytes": _make_integer_check(0),
+        "prev_active": _check_texts,
+        "prev_standby": _check_texts,
+        "lags": _make_table_check(_check_lag),
     },
     "task": {
         "id": values.text,
-        "subtopology": _anything,
-        "partition": _number(0),
-        "stateful": _truth,
-        "end_offset_sum": _number(0),
-        "weight": _number(0),
-        "memory_bytes": _number(0),
-        "partitions": _list,
+        "subtopology": _accept_any,
+        "partition": _make_integer_check(0),
+        "stateful": _check_boolean,
+        "end_offset_sum": _make_integer_check(0),
+        "weight": _make_integer_check(0),
+        "memory_bytes": _make_integer_check(0),
+        "partitions": _check_list,
     },
-    "partition": {"topic": _anything, "partition": _anything, "role": values.text, "replica_racks": _texts},
-    "event": {"drop": _texts, "add": _list, "resurrect": _list},
-    "return": {"id": values.text, "lag": _number(0)},
+    "partition": {"topic": _accept_any, "partition": _accept_any, "role": values.text, "replica_racks": _check_texts},
+    "event": {"drop": _check_texts, "add": _check_list, "resurrect": _check_list},
+    "return": {"id": values.text, "lag": _make_integer_check(0)},
 }
 
 
-def items_of(content: Json, name: str) -> list[Json]:
-    """Return the objects in a list that may be missing."""
+def list_items(content: Json, name: str) -> list[Json]:
+    """Return the objects in the list ``name`` of a JSON object; empty if the list is missing or null."""
     return cast("list[Json]", content.get(name) or [])
 
 
 @contextmanager
-def file_errors(path: Path, kind: str, page: str) -> Iterator[None]:
-    """Add the file's path to errors of its content. Convert errors of reading and parsing it to ``ConfigError``.
+def converted_file_errors(path: Path, kind: str, page: str) -> Iterator[None]:
+    """Run a block that reads ``path``. Add the path to each ``ConfigError``, and raise other errors of reading and
+    parsing as ``ConfigError``.
 
-    ``page`` is the page of the documentation that describes a file of this kind.
+    ``kind`` names the kind of file, and ``page`` the page of the documentation that describes it.
     """
     try:
         yield
@@ -144,9 +155,10 @@ def check_fields(
     where: str,
     page: str = _PAGE,
 ) -> Json:
-    """Return the parsed values of a JSON object, without nulls.
+    """Return the fields of a JSON object that are not null, with the results of their checks.
 
-    Raises ``ConfigError`` for a field that is unknown, missing or malformed.
+    ``kind`` names the object in errors, ``source`` and ``where`` its place in the file, and ``page`` the documentation.
+    Raises ``ConfigError`` if it is not an object, or for a field that is unknown, missing or malformed.
     """
     if not isinstance(part, Mapping):
         raise ConfigError(
@@ -169,18 +181,22 @@ def check_fields(
 
 
 def _check_part(kind: str, part: object, *, source: str, where: str) -> None:
+    """Raise ``ConfigError`` for an unknown, missing or malformed field of a part of this kind, such as a task."""
     check_fields(kind, part, _PARTS[kind], _REQUIRED[kind], source=source, where=where)
 
 
 def check_scenario(content: Json) -> None:
-    """Raise ``ConfigError`` for the first unknown field, task or member, and for a wrong value."""
+    """Check the parsed JSON of a scenario.
+
+    Raises ``ConfigError`` for the first unknown field, task or member, and for a wrong value.
+    """
     check_fields("file", content, _FILE, ("name",), source="the file", where="top level")
-    tasks = items_of(content, "tasks")
+    tasks = list_items(content, "tasks")
     for number, task in enumerate(tasks, 1):
         _check_task(task, number)
     check_unique("task", [task["id"] for task in tasks])
     names = [str(task["id"]) for task in tasks]
-    clients = items_of(content, "clients")
+    clients = list_items(content, "clients")
     for number, client in enumerate(clients, 1):
         _check_client(client, names, number)
     present = [str(client["id"]) for client in clients]
@@ -197,7 +213,10 @@ def check_scenario(content: Json) -> None:
 
 
 def check_unique(kind: str, names: Iterable[object], remedy: str = "Use a unique id.") -> None:
-    """Raise ``ConfigError`` for the first name that is repeated."""
+    """Raise ``ConfigError`` for the first of ``names`` that is repeated.
+
+    ``kind`` names in errors what they are names of.
+    """
     unique: set[object] = set()
     for name in names:
         if name in unique:
@@ -206,42 +225,48 @@ def check_unique(kind: str, names: Iterable[object], remedy: str = "Use a unique
 
 
 def _check_task(task: Json, number: int) -> None:
-    where = _location("task", task, number)
+    """Check element ``number`` of ``tasks`` and its partitions. Raises ``ConfigError``."""
+    where = _locate_part("task", task, number)
     _check_part("task", task, source="the task", where=where)
-    for partition in items_of(task, "partitions"):
+    for partition in list_items(task, "partitions"):
         _check_part("partition", partition, source="the task", where=where)
         check_known("role", [partition["role"]], _ROLES, source="the task", where=where)
 
 
 def _check_client(client: Json, tasks: Collection[str], number: int) -> None:
-    where = _location("client", client, number)
+    """Check element ``number`` of a list of clients, and that it names known ``tasks``. Raises ``ConfigError``."""
+    where = _locate_part("client", client, number)
     _check_part("client", client, source="the client", where=where)
     for name in ("prev_active", "prev_standby", "lags"):
         check_known("task", cast("Iterable[str]", client.get(name) or ()), tasks, source=name, where=where)
 
 
-def _location(kind: str, part: object, number: int) -> str:
-    """Return the id of a part, or its number in the file if it has no id."""
+def _locate_part(kind: str, part: object, number: int) -> str:
+    """Return the place of a part of this kind for errors: its id, or its number in the file without an id."""
     return f"{kind} {part['id'] if isinstance(part, Mapping) and part.get('id') else number}"
 
 
 def _check_events(content: Json, tasks: Collection[str], present: Iterable[str], pinned: Iterable[str]) -> None:
-    """Check that only live clients leave, only clients that left return, and one client always remains."""
+    """Check that only live clients leave, only clients that left return, and one client always remains. Raises
+    ``ConfigError``.
+
+    ``present`` are the clients at the start, ``pinned`` the clients that tasks are pinned to.
+    """
     live = set(present)
     departed: set[str] = set()
     all_clients = set(present)
-    for number, event in enumerate(items_of(content, "events"), 1):
+    for number, event in enumerate(list_items(content, "events"), 1):
         where = f"event {number}"
         _check_part("event", event, source="the event", where=where)
         leaving = cast("list[str]", event.get("drop") or [])
         check_known("client", leaving, live, source="drop", where=where)
         live -= set(leaving)
         departed |= set(leaving)
-        for client in items_of(event, "add"):
+        for client in list_items(event, "add"):
             _check_client(client, tasks, number)
             check_unique("client", [*sorted(live), str(client["id"])])
             live.add(str(client["id"]))
-        for client in items_of(event, "resurrect"):
+        for client in list_items(event, "resurrect"):
             _check_part("return", client, source="resurrect", where=where)
             check_known("client that left", [client["id"]], departed, source="resurrect", where=where)
             live.add(str(client["id"]))

@@ -131,13 +131,15 @@ class World:
             or any(event.kind == "racks" for event in self.events)
         )
 
-    def load_factor(self, second: float) -> float:
-        """Return the load at a second of the day, relative to the mean. It is lowest at the start."""
+    def relative_load(self, second: float) -> float:
+        """Return the load at a second of the day as a multiple of the mean. It is lowest at second 0."""
         return 1.0 - self.swing * math.cos(2 * math.pi * second / 86_400) if self.swing else 1.0
 
 
 class FetchedCopies(NamedTuple):
-    """Copies that members bring up to date, as arrays of task, member, purpose (``OWNED``...) and place."""
+    """Copies that members bring up to date, as arrays of task, member, purpose (such as ``OWNED``) and place, the bytes
+    that the copy has.
+    """
 
     task: Ints
     member: Ints
@@ -145,8 +147,10 @@ class FetchedCopies(NamedTuple):
     place: Floats
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int, int, float]], new: Set[tuple[int, int]] = frozenset()) -> "FetchedCopies":
-        """Return the copies of rows, in the order of fetching.
+    def from_rows(
+        cls, rows: list[tuple[int, int, int, float]], new: Set[tuple[int, int]] = frozenset()
+    ) -> "FetchedCopies":
+        """Return the copies in ``rows`` (task, member, purpose, place), in the order in which they are fetched.
 
         ``new`` are the (task, member) without any copy. Owners are first. Then existing copies advance before new
         copies are fetched, as in ``state/restore/follow.py``. Otherwise a new copy would make all others fall behind.
@@ -160,7 +164,7 @@ class FetchedCopies(NamedTuple):
         return FetchedCopies(self.task[mask], self.member[mask], self.purpose[mask], self.place[mask])
 
     def rows(self) -> Iterator[tuple[int, int, int, float]]:
-        """Return (task, member, purpose, place) of each copy."""
+        """Yield (task, member, purpose, place) of each copy."""
         return zip(self.task.tolist(), self.member.tolist(), self.purpose.tolist(), self.place.tolist(), strict=True)
 
 
@@ -176,12 +180,12 @@ class WorldCopies:
         self.changed = np.zeros(len(world.tasks))
         self.owner: Ints = np.full(len(world.tasks), NOBODY)
         self.synced = np.ones(len(world.tasks), bool)
-        self.fetching = FetchedCopies.of([])
+        self.fetching = FetchedCopies.from_rows([])
         self.unused: dict[int, dict[int, tuple[float, float]]] = {m: {} for m in range(len(world.members))}
         """Copies that no assignment needs, by member and task: their place, and since when they are unused."""
 
     def lag(self, task: int, place: float) -> int:
-        """Return how many records a copy at ``place`` lacks."""
+        """Return how many changed records of a task a copy at ``place`` lacks."""
         lacking = min(float(self.size[task]), max(float(self.changed[task]) - place, 0.0))
         return round(lacking / float(self.row_bytes[task]))
 
@@ -192,8 +196,8 @@ class WorldCopies:
             yield from ((t, m, self.lag(t, place)) for t, (place, _) in copies.items())
         yield from ((t, m, self.lag(t, place)) for t, m, _, place in self.fetching.rows())
 
-    def disconnect(self, member: int, second: float, *, keeps_disk: bool) -> None:
-        """Stop the copies of a member that is gone. With ``keeps_disk`` they stay as they are."""
+    def stop_copies(self, member: int, second: float, *, keeps_disk: bool) -> None:
+        """Stop the copies of a member that is gone at ``second``. With ``keeps_disk`` they remain as unused copies."""
         is_of_member = self.fetching.member == member
         running = np.flatnonzero((self.owner == member) & self.synced)
         stopped = self.fetching.select(is_of_member)
@@ -207,8 +211,11 @@ class WorldCopies:
         self.synced[self.owner == member] = False
         self.fetching = self.fetching.select(~is_of_member)
 
-    def place(self, assignment: Assignment, live: Mapping[MemberId, Member], second: float) -> None:
-        """Apply an assignment. Copies that it does not need stay unused."""
+    def apply_assignment(self, assignment: Assignment, live: Mapping[MemberId, Member], second: float) -> None:
+        """Apply an assignment at ``second``: set the owners, and start the copies that it needs on live members.
+
+        Copies that it does not need become unused.
+        """
         places = {(t, m): place for t, m, _, place in self.fetching.rows()}
         previous = self.owner
         owner = np.full(len(self.owner), NOBODY)
@@ -223,35 +230,41 @@ class WorldCopies:
         for purpose, copies in ((KEPT, assignment.standbys), (WARMING, assignment.warmups)):
             for task, names in copies.items():
                 needed += [(self.number[task], self.index[name], purpose) for name in names]
-        rows = [(t, m, purpose, self._take_place(t, m, places)) for t, m, purpose in needed if m in running]
+        rows = [(t, m, purpose, self._take_copy(t, m, places)) for t, m, purpose in needed if m in running]
         for (t, m), place in places.items():
             self.unused[m][t] = place, second
         self.owner = owner
         self.synced = (previous == owner) & self.synced
         empty_place = (self.changed - self.size).tolist()
-        self.fetching = FetchedCopies.of(rows, {(t, m) for t, m, _, place in rows if place <= empty_place[t]})
-        self._settle()
+        self.fetching = FetchedCopies.from_rows(rows, {(t, m) for t, m, _, place in rows if place <= empty_place[t]})
+        self._mark_synced_owners()
 
-    def _take_place(self, t: int, m: int, places: dict[tuple[int, int], float]) -> float:
-        """Remove a copy from ``places`` and from the unused copies. Return its place, or the place of an empty copy."""
+    def _take_copy(self, t: int, m: int, places: dict[tuple[int, int], float]) -> float:
+        """Remove the copy of task ``t`` on member ``m`` from ``places`` and from the unused copies.
+
+        Return its place, or the place of an empty copy.
+        """
         empty_place = float(self.changed[t] - self.size[t])
         unused, _ = self.unused[m].pop(t, (empty_place, 0.0))
         return max(empty_place, places.pop((t, m), unused))
 
-    def _settle(self) -> None:
-        """Mark owners with complete copies as synced."""
+    def _mark_synced_owners(self) -> None:
+        """Mark the tasks whose owner has a complete copy as synced."""
         done = (self.fetching.purpose == OWNED) & (self.changed[self.fetching.task] <= self.fetching.place + 1e-6)
         self.synced[self.fetching.task[done]] = True
         self.fetching = self.fetching.select(~done)
 
     def remove_unused(self, since: float) -> None:
-        """Remove the copies that were unused before ``since``."""
+        """Remove the copies that have been unused since before ``since`` (seconds)."""
         for m, copies in self.unused.items():
             if copies and min(unused_since for _, unused_since in copies.values()) < since:
                 self.unused[m] = {t: copy for t, copy in copies.items() if copy[1] >= since}
 
-    def fetch(self, seconds: float) -> tuple[Floats, list[float]]:
-        """Let every member fetch. Return how long each task's owner still fetched, and the bytes by purpose."""
+    def fetch_copies(self, seconds: float) -> tuple[Floats, list[float]]:
+        """Let every member fetch for ``seconds``.
+
+        Return how many seconds each task's owner still fetched, and the fetched bytes by purpose.
+        """
         restoring = np.where(self.synced, 0.0, seconds)
         task, member, purpose, place = self.fetching
         if not len(task):
@@ -264,10 +277,10 @@ class WorldCopies:
         owned = purpose == OWNED
         restoring[task[owned]] = np.minimum((ahead + lacking)[owned] / self.bandwidth[member[owned]], seconds)
         self.fetching = self.fetching._replace(place=self.changed[task] - (lacking - fetched))
-        self._settle()
+        self._mark_synced_owners()
         return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, KEPT, WARMING)]
 
     def lacking_bytes(self) -> float:
-        """Return the bytes that the fetched copies lack."""
+        """Return the bytes that all copies still have to fetch."""
         task, _, _, place = self.fetching
         return float(np.clip(self.changed[task] - place, 0.0, self.size[task]).sum())

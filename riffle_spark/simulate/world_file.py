@@ -16,12 +16,12 @@ from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
-from riffle_spark.simulate.scenario import settings_of
-from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique, file_errors, items_of
+from riffle_spark.simulate.scenario import parse_settings
+from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique, converted_file_errors, list_items
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["SHIPPED", "chance", "read_world", "world_of"]
+__all__ = ["SHIPPED", "draw_number", "parse_world", "read_world"]
 
 _BY_RACK: Final[Mapping[str, Happens]] = {"lose_rack": "lose", "return_rack": "return"}
 _FOLDER: Final = Path(__file__).parent / "worlds"
@@ -108,13 +108,14 @@ _CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time",
 """Fields of an event that set an amount."""
 
 
-def chance(seed: int, *draw: object) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the seed and on ``draw``."""
+def draw_number(seed: int, *draw: object) -> float:
+    """Return a pseudo-random number in [0, 1) that depends only on ``seed`` and ``draw``, the name of the draw."""
     return xxhash.xxh3_64_intdigest("/".join(map(str, draw)).encode(), seed) / 2**64
 
 
 def read_world(name: str, seed: int | None = None) -> World:
-    """Read a file, or a world of the package by its name. ``seed`` replaces the seed of the file.
+    """Read the world file at path ``name``, or the world of the package with this name. ``seed`` replaces the seed of
+    the file.
 
     Raises ``ConfigError`` if the file is missing or is not a valid world.
     """
@@ -122,21 +123,21 @@ def read_world(name: str, seed: int | None = None) -> World:
     if not path.exists():
         check_known("world or file", [name], SHIPPED, source="the command", where=name)
         path = _FOLDER / f"{name}.json"
-    with file_errors(path, "world", _PAGE):
+    with converted_file_errors(path, "world", _PAGE):
         content = cast(Json, json.loads(path.read_text()))
-        return world_of(content if seed is None else {**content, "seed": seed})
+        return parse_world(content if seed is None else {**content, "seed": seed})
 
 
-def world_of(content: Json) -> World:
-    """Return the world for the parsed JSON. Raises ``ConfigError`` for unknown names and wrong values."""
+def parse_world(content: Json) -> World:
+    """Return the world in the parsed JSON of a file. Raises ``ConfigError`` for unknown names and wrong values."""
     required = ("name", "seconds", "members", "tasks")
     fields = check_fields("file", content, _FILE, required, source="the file", where="top level", page=_PAGE)
     seed = cast(int, fields.get("seed", 0))
     seconds = cast(float, fields["seconds"])
-    members = [m for number, part in enumerate(items_of(fields, "members"), 1) for m in _members(part, number)]
-    tasks = [t for number, part in enumerate(items_of(fields, "tasks"), 1) for t in _tasks(part, number, seed)]
+    members = [m for number, part in enumerate(list_items(fields, "members"), 1) for m in _parse_members(part, number)]
+    tasks = [t for number, part in enumerate(list_items(fields, "tasks"), 1) for t in _parse_tasks(part, number, seed)]
     check_unique("task", [str(task.task.id) for task in tasks])
-    events, joining = _events(items_of(fields, "events"), members)
+    events, joining = _parse_events(list_items(fields, "events"), members)
     changes = cast(int, fields.get("changes", 0))
     random_events, random_members = _draw_changes(changes, seed, seconds, members) if changes else ((), ())
     delays = dict.fromkeys(PROTOCOL, values.seconds(0))
@@ -160,7 +161,7 @@ def world_of(content: Json) -> World:
         seed,
         seconds,
         cast(float, fields.get("every", 10.0)),
-        settings_of({name: value for name, value in config.items() if name not in _MARKS}),
+        parse_settings({name: value for name, value in config.items() if name not in _MARKS}),
         (*members, *joining, *random_members),
         frozenset(member.member.id for member in members),
         tuple(tasks),
@@ -175,18 +176,20 @@ def world_of(content: Json) -> World:
     return world
 
 
-def _checked(
+def _check_part(
     kind: str, number: int, part: object, checks: Mapping[str, values.Check], required: tuple[str, ...]
 ) -> Json:
+    """Return the checked fields of element ``number`` of a list of ``kind``. Raises ``ConfigError``."""
     where = f"{kind} {number}"
     return check_fields(kind, part, checks, required, source=where, where=where, page=_PAGE)
 
 
-def _members(part: Json, number: int) -> Iterator[WorldMember]:
-    fields = _checked("member", number, part, _MEMBER, ("id",))
+def _parse_members(part: Json, number: int) -> Iterator[WorldMember]:
+    """Yield the members that element ``number`` of ``members`` describes."""
+    fields = _check_part("member", number, part, _MEMBER, ("id",))
     racks = cast("Sequence[str]", fields.get("racks") or ())
     for n in range(cast(int, fields.get("count", 1))):
-        name = _numbered(cast(str, fields["id"]), n)
+        name = _fill_number(cast(str, fields["id"]), n)
         rack = racks[n % len(racks)] if racks else None
         tags = cast("Mapping[str, str]", fields.get("tags") or {})
         member = Member(name, slots=cast(int, fields.get("threads", 1)), rack=rack, tags=tags)
@@ -196,13 +199,17 @@ def _members(part: Json, number: int) -> Iterator[WorldMember]:
         yield WorldMember(member, host, bandwidth, *(cast(float, fields.get(figure, 0.0)) for figure in figures))
 
 
-def _numbered(name: str, number: int) -> str:
-    """Replace ``{}`` and padded placeholders such as ``{:02}`` by a number. ``str.format`` would interpret more."""
+def _fill_number(name: str, number: int) -> str:
+    """Replace ``{}`` and padded placeholders such as ``{:02}`` in a name by a number.
+
+    ``str.format`` would interpret more.
+    """
     return _NUMBER.sub(lambda match: str(number).zfill(int(match[1] or 1)), name)
 
 
-def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
-    fields = _checked("task", number, part, _TASK, ("subtopology", "state_bytes"))
+def _parse_tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
+    """Yield the tasks that element ``number`` of ``tasks`` describes. Sizes and rates vary by the seed."""
+    fields = _check_part("task", number, part, _TASK, ("subtopology", "state_bytes"))
     group = cast(str, fields["subtopology"])
     row_bytes = cast(float, fields.get("row_bytes", 100.0))
     rate, memory, row_seconds = (
@@ -212,21 +219,23 @@ def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
     spread = cast(float, fields.get("spread", 0.0))
     for n in range(cast(int, fields.get("count", 1))):
         task_id = TaskId(group, n)
-        size_factor, rate_factor = (1 + spread * (2 * chance(seed, draw, task_id) - 1) for draw in ("state", "rows"))
+        size_factor, rate_factor = (
+            1 + spread * (2 * draw_number(seed, draw, task_id) - 1) for draw in ("state", "rows")
+        )
         size = cast(float, fields["state_bytes"]) * size_factor
         task = Task(task_id, size=round(size / row_bytes))
         yield WorldTask(task, size, row_bytes, rate * rate_factor, memory, row_seconds, rows_from)
 
 
-def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list[WorldEvent], list[WorldMember]]:
-    """Return the events and the members that join, with events of racks and bounces resolved to members."""
+def _parse_events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list[WorldEvent], list[WorldMember]]:
+    """Return the events, and the members that join in them. Events of racks and bounces are resolved to members."""
     events: list[WorldEvent] = []
     joining: list[WorldMember] = []
     for number, part in enumerate(parts, 1):
-        fields = _checked("event", number, part, _EVENT, ("at",))
+        fields = _check_part("event", number, part, _EVENT, ("at",))
         _check_has_effect(fields, f"event {number}")
         second = cast(float, fields["at"])
-        new = [member for spec in items_of(fields, "join") for member in _members(spec, number)]
+        new = [member for spec in list_items(fields, "join") for member in _parse_members(spec, number)]
         joining += new
         if new:
             events.append(WorldEvent(second, "join", tuple(member.member.id for member in new)))
@@ -244,11 +253,12 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
         for step, name in enumerate(cast("Sequence[str]", fields.get("bounce") or ())):
             stop = second + step * (down + apart)
             events += [WorldEvent(stop, "leave", (name,)), WorldEvent(stop + down, "return", (name,))]
-        events += _load_events(second, fields)
+        events += _parse_load_events(second, fields)
     return events, joining
 
 
 def _check_has_effect(fields: Json, where: str) -> None:
+    """Raise ``ConfigError`` for an event without an action, or with a field that has no effect without its action."""
     present = {name for name, value in fields.items() if value not in ((), [])}
     if present.isdisjoint(_ACTIONS):
         raise ConfigError(
@@ -260,8 +270,8 @@ def _check_has_effect(fields: Json, where: str) -> None:
             raise ConfigError(f"{name!r} alone has no effect.", remedy=remedy, where=where, id="RIFFLE-0268")
 
 
-def _load_events(second: float, fields: Json) -> Iterator[WorldEvent]:
-    """Yield the changes of load, row times, racks and disks."""
+def _parse_load_events(second: float, fields: Json) -> Iterator[WorldEvent]:
+    """Yield the changes of load, row times, racks and disks of an event."""
     tasks, racks, members = (
         tuple(cast("Sequence[str]", fields.get(name) or ())) for name in ("tasks", "rows_from", "members")
     )
@@ -275,24 +285,27 @@ def _load_events(second: float, fields: Json) -> Iterator[WorldEvent]:
 def _draw_changes(
     changes: int, seed: int, seconds: float, members: Sequence[WorldMember]
 ) -> tuple[tuple[WorldEvent, ...], tuple[WorldMember, ...]]:
-    """Draw random changes of membership: losses, returns of lost members, and new members."""
+    """Draw ``changes`` random changes of membership: losses, returns of lost members, and new members.
+
+    Return the events and the new members.
+    """
     live = [member.member.id for member in members]
     lost: list[str] = []
     joining: list[WorldMember] = []
     events: list[WorldEvent] = []
     for n in range(changes):
-        second = seconds * (n + chance(seed, "when", n)) / changes
-        kind = chance(seed, "kind", n)
+        second = seconds * (n + draw_number(seed, "when", n)) / changes
+        kind = draw_number(seed, "kind", n)
         if lost and kind < 0.4:
-            returning = lost.pop(int(chance(seed, "who", n) * len(lost)))
+            returning = lost.pop(int(draw_number(seed, "who", n) * len(lost)))
             live.append(returning)
             events.append(WorldEvent(second, "return", (returning,)))
         elif kind < 0.7 and len(live) > 1:
-            leaving = live.pop(int(chance(seed, "who", n) * len(live)))
+            leaving = live.pop(int(draw_number(seed, "who", n) * len(live)))
             lost.append(leaving)
             events.append(WorldEvent(second, "lose", (leaving,)))
         else:
-            template = members[int(chance(seed, "like", n) * len(members))]
+            template = members[int(draw_number(seed, "like", n) * len(members))]
             new = replace(template.member, id=f"new{n:03}")
             joining.append(replace(template, member=new, host=new.id))
             live.append(new.id)
@@ -301,7 +314,7 @@ def _draw_changes(
 
 
 def _check_racks(world: World, broker_racks: Sequence[str]) -> None:
-    """Check that rows come from racks of members or from ``broker_racks``."""
+    """Raise ``ConfigError`` if rows come from a rack that is neither a member's nor among ``broker_racks``."""
     racks = sorted({*broker_racks, *(member.member.rack for member in world.members if member.member.rack)})
     sources = [(f"task {task.task.id}", task.rows_from) for task in world.tasks]
     sources += [(f"{event.kind} at {event.second:g} s", event.racks) for event in world.events]
@@ -310,7 +323,9 @@ def _check_racks(world: World, broker_racks: Sequence[str]) -> None:
 
 
 def _check_events(world: World) -> None:
-    """Check that only live members leave, only lost members return, and no event is after the end."""
+    """Raise ``ConfigError`` if a member leaves that is not live, one returns that was not lost, or an event is after
+    the end.
+    """
     if not world.present:
         raise ConfigError("The world has no members.", remedy="Add a member.", where="members", id="RIFFLE-0269")
     live = set(world.present)

@@ -54,7 +54,7 @@ class WorldSituation(Situation):
     lags: Mapping[TaskId, Mapping[MemberId, Lag]] = field(default_factory=dict)
 
     def bytes(self, t: TaskId) -> int:
-        """Return how large the whole state of a task is."""
+        """Return the size in bytes of a task's whole state."""
         return self.sizes[t.key_group]
 
     def placed_tasks(self, member: MemberId) -> set[TaskId]:
@@ -82,18 +82,24 @@ class WorldRules:
         self._had_slow_standby = False
 
     @property
-    def emptied(self) -> frozenset[MemberId]:
-        """The members with full disks. All copies there that no assignment needs are removed."""
+    def members_to_empty(self) -> frozenset[MemberId]:
+        """The members with full disks, from which all copies that no assignment needs are removed."""
         return self._quarantine.emptied
 
-    def applies(self, slow: _Lags) -> bool:
-        """Return whether any trigger of this class can fire. ``slow`` are the standbys that fell behind for long."""
+    def can_fire(self, slow: _Lags) -> bool:
+        """Return whether any trigger of this class can fire.
+
+        ``slow`` are the standbys that have been falling behind.
+        """
         self._had_slow_standby = self._had_slow_standby or bool(slow)
         return self._is_measured or self._had_slow_standby
 
     def is_due(self, measured: MeasuredWorld, slow: _Lags) -> bool:
-        """Evaluate the measurements of a batch; return whether to assign."""
-        situation = self._situation(measured)
+        """Evaluate the measurements of a batch.
+
+        Return whether a trigger causes an assignment. ``slow`` are the standbys that have been falling behind.
+        """
+        situation = self._make_situation(measured)
         present = measured.present
         lags = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
         triggers = [
@@ -102,16 +108,16 @@ class WorldRules:
         ]
         if measured.traffic and self._assign_settings.rack_aware_assignment_strategy != "none":
             settled = not present.warmups and not present.needs_probe
-            traffic = _by_task(measured.traffic)
-            owners = self._tasks(measured.view.owners)
-            triggers.append(self._measured.reads_across(traffic, owners, _racks(measured), settled=settled))
+            traffic = _key_by_task(measured.traffic)
+            owners = self._to_task_keys(measured.view.owners)
+            triggers.append(self._measured.reads_across(traffic, owners, _member_racks(measured), settled=settled))
         return any(triggers)
 
-    def view_of(self, measured: MeasuredWorld) -> View:
-        """Return the assignor's view with memory, traffic and quarantined members."""
+    def measured_view(self, measured: MeasuredWorld) -> View:
+        """Return the view in ``measured`` with the memory, traffic and quarantined members added for the assignor."""
         if not measured.present.needs_probe or not self._measured.traffic:
-            self._measured.traffic = _by_task(measured.traffic)
-        situation = self._situation(measured)
+            self._measured.traffic = _key_by_task(measured.traffic)
+        situation = self._make_situation(measured)
         view = measured.view
         ids = self._ids
         self._quarantine.update_marks(situation, self._settings)
@@ -132,13 +138,14 @@ class WorldRules:
         return replace(reduced, quarantined=quarantined, members=members, tasks=tasks)
 
     def note_assignment(self, assignment: Assignment, measured: MeasuredWorld) -> None:
-        """Record an assignment, so that work and traffic which it cannot improve do not fire again."""
+        """Record an assignment, so that work and traffic which it cannot improve do not cause another."""
         slots = {name: member.member.slots for name, member in measured.live.items()}
-        target = self._tasks(assignment.target)
-        self._measured.record_assignment(target, slots, _racks(measured), self._assign_settings.balance_band)
+        target = self._to_task_keys(assignment.target)
+        self._measured.record_assignment(target, slots, _member_racks(measured), self._assign_settings.balance_band)
         self._patience.reset()
 
-    def _situation(self, measured: MeasuredWorld) -> WorldSituation:
+    def _make_situation(self, measured: MeasuredWorld) -> WorldSituation:
+        """Return the measurements as the situation that the rules of a running query read."""
         view = measured.view
         members = Membership()
         for name, member in measured.live.items():
@@ -146,7 +153,9 @@ class WorldRules:
             members.live[name] = LiveMember(name, executor, member.member.rack, member.member.tags)
         members.disks.update(measured.disks)
         members.memories.update(measured.memories)
-        present = Assignment(self._tasks(view.owners), self._tasks(view.standbys), self._tasks(view.warmups))
+        present = Assignment(
+            self._to_task_keys(view.owners), self._to_task_keys(view.standbys), self._to_task_keys(view.warmups)
+        )
         return WorldSituation(
             members,
             ReportedCopies(),
@@ -155,25 +164,28 @@ class WorldRules:
             range(len(self._ids)),
             measured.now,
             present,
-            memory=_by_task(measured.memory),
+            memory=_key_by_task(measured.memory),
             sizes=measured.bytes,
-            lags=self._tasks(view.lags),
+            lags=self._to_task_keys(view.lags),
         )
 
-    def _tasks(self, by_id: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
+    def _to_task_keys(self, by_id: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
+        """Return the values keyed by the ids that the rules use, instead of the ids in the world."""
         return {task(self._number[task_id]): value for task_id, value in by_id.items()}
 
 
-def _by_task(by_number: Mapping[int, _T]) -> dict[TaskId, _T]:
+def _key_by_task(by_number: Mapping[int, _T]) -> dict[TaskId, _T]:
+    """Return the values keyed by task id. ``by_number`` has them by the task's position in the world."""
     return {task(number): value for number, value in by_number.items()}
 
 
-def _racks(measured: MeasuredWorld) -> dict[MemberId, str | None]:
+def _member_racks(measured: MeasuredWorld) -> dict[MemberId, str | None]:
+    """Return the rack of each live member."""
     return {name: member.member.rack for name, member in measured.live.items()}
 
 
 def _without_copies(view: View, flooded: frozenset[MemberId]) -> View:
-    """Return a view without the copies on ``flooded`` members that they do not own."""
+    """Return the view without the copies that members in ``flooded`` have but do not own."""
     if not flooded:
         return view
     owners = view.owners

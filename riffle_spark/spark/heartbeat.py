@@ -1,24 +1,18 @@
 """Provide a source without rows that makes Spark run a batch at an interval, and parse intervals.
 
-Spark runs no batch while no source has new rows, so timers and state TTL would wait for the next row. The offset of
-this source is the time, rounded down to a multiple of its interval. Spark plans a batch at each new offset. The source
-has no partitions, so no executor runs a task for it.
+Spark runs no batch while no source has new rows, so timers and state TTL would wait for the next row.
 """
 
 import re
-import time
-from collections.abc import Iterator, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.shards import HEARTBEAT
+from riffle_spark.spark import compat
 
-__all__ = ["Heartbeat", "heartbeat", "interval_ms"]
+__all__ = ["heartbeat", "interval_ms"]
 
-_EVERY = "every"
 _UNITS_MS = {
     "ms": 1,
     "millisecond": 1,
@@ -47,67 +41,18 @@ def heartbeat(spark: SparkSession, schema: StructType | str, every: str = "1 sec
     Args:
         spark: The session of the query.
         schema: The schema of the events.
-        every: The interval: a number and a unit, from milliseconds to weeks.
+        every: The interval: a number and a unit, from milliseconds to weeks. Spark 3.5 accepts only a second.
 
     Returns:
         The stream, with the schema of the events.
 
     Raises:
-        ConfigError: If ``every`` is not an interval, or shorter than a millisecond.
+        ConfigError: If ``every`` is not an interval, shorter than a millisecond, or not a second on Spark 3.5.
 
     >>> from riffle_spark import heartbeat
     >>> stream = events.unionByName(heartbeat(spark, events.schema, every="5 seconds"))
     """
-    _interval_ms({_EVERY: every})
-    spark.dataSource.register(Heartbeat)
-    return spark.readStream.format(Heartbeat.name()).schema(schema).option(_EVERY, every).load()
-
-
-class Heartbeat(DataSource):
-    """The data source ``riffle_heartbeat``, with the option ``every``."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "riffle_heartbeat"
-
-    def schema(self) -> str:
-        """Return the schema that is used if the reader sets none."""
-        return "value string"
-
-    def streamReader(self, schema: StructType) -> "Beats":  # noqa: ARG002, N802 - the signature of pyspark
-        """Return the reader that gives Spark the offsets."""
-        return Beats(_interval_ms(self.options))
-
-
-class Beats(DataSourceStreamReader):
-    """Offsets that follow the clock in steps of an interval."""
-
-    def __init__(self, every_ms: int) -> None:
-        self._every_ms = every_ms
-        self._newest_ms = 0
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the offset 0, so that a new query runs a batch at once."""
-        return {HEARTBEAT: 0}
-
-    def latestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the time of the last beat. It never decreases."""
-        clock_ms = time.time_ns() // 1_000_000
-        self._newest_ms = max(self._newest_ms, clock_ms - clock_ms % self._every_ms)
-        return {HEARTBEAT: self._newest_ms}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
-        """Return no partitions."""
-        return []
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
-        """Return no rows."""
-        return iter(())
-
-
-def _interval_ms(options: Mapping[str, str]) -> int:
-    every_ms = interval_ms(options.get(_EVERY, "1 second"), "heartbeat")
+    every_ms = interval_ms(every, "heartbeat")
     if every_ms < 1:
         raise ConfigError(
             f"The heartbeat interval is {every_ms} ms.",
@@ -115,7 +60,7 @@ def _interval_ms(options: Mapping[str, str]) -> int:
             where="heartbeat",
             id="RIFFLE-0306",
         )
-    return every_ms
+    return compat.beats(spark, schema, every_ms)
 
 
 def interval_ms(text: str, where: str) -> int:

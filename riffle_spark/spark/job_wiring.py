@@ -13,6 +13,7 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ownership.slots import settings_without_effect
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, short_interval_warnings
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, jvm
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
@@ -83,7 +84,7 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
 
 def settings_of(spark: SparkSession, code_settings: Settings | None) -> Settings:
     """Return the settings in effect for a session, from all sources."""
-    conf: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else dict(spark.conf.getAll)
+    conf: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else compat.conf_of(spark)
     riffle_conf = {name: value for name, value in conf.items() if name.startswith(CONF_PREFIX)}
     return from_sources(code_settings, riffle_conf, _TOML)
 

@@ -7,7 +7,6 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
 from riffle_spark.batch_times import TimeMode, Times, parse_time_mode
@@ -18,6 +17,7 @@ from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import Form
 from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from riffle_spark.settings import Settings
+from riffle_spark.spark.compat import StatefulProcessor
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors.row_form import EventTimeForm, RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows

@@ -91,8 +91,7 @@ class Harness:
         initial: initial state for a processor.
         initial_name: the name of the initial state.
         spark_conf: Spark settings that conversions of a processor use. Without it the active session's settings are
-        used,
-            or the defaults of the installed Spark.
+            used, or the defaults of the installed Spark.
         late: the rule for late rows, as in a query with Spark's watermark.
         dead_letters: keep rows on which the function fails in ``letters`` instead of failing the batch.
         settings: settings of the query, such as ``key_groups=4``.

@@ -23,7 +23,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, 
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.assign.validity import find_violations
 from riffle_spark.simulate.group import Group, Phase
-from riffle_spark.simulate.group import _settle as settle  # private: one event at a time
+from riffle_spark.simulate.group import _settle_group as settle  # private: one event at a time
 from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import WHOLE, caught_up, task, view
 from tests.kit.assign_views import settled as settled_view

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from benchmarks.protocols.group_play import ALL, GROUPS, GroupPlay, play_under
 from benchmarks.protocols.kip441 import kip441
-from riffle_spark.simulate.figures import converge_of
-from riffle_spark.simulate.group import run
-from riffle_spark.simulate.outcomes import Outcome, table_of
+from riffle_spark.simulate.figures import figures_of_run
+from riffle_spark.simulate.group import run_scenario
+from riffle_spark.simulate.outcomes import Outcome, format_table
 from riffle_spark.simulate.policy import RIFFLE
-from riffle_spark.simulate.rules import rules_of
+from riffle_spark.simulate.rules import rules_for_world
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_file import SHIPPED, read_world
 from tests.kit.folders import CHECKOUT
@@ -81,7 +81,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
         members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
         events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
     )
-    game = GroupPlay(world, GROUPS["deferred"], rules_of(world))
+    game = GroupPlay(world, GROUPS["deferred"], rules_for_world(world))
     is_other = game.copies.owner != game.copies.index["W2"]
     while game.now < world.seconds:
         game.step()
@@ -98,7 +98,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
     )
-    game = GroupPlay(world, GROUPS["learner"], rules_of(world))
+    game = GroupPlay(world, GROUPS["learner"], rules_for_world(world))
     rebalances = []
     initial_owners = dict(game.present.owners)
     assert sorted(initial_owners.values()) == ["S1", "S1", "S2", "S2", "S3"]
@@ -128,7 +128,9 @@ def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None
         scenario = anchor.scenario()
         if scenario.settings.rack_aware_assignment_strategy != "none" or len(scenario.tasks) > MOST_TASKS:
             continue
-        phases: Any = converge_of(scenario, run(scenario, assignor=kip441), keep=True, history=False)["phases"]
+        phases: Any = figures_of_run(scenario, run_scenario(scenario, assignor=kip441), keep=True, history=False)[
+            "phases"
+        ]
         for ours, theirs in zip(phases, anchor.kafka_phases, strict=True):
             for figure in ("rounds", "converged", "net_stateful_active_moves", "warmups_by_round"):
                 assert ours[figure] == theirs[figure], (anchor.name, figure)
@@ -166,7 +168,7 @@ def test_the_page_has_the_figures_of_today_and_its_pictures() -> None:
     """The table of the rolling bounce is up to date, and no picture is missing."""
     page = (CHECKOUT / "docs" / "simulator.md").read_text()
     world = read_world("rolling_bounce")
-    rows = table_of(world, [played(world, policy) for policy in ("eager", "static", "riffle")]).splitlines()[2:5]
+    rows = format_table(world, [played(world, policy) for policy in ("eager", "static", "riffle")]).splitlines()[2:5]
     lines = [line.split() for line in page.splitlines()]
     assert [row for row in rows if row.split() not in lines] == []
     pictures = {path.name for path in (CHECKOUT / "docs" / "pictures").iterdir()}

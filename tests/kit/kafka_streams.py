@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from riffle_spark.simulate.figures import Json
-from riffle_spark.simulate.scenario import Scenario, scenario_of
+from riffle_spark.simulate.scenario import Scenario, parse_scenario
 from tests.kit.folders import DATA
 
 __all__ = ["Anchor", "Family", "anchors"]
@@ -34,7 +34,7 @@ class Anchor:
 
     def scenario(self, strategy: str | None = None) -> Scenario:
         """Read the cluster; ``strategy`` replaces its own."""
-        return scenario_of(self.content, strategy)
+        return parse_scenario(self.content, strategy)
 
     @property
     def kafka_phases(self) -> list[Json]:

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.simulate.figures import Json, converge_of, single_of
-from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.figures import Json, figures_of_assignment, figures_of_run
+from riffle_spark.simulate.group import initial_group, run_scenario
 from riffle_spark.simulate.scenario import Scenario
 from tests.kit.kafka_streams import Anchor, anchors
 
@@ -28,7 +28,7 @@ def _phases(anchor: Anchor, strategy: str | None = None) -> list[Json]:
 @functools.cache
 def _played(anchor: Anchor, strategy: str) -> list[Json]:
     scenario = anchor.scenario(strategy)
-    return cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=False)["phases"])
+    return cast("list[Json]", figures_of_run(scenario, run_scenario(scenario), keep=True, history=False)["phases"])
 
 
 def _number(figures: Json, *names: str) -> float:
@@ -143,7 +143,7 @@ def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed
         if anchor.kafka["strategy"] == "none" or "converge" not in anchor.kafka:
             continue
         free = replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_non_overlap_cost=0))
-        ours = cast("list[Json]", converge_of(free, run(free), keep=True, history=False)["phases"])
+        ours = cast("list[Json]", figures_of_run(free, run_scenario(free), keep=True, history=False)["phases"])
         for number, (phase, kafka_phase) in enumerate(zip(ours, anchor.kafka_phases, strict=False)):
             if kafka_phase["converged"] and "total_cost" in cast(Json, kafka_phase["cross_rack"]):
                 costs = [_number(either, "cross_rack", "total_cost") for either in (phase, kafka_phase)]
@@ -156,7 +156,7 @@ def test_net_moves_are_the_fewest_without_store_balance() -> None:
     for anchor in anchors("random"):
         scenario = anchor.scenario("none")
         bare = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
-        for phase in cast("list[Json]", converge_of(bare, run(bare), keep=True, history=False)["phases"]):
+        for phase in cast("list[Json]", figures_of_run(bare, run_scenario(bare), keep=True, history=False)["phases"]):
             assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], anchor.name
 
 
@@ -185,6 +185,6 @@ def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> Non
             problems = [problem for number, phase in phases for problem in _sound(anchor.name, number, phase)]
             assert not problems, problems[:10]
         else:
-            group = group_of(scenario)
-            figures = single_of(scenario, group, assign(group.view(), scenario.settings))
+            group = initial_group(scenario)
+            figures = figures_of_assignment(scenario, group, assign(group.view(), scenario.settings))
             assert figures["broken"] == [], anchor.name

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.simulate.capacity import Need, capacity_of
+from riffle_spark.simulate.capacity import Need, compute_capacity
 
 NEED = Need(
     rows_per_second=100_000,
@@ -26,7 +26,7 @@ NEED = Need(
 
 def test_the_formula_by_hand() -> None:
     """12 workers take 100 000 rows; a fifth of their 10 GB and 10 000 rows in flight are in memory; copies count."""
-    capacity = capacity_of(NEED)
+    capacity = compute_capacity(NEED)
     assert (capacity.total_workers, capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (
         12,
         3,
@@ -40,14 +40,14 @@ def test_the_formula_by_hand() -> None:
 
 def test_memory_may_ask_for_more_boxes_than_cores() -> None:
     """A box with memory for two workers makes six boxes of the same twelve."""
-    capacity = capacity_of(replace(NEED, memory_per_box=5e9))
+    capacity = compute_capacity(replace(NEED, memory_per_box=5e9))
     assert (capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (6, 2, "memory")
 
 
 def test_what_fits_into_no_box_is_refused() -> None:
     """A worker that needs more memory than a box has is an error with both figures."""
     with pytest.raises(ConfigError, match="RIFFLE-0252"):
-        capacity_of(replace(NEED, memory_per_box=1e9))
+        compute_capacity(replace(NEED, memory_per_box=1e9))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_what_fits_into_no_box_is_refused() -> None:
 def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
     """Nothing negative, endless or no number, and no box without cores or memory; no rows at all are a rate."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        capacity_of(replace(NEED, **{figure: value}))  # type: ignore[arg-type]
-    assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
+        compute_capacity(replace(NEED, **{figure: value}))  # type: ignore[arg-type]
+    assert compute_capacity(replace(NEED, rows_per_second=0)).total_workers == 1
 
 
 @given(
@@ -84,7 +84,7 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
 )
 def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
     """Workers take in all rows, boxes have a core and the memory for each worker, and one box less would not do."""
-    capacity = capacity_of(need)
+    capacity = compute_capacity(need)
     assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
     assert capacity.num_boxes * capacity.workers_per_box >= capacity.total_workers
     assert capacity.workers_per_box <= need.cores_per_box

@@ -11,8 +11,8 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, TaskId
 from riffle_spark.simulate.play import Play
 from riffle_spark.simulate.policy import RIFFLE
-from riffle_spark.simulate.rules import rules_of
-from riffle_spark.simulate.world_file import world_of
+from riffle_spark.simulate.rules import rules_for_world
+from riffle_spark.simulate.world_file import parse_world
 from tests.kit.assign_views import WHOLE, caught_up, settled, view
 
 STATE_BYTES = 60e6
@@ -21,7 +21,7 @@ MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -> Play:
     """Return a cluster that four members join, one each ``apart`` seconds; a copy takes a minute to fetch."""
-    world = world_of(
+    world = parse_world(
         {
             "name": "joins",
             "seconds": 6000,
@@ -33,7 +33,7 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
             "events": [{"at": 60 + apart * n, "join": [{"id": f"new{n}", **MEMBER}]} for n in range(4)],
         }
     )
-    return Play(world, RIFFLE, rules_of(world))
+    return Play(world, RIFFLE, rules_for_world(world))
 
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:

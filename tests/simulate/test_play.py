@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.protocol.ownership.triggers import Probes
-from riffle_spark.simulate.outcomes import json_of
-from riffle_spark.simulate.play import Outcome, Play, Rules, play
+from riffle_spark.simulate.outcomes import outcome_to_json
+from riffle_spark.simulate.play import Outcome, Play, RebalanceRules, play
 from riffle_spark.simulate.policy import POLICIES, RIFFLE
-from riffle_spark.simulate.rules import rules_of
+from riffle_spark.simulate.rules import rules_for_world
 from riffle_spark.simulate.world import World
-from riffle_spark.simulate.world_file import read_world, world_of
+from riffle_spark.simulate.world_file import parse_world, read_world
 from riffle_spark.simulate.world_rules import WorldRules
 
 OURS = RIFFLE.name
@@ -25,7 +25,7 @@ MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 def played(world: World, policy: str) -> Outcome:
     """Play a world under one policy."""
-    return play(world, POLICIES[policy], rules_of(world))
+    return play(world, POLICIES[policy], rules_for_world(world))
 
 
 def made(**content: Any) -> World:
@@ -38,7 +38,7 @@ def made(**content: Any) -> World:
         "members": [{"id": "m{}", "count": 3, **MEMBER}],
         "tasks": [{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10}],
     }
-    return world_of({**usual, **content})
+    return parse_world({**usual, **content})
 
 
 def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> None:
@@ -66,7 +66,7 @@ def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say() -> None:
     level = played(world, OURS)
     assert set(level.owners[-1].tolist()) == {16}
     assert level.task_seconds < len(world.tasks)
-    stuck = play(world, POLICIES[OURS], Rules(Never()))
+    stuck = play(world, POLICIES[OURS], RebalanceRules(Never()))
     assert stuck.owners[-1].tolist() == [24, 24, 24, 24, 0, 0]
 
 
@@ -129,7 +129,7 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
     """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
     nor more than there are, and bytes are never less than none.
     """
-    game = Play(world, POLICIES[policy], rules_of(world))
+    game = Play(world, POLICIES[policy], rules_for_world(world))
     while game.now < world.seconds:
         game.step()
         owners = {game.names[m] for m in game.copies.owner.tolist()}
@@ -146,7 +146,7 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(POLICIES)))
 def test_property_the_same_seed_gives_the_same_outcome(world: World, policy: str) -> None:
     """Two plays of one world differ in nothing."""
-    first, second = (json_of(world, played(world, policy), history=True) for _ in range(2))
+    first, second = (outcome_to_json(world, played(world, policy), history=True) for _ in range(2))
     assert first == second
 
 
@@ -213,7 +213,7 @@ def test_the_day_is_as_large_as_it_says() -> None:
 class Off(WorldRules):
     """Rules about disks, memory, racks and slow standbys that never see a reason to act."""
 
-    def applies(self, *_: object) -> bool:
+    def can_fire(self, *_: object) -> bool:
         """See nothing."""
         return False
 
@@ -225,7 +225,7 @@ def owned_by(done: Outcome, member: int, second: float) -> int:
 
 def with_and_without(world: World) -> tuple[Outcome, Outcome]:
     """Play a world under ours, with a running query's rules and without those about members."""
-    off = Rules(of_members=Off(world))
+    off = RebalanceRules(of_members=Off(world))
     return played(world, OURS), play(world, POLICIES[OURS], off)
 
 
@@ -274,7 +274,7 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
             {"at": 100, "rows_from": ["b"], "tasks": [f"s_{n}" for n in range(6, 12)]},
         ],
     )
-    game = Play(world, POLICIES[OURS], rules_of(world))
+    game = Play(world, POLICIES[OURS], rules_for_world(world))
     while game.now < world.seconds:
         game.step()
     racks = {name: member.rack for name, member in game.members.items()}
@@ -317,7 +317,7 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
     acts = played(world, OURS)
     heavy = int(acts.owners[-1].min())
     assert (acts.moves > 0, heavy) == (True, 1)
-    off = play(world, POLICIES[OURS], Rules(outside_band=lambda *_: False, of_members=WorldRules(world)))
+    off = play(world, POLICIES[OURS], RebalanceRules(outside_band=lambda *_: False, of_members=WorldRules(world)))
     assert off.moves == 0
 
 

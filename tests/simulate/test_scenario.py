@@ -18,8 +18,8 @@ from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate import scenario
-from riffle_spark.simulate.group import group_of, run
-from riffle_spark.simulate.scenario import Scenario, scenario_of
+from riffle_spark.simulate.group import initial_group, run_scenario
+from riffle_spark.simulate.scenario import Scenario, parse_scenario
 from tests.kit.folders import DATA
 
 CASE = json.loads((DATA / "assignor_cases" / "kip441_scale_in_event.json").read_text())["scenario"]
@@ -33,18 +33,18 @@ def changed(*changes: Callable[[Json], object], **config: object) -> Scenario:
     content["config"] |= config
     for change in changes:
         change(content)
-    return scenario_of(content)
+    return parse_scenario(content)
 
 
 def owners(scenario: Scenario) -> dict[str, str]:
     """Return the final owner of each task."""
-    last = run(scenario)[-1].after.owners
+    last = run_scenario(scenario)[-1].after.owners
     return {scenario.names[task]: owner for task, owner in last.items()}
 
 
 def one_round(scenario: Scenario) -> dict[str, str]:
     """Return the owner of each task after one assignment."""
-    done = assign(group_of(scenario).view(), scenario.settings)
+    done = assign(initial_group(scenario).view(), scenario.settings)
     return {scenario.names[task]: owner for task, owner in done.owners.items()}
 
 
@@ -81,13 +81,13 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
         changed(store_balance=0)
     content = {**CASE, "config": WRITTEN}
-    assert scenario_of(content).settings == AssignSettings(**READ)
+    assert parse_scenario(content).settings == AssignSettings(**READ)
 
 
 def test_neutral_names_say_the_same() -> None:
     """Files for other assignors have names of their own; one setting under two names is refused."""
     config = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
-    settings = scenario_of({**CASE, "config": config}).settings
+    settings = parse_scenario({**CASE, "config": config}).settings
     assert settings == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
     with pytest.raises(ConfigError, match="RIFFLE-0256"):
         changed(num_standby=1, num_standbys=1)
@@ -220,6 +220,6 @@ def test_the_pin_of_a_member_that_is_away_waits_for_it() -> None:
         file["pins"] = {"0_0": "I3"}
         file["events"] = [{"drop": ["I3"]}, {"resurrect": [{"id": "I3", "lag": 0}]}]
 
-    first, away, back = (phase.after.owners[TaskId("0000", 0)] for phase in run(changed(there_and_back)))
+    first, away, back = (phase.after.owners[TaskId("0000", 0)] for phase in run_scenario(changed(there_and_back)))
     assert (first, back) == ("I3", "I3")
     assert away != "I3"

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from riffle_spark.simulate.figures import Json, converge_of
-from riffle_spark.simulate.group import run
-from riffle_spark.simulate.scenario import scenario_of
+from riffle_spark.simulate.figures import Json, figures_of_run
+from riffle_spark.simulate.group import run_scenario
+from riffle_spark.simulate.scenario import parse_scenario
 from tests.kit.folders import DATA
 
 CASES = sorted((DATA / "assignor_cases").glob("*.json"))
@@ -20,8 +20,8 @@ CASES = sorted((DATA / "assignor_cases").glob("*.json"))
 def test_every_round_is_as_written_down(path: Path) -> None:
     """The case's rounds, phase by phase, are the ones in its file."""
     case = cast(Json, json.loads(path.read_text()))
-    scenario = scenario_of(cast(Json, case["scenario"]))
-    phases = cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=True)["phases"])
+    scenario = parse_scenario(cast(Json, case["scenario"]))
+    phases = cast("list[Json]", figures_of_run(scenario, run_scenario(scenario), keep=True, history=True)["phases"])
     rounds = [[step["assignment"] for step in cast("list[Json]", phase["history"])] for phase in phases]
     assert rounds == case["expected_rounds"], f"replay: riffle plan --history --scenario {path} (the scenario part)"
 

@@ -12,12 +12,13 @@ from pyspark.sql.types import StructType
 from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
-from riffle_spark.spark.heartbeat import Beats, Heartbeat
+from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-EVERY = "200 milliseconds"
+EVERY = "1 second"
+"""The only interval of Spark 3.5."""
 
 
 @pytest.fixture

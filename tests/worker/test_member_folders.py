@@ -31,13 +31,15 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
         s3_server_side_encryption="aws:kms",
         s3_requester_pays=True,
         root_file_mode="0640",
+        gcs_endpoint="http://127.0.0.1:2",
+        azure_endpoint="http://127.0.0.1:3/account",
     )
     constants = {"connect_timeout", "read_timeout", "max_attempts", "max_connections"}
-    options = {each.name.removesuffix("_seconds"): each for each in fields(StoreOptions)}
+    names = {"patience_seconds": "s3_patience"}
+    options = {names.get(each.name, each.name.removesuffix("_seconds")): each for each in fields(StoreOptions)}
     options = {name: each for name, each in options.items() if name not in constants}
-    assert (
-        sorted(options) == sorted(said.given()) == sorted(name for name in LINES if name.startswith(("s3_", "root_")))
-    )
+    of_stores = sorted(name for name in LINES if name.startswith(("s3_", "root_", "gcs_", "azure_")))
+    assert sorted(options) == sorted(said.given()) == of_stores
     seen, unset = options_of(said), StoreOptions()
     assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
     assert {name: getattr(unset, each.name) for name, each in options.items()} == {n: LINES[n].default for n in options}

@@ -60,8 +60,9 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
         raise ConflictError(
             f"{root} belongs to query {tail.query_id}, but this is query {incoming.query_id}. Two queries share one "
             "root, or the query has a new checkpoint, for example because checkpointLocation is not set.",
-            remedy="Give each query its own root. To start without state, use an empty root. To continue the other "
-            "query's state, start with its checkpoint, or " + take_over_steps(root),
+            remedy="Give each query its own root, or a wrapped query its own queryName or option('riffle.root', ...). "
+            "To start without state, use an empty root. To continue the other query's state, start with its "
+            "checkpoint, or " + take_over_steps(root),
             where=root,
             id="RIFFLE-0210",
         )

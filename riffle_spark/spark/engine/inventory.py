@@ -305,7 +305,7 @@ def _options_of(leaf: Any, jvm: Any) -> Any:
     if kind == "StreamingRelationV2":
         return leaf.extraOptions()
     if kind == "StreamingRelation":
-        convert = handles.looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asJava")
+        convert = handles.looked_up(jvm, "scala.collection.JavaConverters", "mapAsJavaMap")
         return convert(leaf.dataSource().options())
     return {}
 

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
-from pyspark.util import PythonEvalType
+
+from riffle_spark.spark import compat
+from riffle_spark.spark.compat.java import MODULE, cache_of, first_class, looked_up, nil, scala_seq
 
 __all__ = [
     "NoJvm",
@@ -41,21 +42,11 @@ __all__ = [
 
 _logger = logging.getLogger("riffle_spark")
 _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
-_NIL = "scala.collection.immutable.Nil$"
-_MODULE = "MODULE$"
-"""The field that holds the instance of a Scala object."""
 _SEPARATOR = "\x1f"
 """A character that no setting contains."""
-_CALLS_FOR_MANY = 3
-_MOST_AT_ONCE = 10
-"""The number of items that Java's ``List.of`` takes."""
 _TASKS = 10_000
 _STATUS = "org.apache.spark.status.api.v1"
 _INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
-
-
-_caches: list[tuple[Any, dict[object, Any]]] = []
-"""The JVM of the last call, and what was looked up in it."""
 
 
 class NoJvm(Exception):
@@ -91,7 +82,7 @@ def session(spark: SparkSession) -> Any:
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
     """Make a session the active session of this thread within the block. Threads of a caller have none."""
-    sessions = looked_up(context(spark)._jvm, "org.apache.spark.sql.classic.SparkSession")
+    sessions = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.SparkSession")
     previous = sessions.getActiveSession()
     sessions.setActiveSession(session(spark))
     try:
@@ -113,26 +104,17 @@ def sent_files(spark: SparkSession) -> tuple[str, ...]:
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return ``applyInArrow`` of a function on the rows of two frames, grouped by a column that both have.
+    """Return the result of a slot's function per value of a column that both frames have.
 
     PySpark's own way makes up to ten JVM calls per column. It is used without a JVM, and if the JVM refuses.
     """
     spark = left.sparkSession
     if is_classic(spark):
         try:
-            return DataFrame(_cogrouped(context(spark)._jvm, left, right, by, function, output), spark)
+            return DataFrame(compat.cogrouped_in_jvm(context(spark)._jvm, left, right, by, function, output), spark)
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error; a wrong query fails below as well
             _logger.debug("Cannot cogroup through the JVM: %s", error)
-    return left.groupBy(by).cogroup(right.groupBy(by)).applyInArrow(function, output)
-
-
-def _cogrouped(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
-    eval_type = PythonEvalType.SQL_COGROUPED_MAP_ARROW_UDF
-    udf: Any = F.pandas_udf(function, returnType=output, functionType=eval_type)  # type: ignore[call-overload]
-    columns = [frame._jdf.apply(name) for frame in (left, right) for name in frame.columns]
-    call = udf._unwrapped._judf.apply(scala_seq(jvm, columns))
-    groups = [frame._jdf.groupBy(scala_seq(jvm, [frame._jdf.apply(by)])) for frame in (left, right)]
-    return groups[0].flatMapCoGroupsInArrow(groups[1], call)
+    return compat.cogrouped(left, right, by, function, output)
 
 
 def observed(frame: DataFrame, name: str) -> int | None:
@@ -154,14 +136,13 @@ def release(frame: DataFrame) -> None:
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
     """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
-    none = looked_up(jvm, "scala.None$", _MODULE)
-    nil = looked_up(jvm, _NIL, _MODULE)
-    arguments = [output, rdd, partitioning, nil, False, none, session, none, none, False]
+    none = looked_up(jvm, "scala.None$", MODULE)
+    arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
     return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
 
 
 def _parameter_count(jvm: Any) -> int:
-    cache = _cache_of(jvm)
+    cache = cache_of(jvm)
     if _LOGICAL_RDD not in cache:
         plan_class = looked_up(jvm, "java.lang.Class", "forName")(_LOGICAL_RDD)
         cache[_LOGICAL_RDD] = plan_class.getConstructors()[0].getParameterCount()
@@ -170,59 +151,8 @@ def _parameter_count(jvm: Any) -> int:
 
 def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a logical plan as a DataFrame."""
-    dataset = looked_up(context(spark)._jvm, "org.apache.spark.sql.classic.Dataset$", _MODULE)
+    dataset = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.Dataset$", MODULE)
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
-
-
-def looked_up(jvm: Any, name: str, member: str = "") -> Any:
-    """Return a class of the JVM, or a static member of it. Each is looked up once per JVM.
-
-    Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
-    """
-    cache = _cache_of(jvm)
-    if (name, member) not in cache:
-        java_class = getattr(jvm, name)
-        cache[name, member] = getattr(java_class, member) if member else java_class
-    return cache[name, member]
-
-
-def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
-    """Return the first class in ``names`` that exists. It is looked up once per JVM: a Py4J error costs 80 calls."""
-    cache = _cache_of(jvm)
-    if ("class", names) not in cache:
-        for_name = looked_up(jvm, "java.lang.Class", "forName")
-        for name in names[:-1]:
-            try:
-                cache["class", names] = for_name(name)
-                break
-            except Exception as error:  # noqa: BLE001 - Py4J raises what the JVM raises
-                _logger.debug("Class %s does not exist: %s", name, error)
-        else:
-            cache["class", names] = for_name(names[-1])
-    return cache["class", names]
-
-
-def _cache_of(jvm: Any) -> dict[object, Any]:
-    if not _caches or _caches[-1][0] is not jvm:
-        _caches[:] = [(jvm, {})]
-    return _caches[-1][1]
-
-
-def scala_seq(jvm: Any, items: list[Any]) -> Any:
-    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than there are items."""
-    nil = looked_up(jvm, _NIL, _MODULE)
-    if len(items) <= _CALLS_FOR_MANY:
-        sequence = nil
-        for item in reversed(items):
-            sequence = looked_up(jvm, "scala.collection.immutable.$colon$colon")(item, sequence)
-        return sequence
-    list_of = looked_up(jvm, "java.util.List", "of")
-    java_list = list_of(*items[:_MOST_AT_ONCE])
-    if len(items) > _MOST_AT_ONCE:
-        java_list = looked_up(jvm, "java.util.ArrayList")(java_list)
-        for start in range(_MOST_AT_ONCE, len(items), _MOST_AT_ONCE):
-            java_list.addAll(list_of(*items[start : start + _MOST_AT_ONCE]))
-    return looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_list).toSeq()
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:

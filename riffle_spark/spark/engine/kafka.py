@@ -1,17 +1,15 @@
 """Find the Kafka topics that the running query reads, and the racks of their partitions."""
 
-import contextlib
 import json
 import logging
 import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame
 
+from riffle_spark.offline.kafka_client import administrator
 from riffle_spark.spark.engine.inventory import latest_offsets, source_options
 from riffle_spark.spark.engine.kafka_security import security_of
 
@@ -21,7 +19,6 @@ _logger = logging.getLogger("riffle_spark")
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _MAX_OFFSETS = "maxOffsetsPerTrigger"
 _TIMEOUT_SECONDS = 10.0
-_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
 class KafkaSource(NamedTuple):
@@ -115,37 +112,8 @@ def partition_racks(
 def _describe(
     servers: Sequence[str], topics: Sequence[str], security: Mapping[str, Any], seconds: float
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    if not any(_accepts_connections(server, seconds / len(servers)) for server in servers):
-        raise ConnectionError("no server can be reached")
-    limits = {name: int(seconds * 1000) for name in _LIMITS if name in KafkaAdminClient.DEFAULT_CONFIG}
-    admin = _Administrator(bootstrap_servers=list(servers), **limits, **security)
-    try:
+    with administrator(servers, seconds, security) as admin:
         return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
-    finally:
-        admin.close()
-
-
-class _Administrator(KafkaAdminClient):  # type: ignore[misc]
-    """A client that ends its thread if the server refuses it."""
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except BaseException:
-            self._closed = False  # close() needs it; the base class sets it at the end of __init__
-            with contextlib.suppress(Exception):
-                self.close()
-            raise
-
-
-def _accepts_connections(server: str, seconds: float) -> bool:
-    """Return whether a server accepts connections. A client that cannot connect would leak its thread."""
-    host, _, port = server.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds):
-            return True
-    except OSError:
-        return False
 
 
 def _partition_racks(

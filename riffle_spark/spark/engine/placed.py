@@ -43,9 +43,9 @@ def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
     tag = handles.looked_up(jvm, "scala.reflect.ClassTag$", "MODULE$").apply(row_class)
     context = handles.context(spark)._jsc.sc()
     if any(slot.executor == LOCAL_EXECUTOR for slot in layout.slots):
-        return context.makeRDD(rows, len(layout.slots), tag)
+        return context.makeRDD(rows.toSeq(), len(layout.slots), tag)
     names = _lines(jvm, [f"executor_{slot.host}_{slot.executor}" for slot in layout.slots])
-    return context.makeRDD(rows.zip(names.grouped(1).toSeq()), tag)
+    return context.makeRDD(rows.iterator().zip(names.grouped(1)).toList(), tag)
 
 
 def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
@@ -59,12 +59,12 @@ def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
 def _lines(jvm: Any, lines: Sequence[str]) -> Any:
     """Return a Scala Seq of texts that have no line break and are not empty."""
     newline = handles.looked_up(jvm, "java.util.regex.Pattern", "compile")("\n")
-    return _wrapped(jvm, newline.split("\n".join(lines)))
+    return _wrapped(jvm, newline.split("\n".join(lines))).toSeq()
 
 
 def _wrapped(jvm: Any, array: Any) -> Any:
-    """Return a Java array as a Scala Seq."""
-    return handles.looked_up(jvm, "scala.collection.immutable.ArraySeq$", "MODULE$").unsafeWrapArray(array)
+    """Return a Java array as a mutable Scala Seq."""
+    return handles.looked_up(jvm, "scala.Predef", "genericWrapArray")(array)
 
 
 def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:

@@ -19,6 +19,7 @@ from riffle_spark.protocol.input_columns import Column, check_fields, input_of, 
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout, WatermarkPolicy
 from riffle_spark.protocol.shards import Partition, Shards
+from riffle_spark.spark import compat
 from riffle_spark.worker.input import newest_ms
 
 __all__ = [
@@ -253,6 +254,7 @@ def policy_in(spark: SparkSession) -> WatermarkPolicy:
 
 def newest_event_times(batch: DataFrame, columns: Sequence[str]) -> dict[str, int]:
     """Return the newest event time (ms) of each timestamp column that is not all null. Runs one job over the input."""
-    newest = batch.agg(*[F.max(quoted(name)).alias(f"c{index}") for index, name in enumerate(columns)]).toArrow()
+    aggregates = [F.max(quoted(name)).alias(f"c{index}") for index, name in enumerate(columns)]
+    newest = compat.to_arrow(batch.agg(*aggregates))
     times_ms = {name: newest_ms(column) for name, column in zip(columns, newest.columns, strict=True)}
     return {name: ms for name, ms in times_ms.items() if ms is not None}

@@ -2,7 +2,9 @@
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from riffle_spark.spark import compat
 
 __all__ = ["digest"]
 
@@ -31,7 +33,7 @@ def _exact(column: Column, kind: DataType) -> Column:
     """Return a column with maps as lists of entries, and variants with their type."""
     if not any(word in kind.simpleString() for word in _INEXACT):
         return column
-    if isinstance(kind, VariantType):
+    if isinstance(kind, compat.VariantType):
         return F.struct(column.alias("value"), F.schema_of_variant(column).alias("type"))
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType).add("value", kind.valueType)

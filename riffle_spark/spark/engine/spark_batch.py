@@ -23,6 +23,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
@@ -160,7 +161,7 @@ class SparkWork:
         """Return the frame of the slots of an order, from a kept plan if possible."""
         output = routing.spark_schema(result_schema(order.output))
         compute = self._operators[order.store].compute
-        function = slot_function(order, compute, routing.arrow_of(output), channel)
+        function = compat.slot_udf(slot_function(order, compute, routing.arrow_of(output), channel))
         self._routing[order.store] = partial(self._route, layout, order)
         plan_by_spark = partial(self._result, layout, order, function, output)
         frame = self._frames.frame(self._batch.sparkSession, layout)

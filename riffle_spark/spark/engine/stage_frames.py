@@ -12,18 +12,17 @@ from pyspark.sql import functions as F
 
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
 from riffle_spark.protocol.ports import Delivery, StaleRows
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan, routing
 
-__all__ = ["LOST_BLOCK", "SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
+__all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
 
 _STALE = "riffle: a row of an attempt that was given up"
-LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-"""Spark's name for a block of a local checkpoint that is lost."""
 _STALE_CAUSES = {
     # With Spark's prefix, because other errors of Spark show the plan, which contains the bare text.
-    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of another attempt",
-    LOST_BLOCK: "one of its blocks is lost",
+    f"{compat.RAISED}{_STALE}": "it has rows of another attempt",
+    compat.LOST_BLOCK: "one of its blocks is lost",
 }
 _OURS = "__riffle_ours"
 _FAILS = f"raise_error('{_STALE}')"
@@ -73,7 +72,7 @@ class StoredResult:
         self._rows = result.rows
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         eager = handles.is_classic(result.frame.sparkSession)
-        self.frame = result.frame.localCheckpoint(eager=eager, storageLevel=level)
+        self.frame = compat.local_checkpoint(result.frame, level, eager=eager)
 
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
         """Return the receipts that tasks sent by accumulator if there is one per slot, else the receipts in the result.

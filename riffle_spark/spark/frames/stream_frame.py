@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.arguments import check_settings
+from riffle_spark.spark.compat import ClassicFrame
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
@@ -211,7 +211,8 @@ def on(
     Parameters:
 
     - ``frame``: a streaming ``DataFrame`` of a classic Spark session.
-    - ``root``: the URL of the query's state, such as ``s3://bucket/prefix`` or ``file:///path``. It overrides the root
+    - ``root``: the URL of the state, such as ``s3://bucket/prefix`` or ``file:///path``. Each query that is started
+      from the frame has its own root below it, named by ``queryName`` or else by its checkpoint. It overrides the root
       in ``settings``.
     - ``settings``: all other settings.
     - ``late_rows``: the destination of rows that the query drops as too late: a folder for Parquet, or a function as

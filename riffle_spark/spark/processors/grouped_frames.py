@@ -24,6 +24,7 @@ from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.spark.compat import error_of_class
 from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
 from riffle_spark.spark.processors.pandas_output import PandasOptions
@@ -244,13 +245,13 @@ def _check_frame(frame: object, columns: int) -> pd.DataFrame:
         raise _type_error("iterator of pandas.DataFrame", frame, "iterator of ")
     if frame.shape[1] != columns and not (frame.shape[1] == 0 and frame.empty):
         parameters = {"expected": str(columns), "actual": str(frame.shape[1])}
-        raise PySparkRuntimeError(errorClass="RESULT_COLUMN_SCHEMA_MISMATCH", messageParameters=parameters)
+        raise error_of_class(PySparkRuntimeError, "RESULT_COLUMN_SCHEMA_MISMATCH", parameters)
     return frame
 
 
 def _type_error(expected: str, value: object, prefix: str = "") -> PySparkTypeError:
     parameters = {"expected": expected, "actual": f"{prefix}{type(value).__name__}"}
-    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=parameters)
+    return error_of_class(PySparkTypeError, "UDF_RETURN_TYPE", parameters)
 
 
 def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionError:

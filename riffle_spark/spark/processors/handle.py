@@ -8,13 +8,13 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import DataType
 
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
+from riffle_spark.spark.compat import ListState, MapState, StatefulProcessorHandle, ValueState
 from riffle_spark.spark.processors import spark_errors
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.states import CellsState, ListOfCells, MapOfCells, ValueOfCells

@@ -6,6 +6,7 @@ from typing import Final, Literal, NoReturn, TypeAlias
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError
 
 from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.spark.compat import error_of_class
 
 __all__ = [
     "DOING",
@@ -152,9 +153,7 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
             "2201E",
         )
     if wrong.problem == "null":
-        return PySparkValueError(
-            errorClass="FIELD_NOT_NULLABLE_WITH_NAME", messageParameters={"field_name": f"field {field}"}
-        )
+        return error_of_class(PySparkValueError, "FIELD_NOT_NULLABLE_WITH_NAME", {"field_name": f"field {field}"})
     parameters = {
         "field_name": f"field {field}",
         "data_type": str(wrong.expected),
@@ -162,7 +161,7 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
         "obj_type": type(wrong.value).__name__,
     }
     kind = PySparkTypeError if wrong.problem == "type" else PySparkValueError
-    return kind(errorClass="FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME", messageParameters=parameters)
+    return error_of_class(kind, "FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME", parameters)
 
 
 def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PySparkRuntimeError:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark import cloudpickle
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.processors.cells import DeclaredVariable, declare_all
 from riffle_spark.process.processors.processor import Key
 from riffle_spark.process.processors.session import Session
+from riffle_spark.spark.compat import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from riffle_spark.spark.processors.handle import Handle
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.state.schemas.variable_kinds import Variable

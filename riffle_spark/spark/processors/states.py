@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, TypeAlias
 
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.spark.compat import ListState, MapState, ValueState
 from riffle_spark.spark.processors.row_form import RowMaker
 from riffle_spark.spark.processors.spark_errors import DOING, Kind, empty_list, misfit
 

@@ -2,6 +2,8 @@
 
 import atexit
 import io
+import logging
+import re
 import shutil
 import tempfile
 import uuid
@@ -20,20 +22,21 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
-from riffle_spark.spark.queries import planned_stages, stage_rows, stored_stages, stream_query
+from riffle_spark.spark.queries import planned_stages, query_roots, stage_rows, stored_stages, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
-from riffle_spark.state.log import log
-from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 
 __all__ = ["explain_query", "start_query"]
 
+_logger = logging.getLogger("riffle_spark")
 _CHECKPOINT: Final = "checkpointLocation"
 _CHECKPOINTS_CONF: Final = "spark.sql.streaming.checkpointLocation"
+_ROOT: Final = "riffle.root"
 _STORES: Final = "riffle.stores"
-_OPTIONS: Final = (_STORES, stored_stages.ACCEPT, stored_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
+_OPTIONS: Final = (_ROOT, _STORES, stored_stages.ACCEPT, stored_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
+_SLASHES: Final = re.compile(":/+")
 _TRIGGERS: Final = ("availableNow", "once", "processingTime")
 _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 """Schemes of checkpoints that can also hold the state, and the prefix of such a root."""
@@ -68,10 +71,11 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     dead_letters = stage_rows.dead_letters(stages, options.dead_letters)
     checkpoint = _checkpoint(spark, writer_settings)
     sink_choice.check_recovery(spark, writer_settings, checkpoint)
-    settings = _settings(spark, query.root or options.root, options.settings, checkpoint)
+    shared_root = query.root or options.root or settings_of(spark, options.settings).root or ""
+    own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
+    settings = (options.settings or Settings()).but(root=own_root or shared_root)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
-    query_id = tick.query_id_in(spark, checkpoint)
-    _check_root(spark, settings, stages, writer_settings, query_id)
+    settings = _checked_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
     results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
     operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
@@ -137,29 +141,61 @@ def _with_accepted(spark: SparkSession, settings: Settings, option: str | None) 
     return settings.but(accept=(*settings_of(spark, settings).accept, *names))
 
 
-def _check_root(
+def _checked_root(
     spark: SparkSession,
     settings: Settings,
     stages: Sequence[planned_stages.PlannedStage],
     writer_settings: WriterSettings,
-    query_id: str | None,
-) -> None:
-    """Check that the query can continue with its root. ``query_id`` is the id in its checkpoint, if that has one.
+    checkpoint: str,
+    *,
+    is_shared: bool,
+) -> Settings:
+    """Return the settings with the query's own root, after a check that the query can continue with it.
 
     Stores of another query are not compared. The first batch is then refused with both queries' ids.
     """
     in_force = settings_of(spark, settings)
     home = home_of(spark, in_force)
     planned_stages.check_dispatch(stages, in_force)
-    tail = log.Log(open_store(home.root, home.options), home.root).open()
+    query_id = tick.query_id_in(spark, checkpoint)
+    if is_shared:
+        opened = query_roots.choose_root(home, _new_query(spark, stages, writer_settings, checkpoint, query_id))
+    else:
+        opened = query_roots.exact_root(home)
+    settings = settings.but(root=opened.root)
+    tail = opened.tail
     if tail is not None and tail.query_id != query_id:
-        return
+        return settings
     if tail is not None:
-        check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
+        check_stale(tail, [stage.store for stage in stages], in_force.accept, opened.root)
     schemas = tail.schemas if tail is not None else {}
     stored_stages.check_mode(stages, schemas, writer_settings.mode)
     taken_over = writer_settings.option(stored_stages.TAKE_OVER) or ""
     stored_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken_over)
+    return settings
+
+
+def _new_query(
+    spark: SparkSession,
+    stages: Sequence[planned_stages.PlannedStage],
+    writer_settings: WriterSettings,
+    checkpoint: str,
+    query_id: str | None,
+) -> query_roots.NewQuery:
+    """Return what is known of a query before its start. Warns of a checkpoint that the next start does not find."""
+    has_parent = writer_settings.name is not None and spark.conf.get(_CHECKPOINTS_CONF, None) is not None
+    path: str | None = None
+    if writer_settings.option(_CHECKPOINT) or has_parent:
+        path = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
+        path = _SLASHES.sub(":/", path).rstrip("/")
+    else:
+        _logger.warning(
+            "[RIFFLE-1123] The query has no checkpoint location, so its next start begins without state.\n"
+            "  What to do: Set option(%r, ...).",
+            _CHECKPOINT,
+        )
+    stores = [stage.store for stage in stages]
+    return query_roots.NewQuery(query_id, writer_settings.name, path, stores)
 
 
 def _checkpoint(spark: SparkSession, writer_settings: WriterSettings) -> str:
@@ -186,22 +222,19 @@ def _checkpoint(spark: SparkSession, writer_settings: WriterSettings) -> str:
     return folder
 
 
-def _settings(spark: SparkSession, root: str, settings: Settings | None, checkpoint: str) -> Settings:
-    """Return the settings with a root: the configured root, or a folder in the checkpoint.
+def _root_in(spark: SparkSession, checkpoint: str) -> str:
+    """Return the root of a query without one: a folder in its checkpoint.
 
-    Raises ``ConfigError`` if no root is set and the checkpoint cannot hold the state.
+    Raises ``ConfigError`` if the checkpoint cannot hold the state.
     """
-    root = root or settings_of(spark, settings).root or ""
-    if not root:
-        folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
-        scheme, _, path = folder.partition(":")
-        if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
-            # Cause: Without a root, state is stored in the checkpoint. This needs S3, or a local disk in local mode.
-            raise ConfigError(
-                f"The query has no root, and its checkpoint {folder} cannot hold the state.",
-                remedy="Set riffle_spark.on(events, root='s3://bucket/prefix') or spark.riffle.root.",
-                where="root",
-                id="RIFFLE-0341",
-            )
-        root = f"{_ROOTS[scheme]}{path.strip('/')}/riffle"
-    return (settings or Settings()).but(root=root)
+    folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
+    scheme, _, path = folder.partition(":")
+    if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
+        # Cause: Without a root, state is stored in the checkpoint. This needs S3, or a local disk in local mode.
+        raise ConfigError(
+            f"The query has no root, and its checkpoint {folder} cannot hold the state.",
+            remedy="Set riffle_spark.on(events, root='s3://bucket/prefix') or spark.riffle.root.",
+            where="root",
+            id="RIFFLE-0341",
+        )
+    return f"{_ROOTS[scheme]}{path.strip('/')}/riffle"

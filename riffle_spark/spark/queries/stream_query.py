@@ -85,6 +85,11 @@ class StreamQuery(StreamingQuery):
         self._variables: dict[str, Mapping[str, int]] = {}
 
     @property
+    def root(self) -> str:
+        """The root of the query's state, as commands take it."""
+        return (self.job.settings and self.job.settings.root) or ""
+
+    @property
     def reports(self) -> deque[BatchReport]:
         """The reports of the last batches, the newest last."""
         return self.job.reports

@@ -184,5 +184,4 @@ def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)
-    scala_map = looked_up(jvm, "scala.collection.immutable.Map$", "MODULE$")
-    return getattr(scala_map, "from")(looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_map))
+    return looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toScalaMap")(java_map)

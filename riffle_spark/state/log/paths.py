@@ -3,6 +3,7 @@
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
+    queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -16,24 +17,30 @@ from riffle_spark.state.objects.place import Place
 __all__ = [
     "FAR",
     "LOG",
+    "QUERIES",
+    "QUERY",
     "ObjectName",
     "base",
     "check_store_name",
     "delta",
     "delta_place",
     "far_beyond",
+    "is_of_shared_root",
     "merged_place",
     "no_log",
     "output_place",
     "parse",
     "record",
     "record_sequence",
+    "shared_root",
     "snapshot",
     "snapshot_id",
     "snapshot_place",
 ]
 
 LOG = "log/"
+QUERIES = "queries/"
+QUERY = "query="
 FAR = 10_000
 """Records of a log are never this far apart."""
 _DIGITS = 20
@@ -72,6 +79,22 @@ def no_log(root: str, foreign: str | None) -> ConfigError:
         remedy="Move it elsewhere. A root belongs to one query.",
         where=foreign if foreign.isprintable() else ascii(foreign),
         id="RIFFLE-0412",
+    )
+
+
+def is_of_shared_root(name: str) -> bool:
+    """Return whether an object belongs to a query that has its own root below this one."""
+    return name.startswith((QUERIES, QUERY))
+
+
+def shared_root(root: str) -> ConfigError:
+    """Return the error for a root without a log of its own that holds the roots of wrapped queries."""
+    # Cause: riffle_spark.on was given this root, so its queries have their own roots below it.
+    return ConfigError(
+        f"{root} holds the state of wrapped queries, and no log of its own.",
+        remedy=f"Use another root for a Stateful job. For a command name the root of a query: {root}/{QUERY}NAME.",
+        where=root,
+        id="RIFFLE-1122",
     )
 
 

@@ -7,6 +7,7 @@ dots at the end of a folder's name, so such names are refused.
 
 import re
 from collections.abc import Hashable
+from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
@@ -16,7 +17,6 @@ from riffle_spark.state.objects import http_store, store
 from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
 from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
-from riffle_spark.state.objects.s3_client import content_md5
 
 __all__ = ["AzureStore"]
 
@@ -57,7 +57,7 @@ class AzureStore(http_store.HttpStore):
             Action.FINAL,
             _PUT,
             NOT_IMPLEMENTED,
-            problem="The server has no conditional puts: it answered {status} {code} to `If-None-Match: *` ({message}).",
+            problem="The server has no conditional puts: it answered {status} {code} to `If-None-Match: *`.",
             remedy="Use a server with conditional puts, or correct `azure_endpoint`.",
             kind=ConfigError,
             id="RIFFLE-1086",
@@ -129,7 +129,7 @@ class AzureStore(http_store.HttpStore):
     def _put_request(self, key: str, data: bytes) -> Request:
         headers = {
             "Content-Type": "application/octet-stream",
-            "Content-MD5": content_md5(data),
+            "Content-MD5": store.content_md5(data),
             "If-None-Match": "*",
             "x-ms-blob-type": "BlockBlob",
         }
@@ -151,7 +151,7 @@ class AzureStore(http_store.HttpStore):
 
     def _page(self, body: bytes) -> Page:
         try:
-            answer = ElementTree.fromstring(body)
+            answer = ElementTree.fromstring(body)  # noqa: S314 - as botocore parses S3's answers
         except ElementTree.ParseError:
             raise ValueError("not XML") from None
         if answer.tag != "EnumerationResults":
@@ -166,6 +166,9 @@ class AzureStore(http_store.HttpStore):
     def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
         message = re.search(rb"<Message>([^<\n]*)", body)
         return response.headers.get("x-ms-error-code", ""), message[1].decode(errors="replace") if message else ""
+
+    def _written_at(self, response: Response) -> float:
+        return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
 
     def _key(self, name: str) -> str:
         if _ALTERED.search(name):

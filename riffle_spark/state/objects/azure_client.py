@@ -28,7 +28,7 @@ from riffle_spark.state.objects.http_store import Authorize, Client, new_session
 __all__ = ["CREDENTIAL_CHAIN", "create_client"]
 
 CREDENTIAL_CHAIN: Final = (
-    "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity that azure-identity finds"
+    "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity of azure-identity"
 )
 _VERSION: Final = "2021-12-02"
 """The version of the Blob API. Every public and sovereign cloud has it."""
@@ -63,8 +63,8 @@ def create_client(host: str, place: str, options: store.StoreOptions) -> Client:
             f"The root {place} is in account {account!r}, but {_CONNECTION} names account {named!r}."
             if account
             else f"The root {place} names no storage account.",
-            remedy="Write the root as abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or set AZURE_STORAGE_ACCOUNT or "
-            f"{_CONNECTION} for the same account.",
+            remedy="Write the root as abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or set "
+            f"AZURE_STORAGE_ACCOUNT or {_CONNECTION} for the same account.",
             where="root",
             id="RIFFLE-1095",
         )

@@ -121,6 +121,16 @@ class DirectoryStore:
         with self._converted_errors():
             return target.is_file()
 
+    def modified(self, name: str) -> float | None:
+        """Return when the object was written, by the clock of the file system."""
+        target = self.root / check_name(name)
+        self.requests.add("head")
+        with self._converted_errors():
+            try:
+                return target.stat().st_mtime
+            except _ABSENT:
+                return None
+
     def list(self, prefix: str) -> list[str]:
         """Return the names that start with ``prefix``, sorted. Other directories are not read."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")

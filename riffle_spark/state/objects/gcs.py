@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Hashable, Mapping
+from datetime import datetime
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
@@ -28,7 +29,7 @@ _PAGE_NAMES: Final = 1000
 _PUT: Final = frozenset({"put_object"})
 _GET: Final = frozenset({"get_object"})
 _HEAD_OR_DELETE: Final = frozenset({"head_object", "delete_object"})
-_CHAIN: Final = "GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or the machine's service account"
+_CHAIN: Final = "GOOGLE_APPLICATION_CREDENTIALS, gcloud's default login, or the machine's service account"
 _RIGHTS: Final = (
     f"Check the credentials ({_CHAIN}) and grant them the role that riffle policy --root ROOT prints, on the bucket."
 )
@@ -64,7 +65,7 @@ class GcsStore(http_store.HttpStore):
             Action.FINAL,
             _PUT,
             NOT_IMPLEMENTED,
-            problem="The server has no conditional puts: it answered {status} {code} to ifGenerationMatch=0 ({message}).",
+            problem="The server has no conditional puts: it answered {status} {code} to ifGenerationMatch=0.",
             remedy="Use a server that checks ifGenerationMatch, or correct `gcs_endpoint`.",
             kind=ConfigError,
             id="RIFFLE-1071",
@@ -136,7 +137,8 @@ class GcsStore(http_store.HttpStore):
         return f"/storage/v1/b/{quote(self.bucket, safe='')}/o"
 
     def _put_request(self, key: str, data: bytes) -> Request:
-        query = urlencode({"uploadType": "media", "name": key, "ifGenerationMatch": "0", "fields": "name"}, quote_via=quote)
+        fields = {"uploadType": "media", "name": key, "ifGenerationMatch": "0", "fields": "name"}
+        query = urlencode(fields, quote_via=quote)
         headers = {"Content-Type": "application/octet-stream"}
         return Request("put_object", "POST", f"{self._endpoint}/upload{self._objects}?{query}", headers, data)
 
@@ -144,7 +146,7 @@ class GcsStore(http_store.HttpStore):
         return Request("get_object", "GET", f"{self._object(key)}?alt=media")
 
     def _head_request(self, key: str) -> Request:
-        return Request("head_object", "GET", f"{self._object(key)}?fields=name")
+        return Request("head_object", "GET", f"{self._object(key)}?fields=name,updated")
 
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._object(key))
@@ -159,11 +161,15 @@ class GcsStore(http_store.HttpStore):
         return Page([_text(item["name"]) for item in answer.get("items", ())], _text(answer.get("nextPageToken", "")))
 
     def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
-        if not body.lstrip().startswith(b"{"):
+        if "json" not in response.headers.get("Content-Type", ""):
             return "", body.decode(errors="replace")
         error = cast("Mapping[str, Any]", json.loads(body)["error"])
         reasons = error.get("errors") or [{}]
         return _text(reasons[0].get("reason", "")), _text(error.get("message", ""))
+
+    def _written_at(self, response: Response) -> float:
+        answer = json.loads(response.raw.read(decode_content=False))
+        return datetime.fromisoformat(_text(answer["updated"]).replace("Z", "+00:00")).timestamp()
 
     def _object(self, key: str) -> str:
         return f"{self._endpoint}{self._objects}/{quote(key, safe='')}"

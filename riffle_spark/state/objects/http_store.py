@@ -13,7 +13,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
@@ -192,6 +192,16 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         response.close()
         return response.status_code < 300
 
+    def modified(self, name: str) -> float | None:
+        """Return when the object was written, by the server's clock."""
+        response = self._exchange(self._head_request(self._key(name)), Patience(self.options))
+        with closing(response):
+            return None if response.status_code == 404 else self._written_at(response)
+
+    @abstractmethod
+    def _written_at(self, response: Response) -> float:
+        """Return the time in the answer to a head request."""
+
     def list(self, prefix: str) -> list[str]:
         """Return the names that start with ``prefix``, sorted, without folder markers."""
         names: list[str] = []
@@ -275,7 +285,9 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         self.requests.add(_KINDS[request.operation])
         try:
             response: Response = session.send(prepared, timeout=timeout, allow_redirects=False, **environment)
-        except (requests.exceptions.RequestException, OSError, ValueError) as error:
+        except ValueError as error:  # of a URL that requests cannot send to
+            return Failure(Action.FINAL, self._unsendable(type(error).__name__))
+        except (requests.exceptions.RequestException, OSError) as error:
             return self._judge_exception(request.operation, patience, error)
         return response if response.status_code < 300 else self._judge_answer(request.operation, patience, response)
 
@@ -323,7 +335,8 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         times = "1 attempt" if patience.sent == 1 else f"{patience.sent} attempts"
         return UnavailableError(
             f"{operation} failed after {times}: {reason}",
-            remedy=f"Make {self._endpoint} reachable and healthy, or correct {self.ENDPOINT_SETTING}. Then start again.",
+            remedy=f"Make {self._endpoint} reachable and healthy, or correct {self.ENDPOINT_SETTING}. Then start "
+            "again.",
             where=self._where,
             id="RIFFLE-1062",
         )

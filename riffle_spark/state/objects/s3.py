@@ -11,6 +11,7 @@ Theory of operation.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple, cast
 
 import urllib3.exceptions
@@ -102,7 +103,7 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         may exist.
         """
         key = self.prefix + store.check_name(name)
-        parameters = {"Key": key, "Body": data, "ContentMD5": s3_client.content_md5(data), "IfNoneMatch": "*"}
+        parameters = {"Key": key, "Body": data, "ContentMD5": store.content_md5(data), "IfNoneMatch": "*"}
         answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
         return _status(answer) < 300
 
@@ -129,6 +130,11 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
 
     def _has_object(self, key: str) -> bool:
         return _status(self._call("head_object", {"Key": key}, Patience(self.options))) != 404
+
+    def modified(self, name: str) -> float | None:
+        """Return when the object was written, in whole seconds of the server's clock."""
+        answer = self._call("head_object", {"Key": self.prefix + store.check_name(name)}, Patience(self.options))
+        return None if _status(answer) == 404 else cast("datetime", answer["LastModified"]).timestamp()
 
     def list(self, prefix: str) -> list[str]:
         """Return the names that start with ``prefix``, sorted, without the folder markers of S3 consoles."""

@@ -24,6 +24,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "messages/slot_orders": ("order", "receipt"),
     "messages/upkeep_orders": ("upkeep order", "upkeep receipt", "census order", "census"),
     "offline/checkpoint": ("checkpoint",),
+    "offline/doctor/machine": "the answer of a program that the same process has started",
     "offline/reshard": "a temporary file that the same process has just written",
     "process/plans/cut": _OF_SPARK,
     "process/plans/plan_values": _OF_SPARK,

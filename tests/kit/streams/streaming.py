@@ -23,6 +23,7 @@ from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, max_
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 
@@ -119,6 +120,7 @@ def rest(job: StatefulJob) -> None:
 
 def records(root: str) -> list[Record]:
     """Return the newest records of a root's log, oldest first."""
+    root = only_root(root)
     log = Log(open_store(root), root)
     newest = log.open()
     return [log.read(sequence) for sequence in range(log.first, newest.sequence + 1)] if newest else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field
 from riffle_spark.protocol.ports import StaleRows
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
-from riffle_spark.spark.engine.stage_frames import LOST_BLOCK, StoredResult, raising_stale_rows, rows_of
+from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows, rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -146,7 +148,7 @@ def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: P
     rest(job)
     objects = sorted(path for path in sealed.rglob("*") if path.is_file())
     for frame in frames:
-        with pytest.raises(Exception, match=LOST_BLOCK):
+        with pytest.raises(Exception, match=re.escape(compat.LOST_BLOCK)):
             frame.collect()
     assert sorted(path for path in sealed.rglob("*") if path.is_file()) == objects
 

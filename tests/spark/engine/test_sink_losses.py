@@ -11,9 +11,9 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import mentions
-from riffle_spark.spark.engine.stage_frames import LOST_BLOCK
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -74,7 +74,7 @@ class Murderous:
             try:
                 self.unrecognised[idiom] = found(idiom, rows)
             except Exception as error:
-                if not mentions(error, LOST_BLOCK):
+                if not mentions(error, compat.LOST_BLOCK):
                     self.unrecognised[idiom] = error
                 if idiom == idioms[-1]:
                     raise

@@ -1,26 +1,41 @@
-"""A root belongs to one query: the second one is refused with that cause, whatever its stores are called."""
+"""Several queries from one wrapped frame: each has its own root, and continues it after a restart."""
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import riffle_spark
+from riffle_spark import StreamQuery
 from riffle_spark.errors import ConfigError
-from tests.kit.streams.streaming import Feed, records, settings_in
+from riffle_spark.spark.queries import query_roots
+from riffle_spark.state.log.query_roots import only_root, query_names
+from riffle_spark.state.objects.open import open_store
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+BATCHES = [[{"k": k, "v": k % 2} for k in range(5)], [{"k": 1, "v": 1}], [{"k": 1, "v": 0}, {"k": 7, "v": 7}]]
 
 
 @pytest.fixture
-def events(spark: SparkSession, tmp_path: Path) -> DataFrame:
-    """A wrapped frame with rows."""
+def feed(tmp_path: Path) -> Feed:
+    """A feed with its first batch."""
     feed = Feed(tmp_path / "in", "k long, v long")
-    feed.add([{"k": k, "v": k} for k in range(5)])
+    feed.add(BATCHES[0])
+    return feed
+
+
+@pytest.fixture
+def events(spark: SparkSession, feed: Feed, tmp_path: Path) -> DataFrame:
+    """A wrapped frame with rows."""
     return riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
 
 
@@ -34,47 +49,152 @@ def writer_of(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
     return writer.option("checkpointLocation", str(checkpoint))
 
 
-@pytest.mark.parametrize("same_stores", [False, True])
-def test_a_root_of_a_query_that_has_ended_is_refused_with_both_ids(
-    events: DataFrame, tmp_path: Path, *, same_stores: bool
+def end(query: StreamingQuery) -> StreamingQuery:
+    """Wait for the end of a query."""
+    assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+    return query
+
+
+def root_of(query: StreamingQuery) -> str:
+    """Return the root of a wrapped query."""
+    assert isinstance(query, StreamQuery)
+    return query.root
+
+
+class TwoQueries:
+    """Counts by key, and totals by value, of one frame, into a folder each."""
+
+    def __init__(self, feed: Feed, folder: Path) -> None:
+        self.feed = feed
+        self.folder = folder
+
+    def start(self, events: DataFrame) -> list[StreamingQuery]:
+        """Start both at the same time."""
+        frames = (events.groupBy("k").count(), events.groupBy("v").agg(F.sum("k").alias("total")))
+        return [self.writer(frame, number).start() for number, frame in enumerate(frames)]
+
+    def writer(self, frame: DataFrame, number: int) -> DataStreamWriter:
+        """Return the writer of a query. Each batch's rows are a folder of their own, which a repeat overwrites."""
+        folder = self.folder / f"out{number}"
+        writer = frame.writeStream.outputMode("update").foreachBatch(
+            lambda rows, batch_id: rows.coalesce(1).write.mode("overwrite").json(f"{folder}/{batch_id}")
+        )
+        return writer.option("checkpointLocation", f"{self.folder}/checkpoints/{number}")
+
+    def outputs(self, number: int) -> dict[int, list[dict[str, int]]]:
+        """Return the rows of each batch."""
+        rows = dict[int, list[dict[str, int]]]()
+        for folder in (self.folder / f"out{number}").iterdir():
+            lines = [line for file in folder.glob("*.json") for line in file.read_text().splitlines()]
+            if lines:
+                rows[int(folder.name)] = sorted(map(json.loads, lines), key=str)
+        return rows
+
+
+def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
+    spark: SparkSession, events: DataFrame, feed: Feed, tmp_path: Path
 ) -> None:
-    """As one of another process, which only the record tells of. Nothing is written."""
-    first = writer_of(events.groupBy("k").count(), tmp_path / "c1").trigger(availableNow=True).start()
-    first.awaitTermination()
-    before = records(f"file://{tmp_path}/state")
-    second = events.groupBy("k").count() if same_stores else events.dropDuplicates(["v"])
-    query = writer_of(second, tmp_path / "c2").trigger(availableNow=True).start()
+    """Both run at once, stop, and continue, the second one first, as Spark's own queries do."""
+    ours, sparks = TwoQueries(feed, tmp_path / "ours"), TwoQueries(feed, tmp_path / "sparks")
+    roots = list[set[str]]()
+    for batch in BATCHES[1:]:
+        running = [ours.start(events), sparks.start(feed.stream(spark))]
+        for query in (query for queries in running for query in reversed(queries)):
+            query.processAllAvailable()
+        feed.add(batch)
+        for query in (query for queries in running for query in queries):
+            query.processAllAvailable()
+            query.stop()
+        roots.append({root_of(query) for query in running[0]})
+    assert roots[0] == roots[1]
+    assert len(roots[0]) == 2
+    for number in range(2):
+        expected = sparks.outputs(number)
+        assert ours.outputs(number) == expected
+        assert len(expected) == len(BATCHES)
+
+
+def test_two_queries_of_the_same_operators_need_no_names(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
+    """The same counts to two sinks. A restart of the second one alone finds its own state."""
+    counts = events.groupBy("k").count()
+    first, second = (end(writer_of(counts, tmp_path / name).trigger(availableNow=True).start()) for name in "ab")
+    assert root_of(first) != root_of(second)
+    feed.add(BATCHES[1])
+    kept = list[Row]()
+    writer = counts.writeStream.outputMode("update").foreachBatch(lambda rows, _: kept.extend(rows.collect()))
+    again = end(writer.option("checkpointLocation", str(tmp_path / "b")).trigger(availableNow=True).start())
+    assert (root_of(again), kept) == (root_of(second), [Row(k=1, count=2)])
+
+
+def test_a_renamed_query_with_a_moved_checkpoint_continues(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
+    """Its id decides."""
+    counts = events.groupBy("k").count()
+    first = end(writer_of(counts, tmp_path / "a").queryName("one").trigger(availableNow=True).start())
+    (tmp_path / "a").rename(tmp_path / "b")
+    feed.add(BATCHES[1])
+    again = end(writer_of(counts, tmp_path / "b").queryName("other").trigger(availableNow=True).start())
+    assert (root_of(again), again.id) == (root_of(first), first.id)
+    assert root_of(first).endswith("/state/query=one")
+    assert [record.version for record in records(root_of(first)) if record.kind == "batch"] == [0, 1]
+
+
+@pytest.mark.parametrize("name", [None, "counts"])
+def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
+    events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """Its state would be lost silently. Nothing is written, and the option in the remedy starts it without state."""
+    writer = writer_of(events.groupBy("k").count(), tmp_path / "c1").trigger(availableNow=True)
+    writer = writer.queryName(name) if name else writer
+    first = end(writer.start())
+    before = records(root_of(first))
+    monkeypatch.setattr(query_roots, "_started", set())
+    if name:
+        shutil.rmtree(tmp_path / "c1")
+    else:
+        writer = writer.option("checkpointLocation", str(tmp_path / "c2"))
+    query = writer.start()
     with pytest.raises(StreamingQueryException, match="RIFFLE-0210") as caught:
         query.awaitTermination()
     assert first.id in str(caught.value)
     assert query.id in str(caught.value)
-    assert records(f"file://{tmp_path}/state") == before
+    assert "riffle.root" in str(caught.value)
+    assert records(root_of(first)) == before
+    shutil.rmtree(tmp_path / ("c1" if name else "c2"))
+    end(writer.option("riffle.root", f"file://{tmp_path}/own").start())
+    assert len(records(f"file://{tmp_path}/own")) == 2
 
 
-def test_a_running_query_continues_when_a_second_one_is_refused(events: DataFrame, tmp_path: Path) -> None:
-    """The refusal comes before the claim, so the first query is not fenced, and its next batch is exact."""
-    totals: list[list[tuple[int, ...]]] = []
+def test_an_existing_root_stays_its_querys_root(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
+    """A log directly below the root, as earlier versions wrote it. A second query has its root below."""
+    root = f"file://{tmp_path}/state"
     counts = events.groupBy("k").count()
-    writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "c1"))
-    first = writer.foreachBatch(lambda rows, _: totals.append(sorted(map(tuple, rows.collect())))).start()
-    try:
-        first.processAllAvailable()
-        second = writer_of(counts, tmp_path / "c2").start()
-        with pytest.raises(StreamingQueryException, match="RIFFLE-0210"):
-            second.awaitTermination()
-        Feed(tmp_path / "in", "k long, v long").add([{"k": 1, "v": 1}])
-        first.processAllAvailable()
-    finally:
-        first.stop()
-    assert [rows for rows in totals if rows] == [[(k, 1) for k in range(5)], [(1, 2)]]
+    end(writer_of(counts, tmp_path / "c1").option("riffle.root", root).trigger(availableNow=True).start())
+    feed.add(BATCHES[1])
+    again = end(writer_of(counts, tmp_path / "c1").trigger(availableNow=True).start())
+    other = end(writer_of(events.dropDuplicates(["v"]), tmp_path / "c2").trigger(availableNow=True).start())
+    assert root_of(again) == root
+    assert [record.version for record in records(root) if record.kind == "batch"] == [0, 1]
+    assert root_of(other).startswith(f"{root}/query=c2-")
+
+
+def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
+    events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Spark. The warning names the option."""
+    writer = events.groupBy("k").count().writeStream.format("memory").queryName("shown").outputMode("complete")
+    with caplog.at_level(logging.WARNING, "riffle_spark"):
+        roots = [root_of(end(writer.trigger(availableNow=True).start())) for _ in range(2)]
+    assert roots[0] != roots[1]
+    assert [record.message[:13] for record in caplog.records] == ["[RIFFLE-1123]"] * 2
+    assert "checkpointLocation" in caplog.text
+    assert len(query_names(open_store(f"file://{tmp_path}/state"))) == 2
 
 
 def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFrame, tmp_path: Path) -> None:
     """With its own checkpoint a query is refused for its stores, as before."""
-    first = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
-    first.awaitTermination()
+    first = end(writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start())
     with pytest.raises(ConfigError, match="RIFFLE-0330"):
         writer_of(events.groupBy("v").count(), tmp_path / "c").start()
-    again = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
-    again.awaitTermination()
+    again = end(writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start())
     assert again.id == first.id
+    assert only_root(f"file://{tmp_path}/state") == root_of(again)

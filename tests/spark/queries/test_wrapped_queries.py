@@ -439,7 +439,7 @@ def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession
         ("s3://b/c", "s3://b/c/riffle"),
         ("/c", "file:///c/riffle"),
     ):
-        assert query_start._settings(spark, "", None, checkpoint).root == root
+        assert query_start._root_in(spark, checkpoint) == root
 
 
 def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:

@@ -22,7 +22,7 @@ import pytest
 import xxhash
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.simulate.world_file import world_of
+from riffle_spark.simulate.world_file import parse_world
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import arrow_messages, part_codec
@@ -264,9 +264,9 @@ def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
     world = {"name": "w", "seconds": 9, "config": {}, "tasks": [{"subtopology": "s", "state_bytes": 1}]}
     names = {"m{}": "m0", "m{:04}": "m0000", "{0.__class__}": "{0.__class__}", "{:999999999}": "{:999999999}"}
     for said, meant in names.items():
-        assert [one.member.id for one in world_of({**world, "members": [{"id": said}]}).members] == [meant]
+        assert [one.member.id for one in parse_world({**world, "members": [{"id": said}]}).members] == [meant]
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        world_of({**world, "members": [{"id": "m{}", "count": 10**12}]})
+        parse_world({**world, "members": [{"id": "m{}", "count": 10**12}]})
 
 
 def framed_body(text: bytes, form: int = 2) -> bytes:

@@ -1,0 +1,121 @@
+"""Gather facts about services: the object store below a root, and Kafka's brokers."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from riffle_spark.errors import RiffleError, UnavailableError
+from riffle_spark.offline.doctor.facts import KafkaFacts, StoreFacts
+from riffle_spark.offline.kafka_client import accepts_connections, administrator
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.store import DatedStore, ObjectStore
+
+__all__ = ["kafka_facts", "store_facts"]
+
+_FIRST = b"riffle doctor"
+_SECOND = b"riffle doctor overwrote its own object"
+_TIMEOUT_SECONDS = 5.0
+
+
+class _ProbeError(Exception):
+    """The store answered, but not as a store must."""
+
+
+def store_facts(store: ObjectStore) -> StoreFacts:
+    """Put, put again, read, list and delete an object below the root.
+
+    The object has the name of a delta that no record lists. If this process is killed, the next driver deletes it.
+    """
+    name = paths.delta(0, f"0-{uuid.uuid4().hex}")
+    probe = _Probe(store, name)
+    for step, run in probe.steps.items():
+        try:
+            run()
+        except _ProbeError as error:
+            return probe.failed(step, str(error), "Use a store that is consistent after each write.")
+        except RiffleError as error:
+            return probe.failed(step, error.problem, error.remedy, not isinstance(error, UnavailableError))
+        probe.done.append(step)
+    return StoreFacts(tuple(probe.done), overwrites=probe.overwrites, clock_ahead_seconds=probe.ahead)
+
+
+class _Probe:
+    """The operations on one object."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self.done: list[str] = []
+        self.overwrites = False
+        self.ahead: float | None = None
+        self.steps: dict[str, Callable[[], None]] = {
+            "put": self._put,
+            "conditional put": self._put_again,
+            "read": self._read,
+            "list": self._list,
+            "delete": self._delete,
+        }
+
+    def failed(self, step: str, problem: str, remedy: str, is_reachable: bool = True) -> StoreFacts:
+        """Return the facts after a failed step. Try to delete the object."""
+        left_over = ""
+        if self.done:
+            try:
+                self._store.delete([self._name])
+            except RiffleError:
+                left_over = self._name
+        return StoreFacts(
+            tuple(self.done), step, problem, remedy, is_reachable, self.overwrites, self.ahead, left_over=left_over
+        )
+
+    def _put(self) -> None:
+        before = time.time()
+        self._store.put_if_absent(self._name, _FIRST)
+        self.ahead = _clock_ahead(self._store, self._name, before, time.time())
+
+    def _put_again(self) -> None:
+        self.overwrites = self._store.put_if_absent(self._name, _SECOND)
+
+    def _read(self) -> None:
+        data = self._store.get(self._name)
+        if data not in (_FIRST, _SECOND):
+            raise _ProbeError("The object that was just written cannot be read.")
+        self.overwrites = self.overwrites or data != _FIRST
+
+    def _list(self) -> None:
+        if self._name not in self._store.list(self._name):
+            raise _ProbeError("The object that was just written is not listed.")
+
+    def _delete(self) -> None:
+        self._store.delete([self._name])
+        if self._store.exists(self._name):
+            raise _ProbeError("The object still exists after its deletion.")
+
+
+def _clock_ahead(store: ObjectStore, name: str, before: float, after: float) -> float | None:
+    """Return how far the store's clock is ahead, 0 if the time of the put fits between ``before`` and ``after``.
+
+    Stores round times down to a second.
+    """
+    try:
+        modified = store.modified(name) if isinstance(store, DatedStore) else None
+    except RiffleError:
+        modified = None  # without the right to read; the next steps report it
+    if modified is None:
+        return None
+    return modified - after if modified > after else min(0.0, modified + 1 - before)
+
+
+def kafka_facts(servers: Sequence[str]) -> KafkaFacts:
+    """Connect to each server, and to each broker that the cluster advertises."""
+    connected = tuple(server for server in servers if accepts_connections(server, _TIMEOUT_SECONDS))
+    refused = tuple(server for server in servers if server not in connected)
+    if not connected:
+        return KafkaFacts((), refused)
+    try:
+        with administrator(connected, _TIMEOUT_SECONDS) as admin:
+            brokers = tuple(f"{broker['host']}:{broker['port']}" for broker in admin.describe_cluster()["brokers"])
+    except Exception as error:  # noqa: BLE001 - Kafka's client raises errors of many kinds
+        return KafkaFacts(connected, refused, problem=str(error) or type(error).__name__)
+    lost = tuple(broker for broker in brokers if not accepts_connections(broker, _TIMEOUT_SECONDS))
+    return KafkaFacts(connected, refused, brokers, lost)

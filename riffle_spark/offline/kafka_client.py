@@ -1,0 +1,54 @@
+"""Connections to Kafka's brokers without Spark."""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from kafka import KafkaAdminClient
+
+__all__ = ["accepts_connections", "administrator"]
+
+_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
+
+
+@contextlib.contextmanager
+def administrator(
+    servers: Sequence[str], seconds: float, security: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[KafkaAdminClient]:
+    """Yield a client of the cluster. It waits at most ``seconds`` to connect and for each answer.
+
+    Raises ``ConnectionError`` if no server accepts connections: Kafka's client would leak its thread.
+    """
+    if not any(accepts_connections(server, seconds / len(servers)) for server in servers):
+        raise ConnectionError("no server can be reached")
+    limits = {name: int(seconds * 1000) for name in _LIMITS if name in KafkaAdminClient.DEFAULT_CONFIG}
+    admin = _Administrator(bootstrap_servers=list(servers), **limits, **security)
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
+class _Administrator(KafkaAdminClient):  # type: ignore[misc]
+    """A client that ends its thread if the server refuses it."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except BaseException:
+            self._closed = False  # close() needs it; the base class sets it at the end of __init__
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
+
+
+def accepts_connections(server: str, seconds: float) -> bool:
+    """Return whether a server, as ``host:port``, accepts connections."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False

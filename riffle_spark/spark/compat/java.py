@@ -1,0 +1,73 @@
+"""Look up Java classes and convert Python lists to Scala, in few Py4J calls."""
+
+import logging
+from typing import Any
+
+__all__ = ["MODULE", "cache_of", "first_class", "looked_up", "nil", "scala_seq"]
+
+MODULE = "MODULE$"
+"""The field that holds the instance of a Scala object."""
+_CALLS_FOR_MANY = 3
+_MOST_AT_ONCE = 10
+"""The number of items that Java's ``List.of`` takes."""
+_logger = logging.getLogger("riffle_spark")
+
+
+_caches: list[tuple[Any, dict[object, Any]]] = []
+"""The JVM of the last call, and what was looked up in it."""
+
+
+def looked_up(jvm: Any, name: str, member: str = "") -> Any:
+    """Return a class of the JVM, or a static member of it. Each is looked up once per JVM.
+
+    Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
+    """
+    cache = cache_of(jvm)
+    if (name, member) not in cache:
+        java_class = getattr(jvm, name)
+        cache[name, member] = getattr(java_class, member) if member else java_class
+    return cache[name, member]
+
+
+def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
+    """Return the first class in ``names`` that exists. It is looked up once per JVM: a Py4J error costs 80 calls."""
+    cache = cache_of(jvm)
+    if ("class", names) not in cache:
+        for_name = looked_up(jvm, "java.lang.Class", "forName")
+        for name in names[:-1]:
+            try:
+                cache["class", names] = for_name(name)
+                break
+            except Exception as error:  # noqa: BLE001 - Py4J raises what the JVM raises
+                _logger.debug("Class %s does not exist: %s", name, error)
+        else:
+            cache["class", names] = for_name(names[-1])
+    return cache["class", names]
+
+
+def cache_of(jvm: Any) -> dict[object, Any]:
+    """Return what was looked up in a JVM."""
+    if not _caches or _caches[-1][0] is not jvm:
+        _caches[:] = [(jvm, {})]
+    return _caches[-1][1]
+
+
+def nil(jvm: Any) -> Any:
+    """Return Scala's empty list."""
+    return looked_up(jvm, "scala.collection.immutable.Nil$", MODULE)
+
+
+def scala_seq(jvm: Any, items: list[Any]) -> Any:
+    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than there are items."""
+    if len(items) <= _CALLS_FOR_MANY:
+        sequence = nil(jvm)
+        for item in reversed(items):
+            sequence = looked_up(jvm, "scala.collection.immutable.$colon$colon")(item, sequence)
+        return sequence
+    list_of = looked_up(jvm, "java.util.List", "of")
+    java_list = list_of(*items[:_MOST_AT_ONCE])
+    if len(items) > _MOST_AT_ONCE:
+        java_list = looked_up(jvm, "java.util.ArrayList")(java_list)
+        for start in range(_MOST_AT_ONCE, len(items), _MOST_AT_ONCE):
+            java_list.addAll(list_of(*items[start : start + _MOST_AT_ONCE]))
+    return looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toSeq")(java_list)

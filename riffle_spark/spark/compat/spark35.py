@@ -1,0 +1,149 @@
+# mypy: disable-error-code="attr-defined,call-arg,arg-type,operator"
+"""What Spark 3.5 has. ``spark4`` defines the same names for Spark 4, which mypy checks this module against."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame as ClassicFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat.stateful_processor import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+
+__all__ = [
+    "CLASSIC",
+    "LOST_BLOCK",
+    "RAISED",
+    "SCALA",
+    "ClassicFrame",
+    "ExpiredTimerInfo",
+    "ListState",
+    "MapState",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
+    "TimerValues",
+    "ValueState",
+    "VariantType",
+    "beats",
+    "cogrouped",
+    "cogrouped_in_jvm",
+    "conf_of",
+    "error_of_class",
+    "local_checkpoint",
+    "no_stream",
+    "slot_udf",
+    "to_arrow",
+]
+
+CLASSIC: Final = "org.apache.spark.sql"
+LOST_BLOCK: Final = "Checkpoint block rdd_"
+RAISED: Final = "java.lang.RuntimeException: "
+SCALA: Final = "2.12"
+_BEAT_MS: Final = 1000
+_PLACE: Final = "__riffle_place"
+_Error = TypeVar("_Error", bound=PySparkException)
+
+
+class VariantType:
+    """A type that Spark 3.5 does not have. Nothing is an instance of it."""
+
+
+def slot_udf(function: Any) -> Any:
+    """Return a function for ``mapInArrow`` on a partition that has the rows of one slot."""
+    return partial(_call_on_partition, function)
+
+
+def _call_on_partition(function: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Call a slot's function with the rows of a partition of ``cogrouped``, and yield its result.
+
+    The first column has the slot. A slot without rows has a single row in which all other columns are null.
+    """
+    joined = pa.Table.from_batches(batches)
+    rows = joined.select(range(1, joined.num_columns))
+    if rows.num_rows == 1 and rows.column(0).null_count:
+        rows = rows.slice(0, 0)
+    yield from function((joined.column(0)[0],), None, rows).to_batches()
+
+
+def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
+    """Return the result of a ``slot_udf`` per value of a column that both frames have.
+
+    Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
+    partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
+    """
+    places = left.withColumnRenamed(by, _PLACE).hint("shuffle_hash")
+    joined = places.join(right, F.col(_PLACE) == F.col(by), "left")
+    return joined.mapInArrow(function, output)
+
+
+def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
+    """Return the JVM's frame of ``cogrouped``."""
+    del jvm
+    return cogrouped(left, right, by, function, output)._jdf
+
+
+def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines
+    """Return the arguments of a ``LogicalRDD`` for its stream, if its constructor has any."""
+    return []
+
+
+def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
+    """Return a frame whose rows are stored on the executors. An eager one computes them now.
+
+    Spark 3.5 has no argument for the level. But an RDD that is marked for a local checkpoint accepts another level.
+    """
+    if level == StorageLevel.MEMORY_AND_DISK:
+        return frame.localCheckpoint(eager=eager)
+    stored = frame.localCheckpoint(eager=False)
+    rdd = stored._jdf.queryExecution().analyzed().rdd()
+    rdd.persist(frame.sparkSession.sparkContext._getJavaStorageLevel(level))
+    if eager:
+        rdd.doCheckpoint()
+    return stored
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Return the rows of a frame."""
+    return pa.Table.from_batches(frame._collect_as_arrow())
+
+
+def conf_of(spark: SparkSession) -> dict[str, str]:
+    """Return a session's configuration without its JVM."""
+    return {row[0]: row[1] for row in spark.sql("SET").collect()}
+
+
+def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return an error of PySpark with the message of an error class, or with its name if Spark 3.5 lacks it."""
+    try:
+        return kind(error_class=name, message_parameters=dict(parameters))
+    except ValueError:
+        return kind(f"[{name}] {', '.join(f'{key}: {value}' for key, value in parameters.items())}")
+
+
+def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
+    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows."""
+    if every_ms != _BEAT_MS:
+        # Cause: Spark 3.5 has no data sources in Python, and its source `rate` has an offset per second.
+        raise ConfigError(
+            f"On Spark 3.5 a heartbeat cannot have an interval of {every_ms} ms.",
+            remedy='Use every="1 second". To run batches less often, set trigger(processingTime=...).',
+            where="heartbeat",
+            id="RIFFLE-1000",
+        )
+    fields = spark.createDataFrame([], schema).schema.fields
+    rate = spark.readStream.format("rate").option("numPartitions", 1).load()
+    return rate.where("value < 0").select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in fields])

@@ -1,0 +1,111 @@
+"""What Spark 4.0 to 4.3 have. ``spark35`` defines the same names for Spark 3.5."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+from pyspark.sql.types import StructType, VariantType
+from pyspark.util import PythonEvalType
+
+from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
+from riffle_spark.spark.compat.java import scala_seq
+
+__all__ = [
+    "CLASSIC",
+    "LOST_BLOCK",
+    "RAISED",
+    "SCALA",
+    "ClassicFrame",
+    "ExpiredTimerInfo",
+    "ListState",
+    "MapState",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
+    "TimerValues",
+    "ValueState",
+    "VariantType",
+    "beats",
+    "cogrouped",
+    "cogrouped_in_jvm",
+    "conf_of",
+    "error_of_class",
+    "local_checkpoint",
+    "no_stream",
+    "slot_udf",
+    "to_arrow",
+]
+
+CLASSIC: Final = "org.apache.spark.sql.classic"
+"""The Java package of ``SparkSession`` and ``Dataset``."""
+LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+"""A part of the message of Spark's error for a lost block of a local checkpoint."""
+RAISED: Final = "[USER_RAISED_EXCEPTION] "
+"""What precedes the text of ``raise_error`` in Spark's message."""
+SCALA: Final = "2.13"
+"""The Scala version in the names of Spark's connectors."""
+_Error = TypeVar("_Error", bound=PySparkException)
+
+
+def slot_udf(function: Any) -> Any:
+    """Return the function that Spark's workers call for a slot: from its key, number and rows to its result."""
+    return function
+
+
+def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
+    """Return the result of a ``slot_udf`` per value of a column that both frames have."""
+    return left.groupBy(by).cogroup(right.groupBy(by)).applyInArrow(function, output)
+
+
+def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
+    """Return the JVM's frame of ``cogrouped``, in fewer calls. Raise the JVM's error if it has no such method."""
+    eval_type = PythonEvalType.SQL_COGROUPED_MAP_ARROW_UDF
+    udf: Any = F.pandas_udf(function, returnType=output, functionType=eval_type)  # type: ignore[call-overload]
+    columns = [frame._jdf.apply(name) for frame in (left, right) for name in frame.columns]
+    call = udf._unwrapped._judf.apply(scala_seq(jvm, columns))
+    groups = [frame._jdf.groupBy(scala_seq(jvm, [frame._jdf.apply(by)])) for frame in (left, right)]
+    return groups[0].flatMapCoGroupsInArrow(groups[1], call)
+
+
+def no_stream(none: Any) -> list[Any]:
+    """Return the arguments of a ``LogicalRDD`` for its stream, if its constructor has any."""
+    return [none]
+
+
+def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
+    """Return a frame whose rows are stored on the executors. An eager one computes them now."""
+    return frame.localCheckpoint(eager=eager, storageLevel=level)
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Return the rows of a frame."""
+    return frame.toArrow()
+
+
+def conf_of(spark: SparkSession) -> dict[str, str]:
+    """Return a session's configuration without its JVM."""
+    return dict(spark.conf.getAll)
+
+
+def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return an error of PySpark with the message of an error class."""
+    return kind(errorClass=name, messageParameters=dict(parameters))
+
+
+def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
+    """Return a stream without rows that has a new offset at an interval."""
+    spark.dataSource.register(Heartbeat)
+    return spark.readStream.format(Heartbeat.name()).schema(schema).option(EVERY_MS, every_ms).load()

@@ -1,0 +1,155 @@
+"""The facts that `riffle doctor` gathers from stores, Kafka and this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from apps.demo.servers import KafkaBroker
+from riffle_spark.errors import RefusedError
+from riffle_spark.offline.doctor import machine
+from riffle_spark.offline.doctor.services import kafka_facts, store_facts
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import open_store
+from tests.kit.servers.object_server import ObjectServer
+
+TRIED = ("put", "conditional put", "read", "list", "delete")
+
+
+class Overwriting(MemoryStore):
+    """A store, or a proxy before it, that ignores conditions."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Replace the object."""
+        self.delete([name])
+        return super().put_if_absent(name, data)
+
+
+class WithoutDelete(MemoryStore):
+    """A store that refuses deletes."""
+
+    def delete(self, names: Sequence[str]) -> None:  # noqa: ARG002
+        """Refuse."""
+        raise RefusedError("Access denied.", remedy="Grant s3:DeleteObject.")
+
+
+def test_a_directory_is_probed_and_left_empty(tmp_path: Path) -> None:
+    """Every right is tried, and the clocks agree."""
+    store = DirectoryStore(tmp_path / "state")
+    facts = store_facts(store)
+    assert (facts.steps, facts.failed, facts.overwrites) == (TRIED, "", False)
+    assert facts.clock_ahead_seconds is not None
+    assert abs(facts.clock_ahead_seconds) < 60
+    assert store.list("") == []
+
+
+def test_a_file_systems_other_clock_is_measured(tmp_path: Path) -> None:
+    """By the time of the written file."""
+
+    class Fast(DirectoryStore):
+        def put_if_absent(self, name: str, data: bytes) -> bool:
+            written = super().put_if_absent(name, data)
+            ahead = time.time() + 3600
+            os.utime(self.root / name, (ahead, ahead))
+            return written
+
+    ahead = store_facts(Fast(tmp_path)).clock_ahead_seconds
+    assert ahead is not None
+    assert 3500 < ahead <= 3600
+
+
+def test_a_store_that_overwrites_is_noticed() -> None:
+    """The second put of a name must be refused."""
+    assert store_facts(Overwriting("overwriting")).overwrites
+
+
+def test_a_right_that_is_missing_is_named_with_what_is_left() -> None:
+    """The probe stays if it cannot be deleted."""
+    store = WithoutDelete("without-delete")
+    facts = store_facts(store)
+    assert (facts.failed, facts.problem, facts.left_over) == ("delete", "Access denied.", store.list("")[0])
+
+
+def test_an_s3_server_is_probed(object_server: ObjectServer) -> None:
+    """With its own conditional put and its own clock."""
+    store = open_store(object_server.new_root(), object_server.options)
+    facts = store_facts(store)
+    assert (facts.steps, facts.overwrites) == (TRIED, False)
+    assert facts.clock_ahead_seconds is not None
+    assert abs(facts.clock_ahead_seconds) < 60
+    assert store.list("") == []
+
+
+def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: ObjectServer) -> None:
+    """A missing bucket is an error, a closed port is not."""
+    missing = store_facts(open_store("s3://nobody-made-it/x", object_server.options))
+    assert (missing.failed, missing.is_reachable) == ("put", True)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        options = ObjectServer(f"http://127.0.0.1:{reserved.getsockname()[1]}").options
+        away = store_facts(open_store("s3://bucket/x", options))
+    assert (away.failed, away.is_reachable) == ("put", False)
+
+
+def test_kafka_servers_that_accept_connections_are_told_from_others() -> None:
+    """A server that is not Kafka does not describe a cluster."""
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
+        closed.bind(("127.0.0.1", 0))
+        away = f"127.0.0.1:{closed.getsockname()[1]}"
+        assert kafka_facts([away, "no-port"]).refused == (away, "no-port")
+        mute = f"127.0.0.1:{listening.getsockname()[1]}"
+        facts = kafka_facts([mute, away])
+    assert (facts.connected, facts.refused) == ((mute,), (away,))
+    assert facts.problem
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_advertises_an_address_is_asked_for_it(kafka_broker: KafkaBroker) -> None:
+    """The advertised brokers accept connections, too."""
+    facts = kafka_facts([kafka_broker.bootstrap])
+    bootstrap = (kafka_broker.bootstrap,)
+    assert (facts.connected, facts.brokers, facts.unreachable_brokers) == (bootstrap, bootstrap, ())
+
+
+def test_the_python_of_workers_is_asked_for_its_version_and_packages(tmp_path: Path) -> None:
+    """``spark.pyspark.python`` counts before ``PYSPARK_PYTHON``."""
+    facts = machine.worker_python({"PYSPARK_PYTHON": "/nowhere/python"}, {"spark.pyspark.python": sys.executable})
+    assert facts.version == tuple(sys.version_info[:3])
+    assert facts.packages["pyarrow"] == machine.driver_python().packages["pyarrow"]
+    missing = machine.worker_python({"PYSPARK_PYTHON": "/nowhere/python"}, {})
+    assert (missing.version, missing.problem) == ((), "there is no such program")
+
+
+def test_java_is_that_of_java_home(tmp_path: Path) -> None:
+    """Whatever else is on the path."""
+    facts = machine.java_facts({"JAVA_HOME": str(tmp_path)})
+    assert (facts.command, facts.major) == (f"{tmp_path}/bin/java", None)
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    assert machine.java_facts({"JAVA_HOME": str(tmp_path)}).major == 8
+
+
+def test_a_local_folder_is_written_to_and_not_created(tmp_path: Path) -> None:
+    """The folder above it is tried."""
+    facts = machine.disk_facts(str(tmp_path / "riffle" / "copies"))
+    assert (facts.problem, facts.free_bytes > 0) == ("", True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert machine.disk_facts(str(tmp_path / "file")).problem
+
+
+def test_spark_defaults_are_read(tmp_path: Path) -> None:
+    """Names and values are separated by blanks or by an equals sign."""
+    (tmp_path / "spark-defaults.conf").write_text("# x\nspark.master  yarn\nspark.executor.cores=4\n\nbroken\n")
+    expected = {"spark.master": "yarn", "spark.executor.cores": "4"}
+    assert machine.read_spark_defaults({"SPARK_CONF_DIR": str(tmp_path)}, None) == expected
+    assert machine.read_spark_defaults({}, tmp_path) == {}
