@@ -101,8 +101,8 @@ class Yarn(Server):
         address = self._addresses["yarn.resourcemanager.webapp.address"]
         try:
             with urllib.request.urlopen(f"http://{address}/ws/v1/cluster/metrics", timeout=2) as answer:
-                return int(json.load(answer)["clusterMetrics"]["activeNodes"]) == 1
-        except (urllib.error.URLError, OSError, ValueError, KeyError):
+                return int(json.load(answer)["activeNodes"]) == 1
+        except (urllib.error.URLError, OSError, ValueError):
             return False
 
 
