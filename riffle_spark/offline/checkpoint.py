@@ -42,7 +42,7 @@ class Checkpoint:
         return masked(self.location)
 
     def query_id(self) -> str:
-        """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint."""
+        """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint at the location."""
         query_id = self.find_query_id()
         if query_id is None:
             # Cause: The path is wrong, or the query has never started.
@@ -59,6 +59,7 @@ class Checkpoint:
         return self._reached(self._read_query_id)
 
     def _read_query_id(self) -> str | None:
+        """Return the query id in the checkpoint's metadata, ``None`` if there is none."""
         files, base = self._files()
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
@@ -68,9 +69,10 @@ class Checkpoint:
             return None
 
     def next_batch(self) -> int:
-        """Return the id of the batch that Spark runs next: the last planned batch unless it is committed.
+        """Return the id of the batch that Spark runs next, 0 if no batch is planned.
 
-        Commits after the last planned batch, as in a copy that took one folder after the other, are ignored.
+        It is the last planned batch, or the one after if that is committed. Commits after the last planned batch, as in
+        a copy that took one folder after the other, are ignored.
         """
         planned, committed = self._reached(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
         return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
@@ -125,6 +127,7 @@ class Checkpoint:
         return self._reached(self._read_source_entries)
 
     def _read_source_entries(self) -> dict[int, int]:
+        """Return the number of the newest log entry by source number."""
         files, base = self._files()
         selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
         matches = [_SOURCE_ENTRY.search(info.path) for info in files.get_file_info(selector)]
@@ -146,7 +149,10 @@ class Checkpoint:
         return self._reached(lambda: self._restored(version, offsets, previous_offsets, runs_again=runs_again))
 
     def _reached(self, work: Callable[[], _Result]) -> _Result:
-        """Run ``work``. Errors of a file system may contain the credentials of the location, so they are masked."""
+        """Run ``work`` and return its result. Errors of the file system become ``UnavailableError``.
+
+        They may contain the credentials of the location, so they are masked.
+        """
         try:
             return work()
         except (OSError, pa.ArrowException) as error:
@@ -164,7 +170,10 @@ class Checkpoint:
     def _restored(
         self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
     ) -> list[str]:
-        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``."""
+        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``.
+
+        Return the steps taken.
+        """
         committed = version - 1 if runs_again and offsets is not None else version
         steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
@@ -178,7 +187,7 @@ class Checkpoint:
         return steps
 
     def _remove_after(self, folder: str, newest: int) -> list[str]:
-        """Remove the entries after ``newest``, newest first."""
+        """Remove the entries of batches after ``newest``, newest first. Return the steps taken."""
         files, base = self._files()
         batches = [batch for batch in reversed(self._batch_ids(folder)) if batch > newest]
         for batch in batches:
@@ -186,7 +195,7 @@ class Checkpoint:
         return [f"removed {folder}/{batch}" for batch in batches]
 
     def _ensure_entry(self, folder: str, batch: int, text: str, *, replace: bool = True) -> list[str]:
-        """Write an entry that is missing or, with ``replace``, differs."""
+        """Write an entry that is missing or, with ``replace``, differs. Return the step taken, or nothing."""
         files, base = self._files()
         existing = self._read(files, f"{base}/{folder}/{batch}")
         if existing == text or (existing is not None and not replace):
@@ -195,7 +204,7 @@ class Checkpoint:
         return [f"wrote {folder}/{batch}"]
 
     def _read(self, files: fs.FileSystem, name: str) -> str | None:
-        """Return the text of a file, or ``None`` if it does not exist."""
+        """Return the text of a file, or ``None`` if it does not exist. Raises ``ConfigError`` if it is too large."""
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
@@ -230,6 +239,7 @@ class Checkpoint:
         return files, base.rstrip("/")
 
     def _file_system_of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
+        """Return pyarrow's file system of a URI, and the path in it. Raises ``ConfigError`` if it has none."""
         try:
             files, base = fs.FileSystem.from_uri(location)
         except (ValueError, NotImplementedError, pa.ArrowException) as error:
@@ -244,6 +254,7 @@ class Checkpoint:
         )
 
     def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
+        """Return pyarrow's file system for an S3-compatible server."""
         check_endpoint(options.s3_endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
@@ -261,11 +272,13 @@ class Checkpoint:
         )
 
     def _batch_ids(self, folder: str) -> list[int]:
+        """Return the ids of the batches with an entry in a folder of the checkpoint, ascending."""
         files, base = self._files()
         infos = files.get_file_info(fs.FileSelector(f"{base}/{folder}", allow_not_found=True))
         return sorted(int(info.base_name) for info in infos if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
+        """Remove a batch's entry and its checksum, if they exist."""
         for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last, so that a retry sees it
             if files.get_file_info(name).type is fs.FileType.File:
                 files.delete_file(name)
@@ -283,7 +296,7 @@ class Checkpoint:
 
 
 def _watermark_in(offsets: str) -> int:
-    """Return Spark's watermark in the second line of an offset-log entry."""
+    """Return Spark's watermark (ms) in the second line of an offset-log entry, 0 if it has none."""
     try:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
@@ -310,12 +323,13 @@ def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, i
 
 
 def _is_start_offset(offset: str) -> bool:
-    """Return whether an option can start a query at this offset. File and rate sources have none."""
+    """Return whether an option can start a query at this offset. Offsets of file and rate sources cannot."""
     fields = _parsed_offset(offset)
     return isinstance(fields, dict) and not {"logOffset"} <= {*fields} and {*fields} != {"offset", "timestamp"}
 
 
 def _parsed_offset(offset: str) -> object:
+    """Return an offset as JSON values, or its text if it is not JSON. Equal offsets may differ as text."""
     try:
         return json.loads(offset)
     except ValueError:

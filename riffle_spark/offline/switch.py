@@ -178,7 +178,7 @@ def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
 
 
 def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
-    """Return the number of parts and bytes per encryption key, of all state and the newest batch's sealed output."""
+    """Return a line per encryption key with its parts and bytes, of all state and the newest batch's sealed output."""
     links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in tail.outputs]
     parts = [(link.object, link.start, link.length) for link in links]
     for address, entry in manifest.entries.items():
@@ -215,6 +215,8 @@ def _check_change(tail: Record, dispatch: str, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
+    """A change of dispatch, key-groups or encryption. Without ``execute`` nothing is written."""
+
     objects: ObjectStore
     tail: Record
     dispatch: str
@@ -223,7 +225,10 @@ class _Switch:
     keys: Keys | None
 
     def run(self, manifest: Manifest, partition_of: PartitionOf | None) -> tuple[Manifest, Shards, list[str]]:
-        """Return the new manifest, its shards, and the steps."""
+        """Return the new manifest, its shards, and the steps.
+
+        Raises ``ConfigError`` if the change needs ``partition_of`` and it is ``None``.
+        """
         if self.dispatch != "key_group" and (self.tail.dispatch != "key_group" or not manifest.entries):
             return manifest, Shards(self.tail.shards).extended((), self.total), ["leave every shard as it is"]
         new_shards: _ByKey | _ByPartition
@@ -255,7 +260,7 @@ class _Switch:
         return Manifest(entries), new_shards.shards, steps
 
     def draft(self) -> Record:
-        """Return the record of the switch without its shards."""
+        """Return the record of the switch, without its shards."""
         return replace(
             self.tail,
             kind="dispatch",
@@ -294,7 +299,7 @@ class _Switch:
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
-        """Return the snapshot of a shard. With ``execute``, write its object."""
+        """Return the snapshot of a shard's rows. With ``execute``, put its object."""
         attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head = Head(self.tail.version, attempt)
         data = part_codec.encode(rows, schema.due)
@@ -307,6 +312,7 @@ class _Switch:
         return snapshot
 
     def _two_partitions(self, store: str, error: SharedKey) -> ConflictError:
+        """Return the error for a key with state in two partitions that would be merged."""
         first, second = (f"{topic}/{partition}" for topic, partition in (self.tail.shards[n] for n in error.shards))
         return ConflictError(
             f"Key {error.key} of store {store!r} has state in two partitions, {first} and {second}, which cannot "
@@ -325,6 +331,7 @@ class _ByKey:
         self._total = total
 
     def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - a NewShards
+        """Return the key-group of each key."""
         return keygroups.key_groups(keys.columns, self._total)
 
 
@@ -338,6 +345,7 @@ class _ByPartition:
         self._total = total
 
     def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - a NewShards
+        """Return the shard of each key. Raises ``ConfigError`` for an invalid answer of the user's function."""
         answer = _call(self._partition_of, keys)
         if not _call(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
             raise _invalid_answer("returned another partition when it was called again with fewer keys")
@@ -350,7 +358,10 @@ class _ByPartition:
 
 
 def _call(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
-    """Return the function's answer for ``keys``, checked and cast."""
+    """Return the answer of the user's function for ``keys``, checked and cast.
+
+    Raises ``ConfigError`` if it is invalid.
+    """
     try:
         answer = partition_of(keys)
     except Exception as error:
@@ -373,11 +384,13 @@ def _call(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
 
 
 def _distinct_partitions(answer: pa.Table) -> set[Partition]:
+    """Return the distinct (topic, partition) pairs of an answer."""
     groups = answer.group_by(_PARTITION_SCHEMA.names).aggregate([])
     return set(zip(groups["topic"].to_pylist(), groups["partition"].to_pylist(), strict=True))
 
 
 def _invalid_answer(problem: str) -> ConfigError:
+    """Return the error for the user's function, whose text continues with ``problem``."""
     return ConfigError(
         f"The function from keys to partitions {problem}.",
         remedy="Correct the function: for each row of a table of key columns it must return the topic and partition of "

@@ -40,9 +40,11 @@ def with_expired(
     result: SlotResult,
     timed: run_computation.Timed,
 ) -> SlotResult:
-    """Return a slot's result after its due keys, with the next due time of each changed key-group.
+    """Return a slot's ``result`` after its due keys were processed.
 
-    ``stacks`` and ``entries`` are of the touched key-groups and of key-groups with due keys.
+    The computation gets each due key once; the key is deleted unless the computation keeps it. Timers of the result are
+    the next due times of the changed key-groups. ``stacks`` and ``entries`` are of the touched key-groups and of
+    key-groups with due keys.
     """
     first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
     changes = result.changes
@@ -68,7 +70,10 @@ def with_expired(
 def _forgotten(
     changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
 ) -> tuple[int, dict[int, int]]:
-    """Return how many keys are due in key-groups that changed, and the time from which to search each key-group."""
+    """Return how many keys are due by ``until_ms`` in changed key-groups, and the time from which to search each next.
+
+    The computation forgets due keys on its own. ``first_ms`` has the time from which to search each key-group now.
+    """
     changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
     due = [
         run.due.between(first_ms[key_group], until_ms)
@@ -87,7 +92,10 @@ def _with_due_rows(
     first_ms: Mapping[int, int],
     until_ms: int,
 ) -> StateChanges:
-    """Return a batch's changes with the due rows of the stacks that it did not change."""
+    """Return a batch's changes with the stored rows that are due by ``until_ms`` and that the batch did not change.
+
+    ``first_ms`` has the time from which to search the stack of each key-group.
+    """
     below = [
         RunsOfKeyGroup(kg, stacks[kg].runs, ms)
         for kg, ms in sorted(first_ms.items())
@@ -105,7 +113,7 @@ def _with_due_rows(
 
 
 def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
-    """Return when each row is due (ms), ``NEVER_MS`` for never."""
+    """Return the time (ms) at which each changed row is due, ``NEVER_MS`` for never."""
     column = one_array(changes.table.column(str(schema.due)))
     deleted = changes.table.column(part_codec.DELETED).to_numpy()
     has_time = valid_mask(column)
@@ -113,7 +121,7 @@ def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
 
 
 def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
-    """Return the due keys and their state."""
+    """Return the due keys without input rows, and their state."""
     rows = changes.table.filter(pa.array(is_due)).combine_chunks()
     key_groups = changes.key_groups[is_due]
     hashes = rows.column(part_codec.HASH).to_numpy()
@@ -123,7 +131,7 @@ def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> 
 
 
 def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
-    """Return the changes with some rows replaced, row by row."""
+    """Return the changes with the rows of a mask replaced, in order, by those of ``replacement``."""
     rows = changes.table.num_rows
     new_rows = replacement.table.num_rows
     assert new_rows == np.count_nonzero(replaced_rows), "each due key is deleted or kept"
@@ -136,10 +144,10 @@ def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: Stat
 def _first_due(
     schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int]
 ) -> dict[int, int | None]:
-    """Return when each changed key-group is due next, ``None`` for never.
+    """Return the time (ms) at which each changed key-group is due next, ``None`` for never.
 
-    No rows are read if no older row is due before the changed rows. Otherwise the batch, or an earlier one, may have
-    moved or deleted that row, so the rows are read.
+    No stored rows are read if no older row is due before the changed rows. Otherwise the batch, or an earlier one, may
+    have moved or deleted that row, so the rows are read.
     """
     spans = spans_of(changes.key_groups)
     hashes = changes.table.column(part_codec.HASH).to_numpy()
@@ -161,7 +169,7 @@ def _first_due(
 
 
 def _run(schema: PlainColumns, table: pa.Table) -> Run:
-    """Return a key-group's changes as a run."""
+    """Return the changes of a key-group as a run, as a stack has them."""
     rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()
     due = due_times(rows.column(schema.due), deleted)

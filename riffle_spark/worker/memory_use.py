@@ -31,10 +31,12 @@ def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
 
 
 def _words(system: Path, name: str) -> list[bytes]:
+    """Return the words of a file of the system."""
     return (system / name).read_bytes().split()
 
 
 def _value(words: list[bytes], name: bytes) -> int:
+    """Return the number that follows ``name`` among the words of a file. Raises ``ValueError`` if it is missing."""
     return int(words[words.index(name) + 1])
 
 
@@ -60,6 +62,7 @@ def _control_groups(system: Path) -> tuple[tuple[int, str, str, bytes], ...]:
 
 
 def _limit(file: Path) -> int:
+    """Return the limit in a control group's file, a large number if it has none."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

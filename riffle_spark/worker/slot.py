@@ -88,6 +88,8 @@ def run_slot(
 
 
 class _Attempt:
+    """One attempt of a slot: its folder, store and keys, and what its receipt will report (``facts``)."""
+
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
@@ -106,7 +108,7 @@ class _Attempt:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to the step ``name``, without the time of steps inside the block."""
+        """Measure the block as step ``name``, without the time of steps inside the block."""
         outer = self._inside
         self._inside = 0.0
         started = time.perf_counter()
@@ -118,7 +120,7 @@ class _Attempt:
             self._inside = outer + took
 
     def timed(self, call: Callable[_Params, _Returned]) -> Callable[_Params, _Returned]:
-        """Wrap a call of the computation so that its time is added to the step ``user``."""
+        """Return a function that makes the same call and adds its time to the step ``user``."""
 
         def timed_call(*args: _Params.args, **options: _Params.kwargs) -> _Returned:
             with self.step("user"):
@@ -175,6 +177,7 @@ class _Attempt:
             _logger.debug("cannot merge the stacks of %s: %s", self.order.store, error)
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
+        """Run the computation on the slot's rows, and on due keys of the slot. Nothing is sealed yet."""
         order = self.order
         visited = {key_group for key_group, _, _ in touched.spans}.union(run_computation.due_key_groups(order, slot))
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
@@ -186,7 +189,7 @@ class _Attempt:
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
-        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has a copy."""
+        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has one."""
         on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
         missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
@@ -201,21 +204,26 @@ class _Attempt:
             )
 
     def _has_standby_elsewhere(self, key_group: int) -> bool:
+        """Return whether the order names a standby of the key-group on another member."""
         return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
     def _is_buildable(self, entry: Entry) -> bool:
-        """Whether the key-group is empty, or local files hold all its changes."""
+        """Return whether the key-group is empty, or local files hold all its changes."""
         if entry.head == EMPTY_HEAD:
             return True
         sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def whole(self, key_group: int) -> Entry:
-        """Return a key-group's uncut entry, from the record of the order."""
+        """Return the complete entry of a key-group, read from the record of the order.
+
+        Orders have the newest links only.
+        """
         order = self.order
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
+        """Return the receipt of the attempt so far."""
         totals = self.reader.totals
         return Receipt(
             store=self.order.store,
@@ -295,6 +303,7 @@ class _SlotState:
             )
 
     def _stacks(self, schema: StoreSchema) -> dict[int, OpenStack]:
+        """Bring the copies to the heads of the entries, and return them open for reading, by key-group."""
         attempt = self.attempt
         order = attempt.order
         keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
@@ -306,7 +315,10 @@ class _SlotState:
 
 
 def beyond_memory(problem: str) -> ConfigError:
-    """Return the error for a slot with rows or results that exceed the memory of its Python worker."""
+    """Return the error for a slot with rows or results that exceed the memory of its Python worker.
+
+    ``problem`` is the text of the original error.
+    """
     return ConfigError(
         f"A slot's rows do not fit into its Python worker: {problem}.",
         remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
@@ -339,9 +351,10 @@ def beyond_threads() -> ConfigError:
 
 
 def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
-    """Return an error of the system as a ``RiffleError``; raise any other.
+    """Return an error of the system as a ``RiffleError``. Raises ``error`` itself if it is of another kind.
 
     Errors in the user's function and in the store are already a ``RiffleError``, so the others concern local files.
+    ``folder`` is the folder of local copies, ``None`` if it was not opened.
     """
     if isinstance(error, RiffleError):
         return error
@@ -359,6 +372,7 @@ def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
+    """Return the output rows of an attempt, with the routing columns of the result and the receipt in a last row."""
     schema, count = result_schema(output), rows.num_rows
     names = pa.repeat(receipt.attempt, count)
     answer = pa.table([names, pa.nulls(count, pa.string()), *rows.columns], schema=schema)
