@@ -56,7 +56,7 @@ class Checkpoint:
 
     def find_query_id(self) -> str | None:
         """Return the id of the query, ``None`` if there is no checkpoint. Raises ``ConfigError`` for an invalid URI."""
-        return self._reached(self._read_query_id)
+        return self._with_masked_errors(self._read_query_id)
 
     def _read_query_id(self) -> str | None:
         """Return the query id in the checkpoint's metadata, ``None`` if there is none."""
@@ -74,7 +74,7 @@ class Checkpoint:
         It is the last planned batch, or the one after if that is committed. Commits after the last planned batch, as in
         a copy that took one folder after the other, are ignored.
         """
-        planned, committed = self._reached(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
+        planned, committed = self._with_masked_errors(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
         return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
 
     def offsets(self, batch: int) -> str | None:
@@ -84,7 +84,7 @@ class Checkpoint:
             files, base = self._files()
             return self._read(files, f"{base}/offsets/{batch}")
 
-        return self._reached(read)
+        return self._with_masked_errors(read)
 
     def describe_start_gaps(self, version: int, offsets: str | None) -> list[str]:
         """Return a sentence per source that would not continue from the offset-log entry ``offsets``.
@@ -119,12 +119,12 @@ class Checkpoint:
             files, base = self._files()
             return self._read(files, f"{base}/sources/{source}/0")
 
-        text = self._reached(read)
+        text = self._with_masked_errors(read)
         return text.rstrip().rpartition("\n")[2] if text else None
 
     def newest_source_entries(self) -> dict[int, int]:
         """Return the number of the newest log entry of each source that keeps a log, as file sources do."""
-        return self._reached(self._read_source_entries)
+        return self._with_masked_errors(self._read_source_entries)
 
     def _read_source_entries(self) -> dict[int, int]:
         """Return the number of the newest log entry by source number."""
@@ -146,9 +146,11 @@ class Checkpoint:
         before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
         before is the last committed batch, and Spark runs ``version`` again.
         """
-        return self._reached(lambda: self._restored(version, offsets, previous_offsets, runs_again=runs_again))
+        return self._with_masked_errors(
+            lambda: self._restore_entries(version, offsets, previous_offsets, runs_again=runs_again)
+        )
 
-    def _reached(self, work: Callable[[], _Result]) -> _Result:
+    def _with_masked_errors(self, work: Callable[[], _Result]) -> _Result:
         """Run ``work`` and return its result. Errors of the file system become ``UnavailableError``.
 
         They may contain the credentials of the location, so they are masked.
@@ -167,7 +169,7 @@ class Checkpoint:
             id="RIFFLE-0125",
         ) from cause
 
-    def _restored(
+    def _restore_entries(
         self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
     ) -> list[str]:
         """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``.

@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Un
 from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
 from riffle_spark.offline.checkpoint_comparison import rollback_command
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
-from riffle_spark.offline.rollback_targets import current_line, find_target, offsets_before, read_intact
+from riffle_spark.offline.rollback_targets import current_history, find_target, offsets_before, read_intact
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.settings import Settings
@@ -181,7 +181,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
             where=root,
             id="RIFFLE-0135",
         )
-    for record in [tail] if tail.query_id == query_id else current_line(log, tail):
+    for record in [tail] if tail.query_id == query_id else current_history(log, tail):
         if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
             # Cause: The checkpoint was restored from an older backup.
             raise ConfigError(

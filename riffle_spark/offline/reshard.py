@@ -33,7 +33,7 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["NewShards", "SharedKey", "read_state", "resharded", "scratch_folder"]
+__all__ = ["NewShards", "SharedKey", "read_state", "reshard_state", "scratch_folder"]
 
 NewShards = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """A function from a shard and keys of it to the new shard of each key."""
@@ -55,7 +55,7 @@ class SharedKey(Exception):
         self.shards = shards
 
 
-def resharded(
+def reshard_state(
     schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, new_shards: NewShards, folder: Path
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield each new shard that has keys and its state, sorted like a snapshot, by number.

@@ -13,7 +13,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, manifest_of_record
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["current_line", "find_target", "offsets_before", "parse_target", "read_intact"]
+__all__ = ["current_history", "find_target", "offsets_before", "parse_target", "read_intact"]
 
 _READ_AHEAD_MAX = 32
 """Records read and held at once: a full record of many key-groups has megabytes."""
@@ -26,7 +26,7 @@ def find_target(log: Log, tail: Record, target: int | str) -> Record:
     Raises ``ConfigError`` with the available range if that record is not promised or not intact.
     """
     is_record, number = parse_target(target)
-    return _promised_record(log, tail, number) if is_record else _newest_record_of(log, tail, number)
+    return _find_record(log, tail, number) if is_record else _find_batch_record(log, tail, number)
 
 
 def parse_target(target: int | str) -> tuple[bool, int]:
@@ -47,13 +47,13 @@ def parse_target(target: int | str) -> tuple[bool, int]:
 
 def offsets_before(log: Log, target: Record) -> str | None:
     """Return Spark's offset-log entry of the batch before ``target``'s, ``None`` if the log does not have it."""
-    for record in current_line(log, target):
+    for record in current_history(log, target):
         if record.version < target.version:
             return record.offsets if record.version == target.version - 1 else None
     return None
 
 
-def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
+def _find_record(log: Log, tail: Record, sequence: int) -> Record:
     """Return the record with this number. Raises ``ConfigError`` if a rollback may not return to it."""
     if not tail.promised <= sequence <= tail.sequence:
         # Cause: Retention deleted the older records.
@@ -66,13 +66,13 @@ def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
     return log.read(sequence)
 
 
-def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
+def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
     """Return the newest record of batch ``version`` that a rollback may return to.
 
     Raises ``ConfigError`` if there is none.
     """
     versions: set[int] = set()
-    for record in current_line(log, tail):
+    for record in current_history(log, tail):
         if record.sequence < tail.promised:
             break
         if record.version == version:
@@ -88,7 +88,7 @@ def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
     )
 
 
-def current_line(log: Log, tail: Record) -> Iterator[Record]:
+def current_history(log: Log, tail: Record) -> Iterator[Record]:
     """Yield the intact records from ``tail`` back, without records that an earlier rollback gave up.
 
     Reads records by number, because a LIST that lags might omit a rollback. Reads ahead in growing blocks.

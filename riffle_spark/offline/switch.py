@@ -26,7 +26,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import NewShards, SharedKey, read_state, resharded, scratch_folder
+from riffle_spark.offline.reshard import NewShards, SharedKey, read_state, reshard_state, scratch_folder
 from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
@@ -156,7 +156,7 @@ def switch_keys(
         scratch_folder() as folder,
     ):
         manifest = Manifest(
-            {address: switch.rewritten(address, entry, folder) for address, entry in log.manifest.entries.items()}
+            {address: switch.rewrite_entry(address, entry, folder) for address, entry in log.manifest.entries.items()}
         )
         if execute:
             draft = replace(
@@ -249,7 +249,7 @@ class _Switch:
         for store in sorted({store for store, _ in manifest.entries}):
             old = {shard: entry for (name, shard), entry in manifest.entries.items() if name == store}
             schema = schema_of_text(store, self.tail.schemas[store])
-            new = self._moved(schema, old, new_shards)
+            new = self._move_state(schema, old, new_shards)
             entries |= {(store, shard): entry for shard, entry in new.items()}
             unit = "keys" if schema.one_row_a_key else "entries"
             snapshots = [entry.snapshot for entry in new.values() if entry.snapshot]
@@ -276,20 +276,20 @@ class _Switch:
             weights={},
         )
 
-    def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
+    def _move_state(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
         """Return the entries of a store in its new shards, each with a new snapshot."""
         reader = Reader(self.objects, self.keys)
         with scratch_folder() as folder:
             try:
-                states = resharded(schema, entries, reader, new_shards, folder)
+                states = reshard_state(schema, entries, reader, new_shards, folder)
                 return {
                     shard: Entry(self._put(schema, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in states
                 }
             except SharedKey as error:
-                raise self._two_partitions(schema.store, error) from error
+                raise self._two_partitions_error(schema.store, error) from error
 
-    def rewritten(self, address: Address, entry: Entry, folder: Path) -> Entry:
+    def rewrite_entry(self, address: Address, entry: Entry, folder: Path) -> Entry:
         """Return a key-group's entry with its state as a new snapshot."""
         store, key_group = address
         schema = schema_of_text(store, self.tail.schemas[store])
@@ -311,7 +311,7 @@ class _Switch:
             self.objects.put_if_absent(paths.snapshot(schema.store, shard, snapshot.id), data)
         return snapshot
 
-    def _two_partitions(self, store: str, error: SharedKey) -> ConflictError:
+    def _two_partitions_error(self, store: str, error: SharedKey) -> ConflictError:
         """Return the error for a key with state in two partitions that would be merged."""
         first, second = (f"{topic}/{partition}" for topic, partition in (self.tail.shards[n] for n in error.shards))
         return ConflictError(
@@ -346,18 +346,18 @@ class _ByPartition:
 
     def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - a NewShards
         """Return the shard of each key. Raises ``ConfigError`` for an invalid answer of the user's function."""
-        answer = _call(self._partition_of, keys)
-        if not _call(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
-            raise _invalid_answer("returned another partition when it was called again with fewer keys")
+        answer = _call_checked(self._partition_of, keys)
+        if not _call_checked(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
+            raise _invalid_answer_error("returned another partition when it was called again with fewer keys")
         partitions = _distinct_partitions(answer)
         unknown = sorted(partitions - self._known) if self._known else []
         if unknown:
-            raise _invalid_answer(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
+            raise _invalid_answer_error(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
         self.shards = self.shards.extended(partitions, self._total)
         return self.shards.of(answer.column("topic"), answer.column("partition"))
 
 
-def _call(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
+def _call_checked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
     """Return the answer of the user's function for ``keys``, checked and cast.
 
     Raises ``ConfigError`` if it is invalid.
@@ -365,21 +365,21 @@ def _call(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
     try:
         answer = partition_of(keys)
     except Exception as error:
-        raise _invalid_answer(f"failed: {error!r}") from error
+        raise _invalid_answer_error(f"failed: {error!r}") from error
     if isinstance(answer, pa.StructArray):
         answer = pa.Table.from_struct_array(answer)
     if not isinstance(answer, pa.Table) or not set(_PARTITION_SCHEMA.names) <= set(answer.column_names):
-        raise _invalid_answer("must return a pyarrow table with the columns topic and partition")
+        raise _invalid_answer_error("must return a pyarrow table with the columns topic and partition")
     if answer.num_rows != keys.num_rows:
-        raise _invalid_answer(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
+        raise _invalid_answer_error(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
     try:
         answer = cast_table(answer.select(_PARTITION_SCHEMA.names), _PARTITION_SCHEMA).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _invalid_answer(
+        raise _invalid_answer_error(
             f"returned a topic that is not text or a partition that is no integer: {error}"
         ) from error
     if any(column.null_count for column in answer.columns):
-        raise _invalid_answer("returned a null")
+        raise _invalid_answer_error("returned a null")
     return answer
 
 
@@ -389,7 +389,7 @@ def _distinct_partitions(answer: pa.Table) -> set[Partition]:
     return set(zip(groups["topic"].to_pylist(), groups["partition"].to_pylist(), strict=True))
 
 
-def _invalid_answer(problem: str) -> ConfigError:
+def _invalid_answer_error(problem: str) -> ConfigError:
     """Return the error for the user's function, whose text continues with ``problem``."""
     return ConfigError(
         f"The function from keys to partitions {problem}.",

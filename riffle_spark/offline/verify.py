@@ -284,12 +284,12 @@ def _check_links(
     try:
         fetched = reader.fetched(run)
     except CorruptStateError as error:
-        verification.add_error(_worst(levels[part] for link in run for part in links[link]), error)
+        verification.add_error(_worst_level(levels[part] for link in run for part in links[link]), error)
         return
     for link, data in fetched.items():
         where = f"{link.object}[{link.start}:{link.start + link.length}]"
         if isinstance(data, CorruptStateError) or len(data) != link.length:
-            verification.add_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
+            verification.add_error(_worst_level(levels[part] for part in links[link]), part_codec.altered(where))
             continue
         verification.checked_bytes += link.length
         for part in links[link]:  # an altered record may list one part for several key-groups
@@ -302,7 +302,7 @@ def _check_links(
             _check_rows(verification, levels[part], data, link.rows, where, place, schema)
 
 
-def _worst(levels: Iterable[Level]) -> Level:
+def _worst_level(levels: Iterable[Level]) -> Level:
     """Return the worst of these levels."""
     return "state" if "state" in levels else "rollback"
 

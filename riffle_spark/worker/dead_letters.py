@@ -17,7 +17,7 @@ from riffle_spark.state.copies import disk
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import DeadRows, SlotResult
 
-__all__ = ["collects_for", "split_letters", "with_letters"]
+__all__ = ["collects_for", "run_with_letters", "split_letters"]
 
 Run = Callable[[pa.Table, TouchedKeys], SlotResult]
 Numbers = npt.NDArray[np.int64]
@@ -25,15 +25,15 @@ Numbers = npt.NDArray[np.int64]
 
 def collects_for(order: Order) -> Collects | None:
     """Return the function that decides which errors make dead letters, or ``None`` if the order has no dead letters."""
-    return _is_of_rows if LETTER in order.output.names else None
+    return _may_be_caused_by_rows if LETTER in order.output.names else None
 
 
-def _is_of_rows(error: Exception) -> bool:
+def _may_be_caused_by_rows(error: Exception) -> bool:
     """Return whether rows may have caused an error. They do not cause a lack of memory or a full local disk."""
     return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_refusal(error))
 
 
-def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:
+def run_with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:
     """Return the result of ``run`` on a slot's rows, with the dead letters after the output if the order has them.
 
     Raises the function's error if no row caused it, as in the call for a timer. Then the batch fails.

@@ -52,22 +52,22 @@ def with_expired(
     count = 0
     for until_ms, watermark_ms in order.times.passes:
         if isinstance(compute, PlainExpiry) and compute.forgets:
-            forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
+            forgotten, first_ms = _count_forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
         changes = _with_due_rows(schema, changes, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
-            touched, state = _touched(schema, changes, is_due)
+            touched, state = _find_due_keys(schema, changes, is_due)
             result_on_due = run_computation.run_on_due(order, compute, touched, state, watermark_ms, timed)
-            changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, result_on_due))
+            changes = _replace_rows(changes, is_due, run_computation.to_state_changes(schema, touched, result_on_due))
             outputs.append(result_on_due.output)
             count += len(touched.hashes)
-    changes = replace(changes, timers=_first_due(schema, changes, stacks, first_ms))
+    changes = replace(changes, timers=_next_due_times(schema, changes, stacks, first_ms))
     return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
 
 
-def _forgotten(
+def _count_forgotten(
     changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
 ) -> tuple[int, dict[int, int]]:
     """Return how many keys are due by ``until_ms`` in changed key-groups, and the time from which to search each next.
@@ -120,7 +120,7 @@ def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
     return np.where(deleted if has_time is None else deleted | ~has_time, NEVER_MS, in_milliseconds(column))
 
 
-def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
+def _find_due_keys(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
     """Return the due keys without input rows, and their state."""
     rows = changes.table.filter(pa.array(is_due)).combine_chunks()
     key_groups = changes.key_groups[is_due]
@@ -130,7 +130,7 @@ def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> 
     return touched, rows.select(schema.state.names)
 
 
-def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
+def _replace_rows(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
     """Return the changes with the rows of a mask replaced, in order, by those of ``replacement``."""
     rows = changes.table.num_rows
     new_rows = replacement.table.num_rows
@@ -141,7 +141,7 @@ def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: Stat
     return StateChanges(table.take(pa.array(places)), changes.key_groups)
 
 
-def _first_due(
+def _next_due_times(
     schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int]
 ) -> dict[int, int | None]:
     """Return the time (ms) at which each changed key-group is due next, ``None`` for never.
@@ -161,14 +161,14 @@ def _first_due(
         below = RunsOfKeyGroup(key_group, runs, first_ms[key_group])
         known_ms = known_first_ms(hashes[start:end], ms, below)
         if known_ms is None:
-            of_batch = _run(schema, changes.table.slice(start, end - start))
+            of_batch = _changes_as_run(schema, changes.table.slice(start, end - start))
             unsure.append(RunsOfKeyGroup(key_group, (of_batch, *runs), min(below.first_ms, ms)))
         else:
             timers[key_group] = None if known_ms == NEVER_MS else known_ms
     return {**timers, **first_due_ms(schema, unsure)}
 
 
-def _run(schema: PlainColumns, table: pa.Table) -> Run:
+def _changes_as_run(schema: PlainColumns, table: pa.Table) -> Run:
     """Return the changes of a key-group as a run, as a stack has them."""
     rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()

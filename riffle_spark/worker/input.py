@@ -21,14 +21,14 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = [
     "TouchedKeys",
-    "counted",
+    "count_by_partition",
+    "count_rows_by_key_group",
+    "find_touched_keys",
     "newest_ms",
-    "on_time",
     "read_state",
-    "received",
     "spans_of",
-    "touch",
-    "with_stored",
+    "with_stored_keys",
+    "without_late_rows",
 ]
 
 _CHECKED_KEYS = 256
@@ -61,7 +61,7 @@ class TouchedKeys:
         return TouchedKeys(keys, self.hashes[kept_keys], key_groups, codes, spans_of(key_groups)), kept_keys
 
 
-def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
+def find_touched_keys(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return the distinct keys of a slot's rows.
 
     Raises ``ConfigError`` for a key-group that the slot does not serve.
@@ -73,7 +73,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     keys = rows.select(order.key).combine_chunks()
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     codes, first = _grouped(keys, hashes, of_row)
-    by_hash = _order_by_group_and_hash(of_row[first], hashes[first])
+    by_hash = _sort_by_group_and_hash(of_row[first], hashes[first])
     place = np.empty_like(by_hash)
     place[by_hash] = np.arange(len(by_hash))
     first = first[by_hash]
@@ -82,9 +82,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     return TouchedKeys(keys.take(pa.array(first)), hashes[first], of_row[first], place[codes], spans_of(of_row[first]))
 
 
-def _order_by_group_and_hash(
-    key_groups: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.int64]:
+def _sort_by_group_and_hash(key_groups: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return the indices that sort keys by key-group, then by hash.
 
     The key-group and the upper bits of the hash are sorted as one word, which takes a fifth of the time of ``lexsort``.
@@ -97,7 +95,7 @@ def _order_by_group_and_hash(
     return order
 
 
-def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def count_rows_by_key_group(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the touched key-groups, and the number of rows of each as a second tuple. Both are empty without rows."""
     if not touched.spans or not len(touched.codes):
         return (), ()
@@ -178,7 +176,7 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
         )
 
 
-def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
+def with_stored_keys(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
     """Return the touched keys and all other keys in the stacks. The others have no rows."""
     names = schema.key.names
     groups = sorted(stacks)
@@ -205,7 +203,7 @@ def read_state(
     return rows.select(schema.state.names), has_state
 
 
-def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
+def without_late_rows(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
     """Return the rows that are not late, and the receipt's fields for late rows and event time.
 
     All rows are returned if the order has no rule for late rows.
@@ -248,14 +246,14 @@ def _are_late(times: pa.ChunkedArray, watermark_ms: int) -> pa.ChunkedArray:
     return pc.fill_null(pc.less_equal(times.cast(pa.int64()), pa.scalar(limit, pa.int64())), False)
 
 
-def counted(rows: pa.Table, column: str) -> tuple[tuple[int, int, int], ...]:
+def count_by_partition(rows: pa.Table, partition_column: str) -> tuple[tuple[int, int, int], ...]:
     """Return (key-group, partition, row count) of the rows. ``column`` has the numbers of the partitions."""
-    if rows.column(column).null_count:  # rows of initial state
-        rows = rows.filter(rows.column(column).is_valid())
+    if rows.column(partition_column).null_count:  # rows of initial state
+        rows = rows.filter(rows.column(partition_column).is_valid())
     if rows.num_rows == 0:
         return ()
     key_groups = rows.column(KEY_GROUP).to_numpy().astype(np.int64)
-    partitions = rows.column(column).to_numpy().astype(np.int64)
+    partitions = rows.column(partition_column).to_numpy().astype(np.int64)
     pairs, counts = np.unique((key_groups << 32) | partitions, return_counts=True)
     return tuple(
         (int(pair >> 32), int(pair & 0xFFFFFFFF), int(count)) for pair, count in zip(pairs, counts, strict=True)

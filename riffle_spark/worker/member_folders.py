@@ -96,7 +96,7 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
     text = read_key_source(source)
     cached = _keys.get(source)
     if cached is None or cached[0] != text:
-        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
+        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrap(wrapped, region))
     return cached[1]
 
 
@@ -113,7 +113,7 @@ def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) ->
     return dropped or []
 
 
-def _unwrapped(wrapped: bytes, region: str | None) -> bytes:
+def _unwrap(wrapped: bytes, region: str | None) -> bytes:
     """Return a key that a key service has encrypted, decrypted by the service in ``region``."""
     from riffle_spark.state.objects.s3_client import unwrapped_key
 

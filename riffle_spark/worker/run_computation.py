@@ -34,14 +34,14 @@ from riffle_spark.worker.seal import SlotResult, StateChanges
 __all__ = [
     "CallResult",
     "Timed",
-    "as_declared",
-    "changes_of",
+    "cast_to_declared",
     "due_key_groups",
-    "in_declared_order",
     "run_by_key",
     "run_on_blocks",
     "run_on_due",
     "run_on_elements",
+    "sort_by_declared_order",
+    "to_state_changes",
 ]
 
 
@@ -71,7 +71,7 @@ class CallResult:
     busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
-def as_declared(order: Order, rows: pa.Table) -> pa.Table:
+def cast_to_declared(order: Order, rows: pa.Table) -> pa.Table:
     """Return a slot's rows cast to the declared types.
 
     Spark adds the session's time zone to timestamps, and may widen strings.
@@ -82,7 +82,7 @@ def as_declared(order: Order, rows: pa.Table) -> pa.Table:
     return cast_table(rows, declared)
 
 
-def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
+def sort_by_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     """Return the rows sorted by the order's ``order_by`` columns, if there are any. The sort is stable."""
     if not order.order_by or rows.num_rows == 0:
         return rows
@@ -209,7 +209,7 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     return CallResult(output, changed, state, deleted)
 
 
-def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
+def to_state_changes(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
     """Return key columns, new state and the deleted mark of every changed key, ordered by key-group."""
     indices = np.concatenate([result.changed, result.deleted])
     state = result.state

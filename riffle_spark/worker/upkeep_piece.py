@@ -124,7 +124,7 @@ class _Piece:
             store_of(order.home),
             schemas,
             order.epoch,
-            lambda address: self._whole(*address),
+            lambda address: self._full_entry(*address),
             self._budget,
             lambda: self._has_room(folder),
             keys_of(order.home),
@@ -193,14 +193,14 @@ class _Piece:
         order = self._order
         schema = schema_of_text(store, order.schemas[store])
         reader = Reader(store_of(order.home), keys_of(order.home))
-        return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
+        return StackKeeper(folder, schema, reader, order.epoch, partial(self._full_entry, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:
         """Take one snapshot, put it, and return it."""
         attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
         return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
-    def _whole(self, store: str, key_group: int) -> Entry:
+    def _full_entry(self, store: str, key_group: int) -> Entry:
         """Return the complete entry of a key-group, read from the record of the order."""
         address = (store, key_group)
         return entry_at(self._order.home, self._order.sequence, address, self._entries[address].head)

@@ -23,7 +23,7 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.worker.slot import beyond_memory
+from riffle_spark.worker.slot import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
@@ -220,7 +220,7 @@ class Losses:
         except Exception as error:
             no_memory = _NO_MEMORY.search(str(error))
             if no_memory is not None:
-                raise beyond_memory(no_memory[1]) from error
+                raise out_of_memory_error(no_memory[1]) from error
             explained = None if handles.is_interruption(error) else _loss_error(error, self._removals())
             if explained is not None:
                 raise explained from error
