@@ -69,8 +69,8 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     log, tail = _open_log(root, options)
     if tail.dispatch == "hashed":
         raise ConfigError(
-            "Nothing is assigned with hashed dispatch: owners follow from the members.",
-            remedy="Plan a query with another dispatch.",
+            "Cannot simulate a query with dispatch = hashed, because hashes choose its owners.",
+            remedy="Name the root of a query with another dispatch.",
             where=root,
             id="RIFFLE-0149",
         )

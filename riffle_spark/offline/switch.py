@@ -236,7 +236,8 @@ class _Switch:
             new_shards = _ByKey(self.total)
         elif partition_of is None:
             raise ConfigError(
-                f"State of dispatch {self.tail.dispatch} does not store from which partition a key arrived.",
+                f"Cannot switch the state to dispatch {self.dispatch}, because it does not store the partition of its "
+                "keys.",
                 remedy="Pass a function from keys to their topic and partition (--partition-of module:function), or "
                 "start with an empty root and replay the input.",
                 where="--partition-of",

@@ -141,7 +141,7 @@ def _check_types(batch: DataFrame, operators: Sequence[Operator]) -> None:
     """Raise ``ConfigError`` for keys and compared columns of types that Spark does not compare by their bytes."""
     columns = batch.schema.jsonValue()["fields"]
     for operator in operators:
-        compared = [*operator.order_by, *operator.compared]
+        compared = [*operator.order_by, *operator.compared_columns]
         positions: list[tuple[Position, Sequence[str]]] = [("key", operator.schema.key.names), ("order", compared)]
         for position, names in positions:
             check_columns([column for column in columns if column["name"] in names], position, where=operator.store)

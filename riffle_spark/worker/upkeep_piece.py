@@ -78,6 +78,7 @@ class _Piece:
             # Cause: The executor claimed another folder after the driver planned this work.
             raise OutOfDate(
                 f"The order is for member {self._order.member}, but this executor has member {folder.member}.",
+                remedy="Do nothing. The driver orders the work again.",
                 id="RIFFLE-0487",
             )
         with folder.used(), folder.locked_for_upkeep():

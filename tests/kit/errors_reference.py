@@ -8,7 +8,8 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
    to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
    follows "What to do:". If a whole text is an argument of the function around it, or the result of another function,
    the texts that are passed or returned are shown, separated by slashes.
-3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
+3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself. A
+   warning that contains an error with a remedy of its own has its remedy in a comment ``# Remedy: ...`` below it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
 _SEVERAL = "Several classes"
-_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
+_CLASSES = {"Refusal": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
 """The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
@@ -154,12 +155,13 @@ class Reader:
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
                     problem, _, remedy = template[found.end() :].partition("What to do: ")
+                    cause, _, stated_remedy = source.cause(statement.lineno).partition("Remedy: ")
                     yield Message(
                         found[1],
                         WARNING,
                         problem.rstrip(),
-                        remedy,
-                        source.cause(statement.lineno),
+                        remedy or stated_remedy,
+                        cause.rstrip(),
                         f"{place}:{text.lineno}",
                     )
 

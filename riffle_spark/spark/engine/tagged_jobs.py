@@ -205,6 +205,7 @@ class Losses:
                 # Cause: Spark lost these executors, for example with their machine. The batch runs again on the others.
                 raise Misplaced(
                     f"Executors {', '.join(sorted(watch.lost))} were lost while slots ran.",
+                    remedy="Do nothing. The batch runs again on the other executors.",
                     where="executors",
                     id="RIFFLE-0291",
                 ) from error

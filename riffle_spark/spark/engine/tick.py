@@ -51,6 +51,8 @@ _NOTHING = "-"
 _TICK_OFFSET = re.compile(r"-?\d*")
 _SAME_OFFSET_FORM: Final = ("RateStreamTable", "TextSocketTable", "MemoryStreamTable")
 """The tables of sources whose offsets have the form of a tick's."""
+_AVAILABLE_NOW = "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow"
+_WRAPPER = "AvailableNowMicroBatchStreamWrapper"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """If it is false, Spark's own operators have no batch either when the watermark moves."""
 _RETRY_MS = 1_000
@@ -83,7 +85,11 @@ class Tick:
         if reached is None:
             # Cause: A foreachBatch job made the checkpoint. Spark fixes the number of sources in it, so no tick can be
             # added.
-            _logger.warning("[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.")
+            _logger.warning(
+                "[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.\n"
+                "  What to do: Do nothing if rows arrive regularly. Otherwise start the query with a new checkpoint, "
+                "and move the state to it (riffle adopt)."
+            )
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
@@ -111,6 +117,8 @@ class Tick:
         try:
             if by_watermark and self._without_rows and _moves(batch, incoming.watermark_ms or 0):
                 self.now()
+                if incoming.available_now:
+                    _admit_latest(batch, self._stream)
             elif clock_ms is not None and not incoming.available_now:
                 self._alarm.set(max(clock_ms, incoming.time_ms + _RETRY_MS if clock_ms <= incoming.time_ms else 0))
         except Exception as error:
@@ -118,7 +126,11 @@ class Tick:
                 raise
             if not self._has_warned:
                 # Cause: The JVM refused the call. Timers and windows end with the next batch that has rows.
-                _logger.warning("[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.", exc_info=error)
+                _logger.warning(
+                    "[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.\n"
+                    "  What to do: Do nothing if rows arrive regularly. Otherwise restart the query.",
+                    exc_info=error,
+                )
             self._has_warned = True
 
     def stop(self) -> None:
@@ -230,6 +242,19 @@ def _moves(batch: DataFrame, watermark_ms: int) -> bool:
     tracker = execution.watermarkTracker()
     tracker.updateWatermark(execution.lastExecution().executedPlan())
     return int(tracker.currentWatermark()) > watermark_ms
+
+
+def _admit_latest(batch: DataFrame, stream: Any) -> None:
+    """Make a run of ``availableNow`` read the newest tick.
+
+    Until Spark 4.0 such a run wraps the stream, and reads it up to its offset at the start of the run.
+    """
+    if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
+        return
+    sources = inventory.running_query(batch).uniqueSources().keys().toSeq()
+    for source in map(sources.apply, range(sources.size())):
+        if _kind(source) == _WRAPPER and source.delegate().equals(stream):
+            source.prepareForTriggerAvailableNow()
 
 
 def _class_named(spark: SparkSession, names: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.stage_specs import stage_kind, unnumbered_name
+from riffle_spark.process.types.stage_specs import stage_kind, strip_store_number
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema
 from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
@@ -75,7 +75,10 @@ def check_stored(
     for store in unused:
         # Cause: The operator was removed, or its kind or keys changed.
         _logger.warning(
-            "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.", store
+            "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.\n"
+            "  What to do: Do nothing if the operator was removed on purpose. Otherwise stop the query, roll back "
+            "(riffle rollback), and restore the operator.",
+            store,
         )
 
 
@@ -105,7 +108,7 @@ def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) 
 def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
     """Refuse to add or remove a stage if others have the same kind and key. Only their order names their stores."""
     for store in changed:
-        same_name = (name for name in continued if unnumbered_name(name) == unnumbered_name(store))
+        same_name = (name for name in continued if strip_store_number(name) == strip_store_number(store))
         other = next(same_name, None)
         if other is not None and not _is_listed(store, accepted):
             # Cause: Stores of operators with equal kind and keys are numbered by the order of the operators.
@@ -169,19 +172,18 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
     """Refuse columns whose meaning changed, and results that would lose their stored values."""
     for name, meaning in stage.meanings.items():
         if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
-            remedy = (
+            key_remedy = (
+                f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
+                f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
+            )
+            result_remedy = (
                 f"Give the result another alias to start it empty, or set option({ACCEPT!r}, {name!r}) to continue "
                 "with the stored values, if their type stays the same."
             )
-            if name in stage.keys.names:
-                remedy = (
-                    f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
-                    f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
-                )
             # Cause: The expression of a grouping column, or the function or argument of a result, was changed.
             raise ConfigError(
                 f"Column {name!r} holds {stored[name]} in the stored state, but the query now computes {meaning}.",
-                remedy=remedy,
+                remedy=key_remedy if name in stage.keys.names else result_remedy,
                 where=stage.store,
                 id="RIFFLE-0334",
             )
@@ -200,12 +202,19 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
     for name in new:
         # Cause: A result or variable was added to the query.
         _logger.warning(
-            "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.", name, stage.meanings[name], stage.store
+            "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.\n"
+            "  What to do: Do nothing if the result is new. Otherwise stop the query, roll back (riffle rollback), "
+            "and undo the change.",
+            name,
+            stage.meanings[name],
+            stage.store,
         )
     for name in sorted(stored.keys() - stage.meanings.keys()):
         # Cause: A result or variable was removed from the query.
         _logger.warning(
-            "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.",
+            "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.\n"
+            "  What to do: Do nothing if the result was removed on purpose. Otherwise stop the query, roll back "
+            "(riffle rollback), and restore the result.",
             name,
             stored[name],
             stage.store,
