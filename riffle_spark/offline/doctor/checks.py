@@ -9,6 +9,8 @@ from riffle_spark.process.types.missing_modules import REQUIREMENTS, missing_mod
 from riffle_spark.spark_installation import SparkInstallation
 
 __all__ = [
+    "NEWEST_PYTHON",
+    "OLDEST_PYTHON",
     "check_clock",
     "check_connectors",
     "check_disk",

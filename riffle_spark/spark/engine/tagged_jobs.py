@@ -9,6 +9,7 @@ one stage after the other, although other executors are idle.
 4. After 10 seconds the thread stops looking, because a repeated run would take longer than the wait.
 """
 
+import logging
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ from riffle_spark.worker.slot import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
+_logger = logging.getLogger("riffle_spark")
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05
 T = TypeVar("T")
@@ -68,6 +70,10 @@ class TaggedJobs:
         self._ended = threading.Condition()
         self._running = 0
         self._stopped = False
+        try:
+            handles.add_pool(spark, pool)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool, with a warning
+            _logger.debug("Cannot add scheduler pool %s: %s", pool, error)
 
     def run(self, jobs: Callable[[], T], otherwise: T) -> T:
         """Return the result of ``jobs``, or ``otherwise`` if ``stop`` cancelled or prevented them."""

@@ -96,8 +96,8 @@ class StreamQuery(StreamingQuery):
         return self.job.reports
 
     def stop(self) -> None:
-        """Stop the query, also during a batch, and the job's threads."""
-        super().stop()
+        """Stop the query after its current batch, and the job's threads. After 10 seconds the batch is interrupted."""
+        self.job.stop(StreamingQuery(self._jsq))
         self.job.end()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
