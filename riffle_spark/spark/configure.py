@@ -61,7 +61,9 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = 
         elif conf[name] != value:
             # Cause: With another value Spark may run slots on other executors than planned, or upkeep may delay
             # batches.
-            _logger.warning("[RIFFLE-0271] %s = %s hinders placement. Set it to %s.", name, conf[name], value)
+            _logger.warning(
+                "[RIFFLE-0271] %s = %s hinders placement.\n  What to do: Set it to %s.", name, conf[name], value
+            )
     return _add_packages(builder, conf, kafka=kafka, s3a=s3a)
 
 
@@ -102,7 +104,11 @@ def _add_packages(
         return builder
     if _is_submitted():
         # Cause: spark-submit starts the JVM before configure runs, so configure cannot add packages.
-        _logger.warning("[RIFFLE-0272] The query needs the argument --packages %s of spark-submit.", missing)
+        _logger.warning(
+            "[RIFFLE-0272] configure cannot add connectors, because spark-submit has already started the JVM.\n"
+            "  What to do: Add the argument --packages %s to spark-submit.",
+            missing,
+        )
         return builder
     return builder.config(_PACKAGES, ",".join(filter(None, [conf.get(_PACKAGES), missing])))
 
