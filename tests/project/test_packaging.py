@@ -14,8 +14,8 @@ from packaging.version import Version
 from pyspark.sql.pandas import utils as pyspark_demands
 
 import riffle_spark
-from riffle_spark.offline.doctor.checks import NEWEST_PYTHON, OLDEST_PYTHON
 from riffle_spark.process.types.missing_modules import REQUIREMENTS
+from riffle_spark.spark_installation import NEWEST_PYTHON, OLDEST_PYTHON
 from tests.kit.folders import CHECKOUT
 from tests.kit.pages import links
 

@@ -24,7 +24,13 @@ _LONGEST_WAIT_SECONDS = 600.0
 def _warn(work: str, error: BaseException) -> None:
     """Log an error of background work, with its traceback. Otherwise it would end the thread silently."""
     # Cause: A background thread raised an error. Batches continue.
-    _logger.warning("[RIFFLE-0273] %s failed with %r and is retried later.", work, error, exc_info=error)
+    _logger.warning(
+        "[RIFFLE-0273] %s failed with %r and is retried later.\n"
+        "  What to do: Do nothing. If it fails again and again, remove the cause in the traceback.",
+        work,
+        error,
+        exc_info=error,
+    )
 
 
 def random_id() -> str:

@@ -24,7 +24,7 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.worker.slot import beyond_memory
+from riffle_spark.worker.slot import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
@@ -211,6 +211,7 @@ class Losses:
                 # Cause: Spark lost these executors, for example with their machine. The batch runs again on the others.
                 raise Misplaced(
                     f"Executors {', '.join(sorted(watch.lost))} were lost while slots ran.",
+                    remedy="Do nothing. The batch runs again on the other executors.",
                     where="executors",
                     id="RIFFLE-0291",
                 ) from error
@@ -226,7 +227,7 @@ class Losses:
         except Exception as error:
             no_memory = _NO_MEMORY.search(str(error))
             if no_memory is not None:
-                raise beyond_memory(no_memory[1]) from error
+                raise out_of_memory_error(no_memory[1]) from error
             explained = None if handles.is_interruption(error) else _loss_error(error, self._removals())
             if explained is not None:
                 raise explained from error
