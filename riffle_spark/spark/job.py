@@ -159,6 +159,7 @@ class RunningJob:
     def _schedule_tick(
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
+        """Schedule a batch without rows after this batch, if the watermark or a due time needs one."""
         closing = {operator.store for operator in self._operators.declared if operator.closes}
         by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import html
 import inspect
 import re
 import shlex
@@ -72,7 +73,7 @@ def installations() -> list[tuple[str, str]]:
     pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
     wrong = []
     for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
-        for command in COMMAND.findall(page.read_text()):
+        for command in COMMAND.findall(html.unescape(page.read_text())):
             wrong += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
     return wrong
 

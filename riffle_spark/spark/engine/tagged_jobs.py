@@ -104,6 +104,7 @@ class TaggedJobs:
                 self._ended.wait(_CANCEL_AGAIN_SECONDS)
 
     def _cancel(self) -> None:
+        """Cancel all running jobs with the tag. Errors are ignored."""
         with suppress(Exception):
             if handles.is_classic(self._spark):
                 handles.context(self._spark).cancelJobsWithTag(self._tag)
@@ -156,6 +157,7 @@ class Deadline:
             yield
 
     def _watch(self) -> None:
+        """Cancel the jobs once a task of them has run too long, or if they get no core for too long."""
         start = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
@@ -218,7 +220,7 @@ class Losses:
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
-        """Raise an error with a remedy if Python or executors ran out of memory.
+        """Replace an error of the block by one with a remedy if Python or executors ran out of memory.
 
         Spark itself only reports the lost tasks and blocks.
         """
@@ -234,7 +236,7 @@ class Losses:
             raise
 
     def _removals(self) -> list[str]:
-        """Return the reasons for the removals of executors since the batch started."""
+        """Return Spark's reasons for the removals of executors since the batch started, empty if they are unknown."""
         with suppress(Exception):  # the JVM may raise any error; then Spark's error is raised
             return handles.removals_since(self._spark, self._start)
         return []
@@ -281,6 +283,7 @@ class _Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """Watch the jobs that this thread runs in the block."""
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 

@@ -130,14 +130,14 @@ class StreamGroups(GroupedData):
     """A wrapped frame's groups."""
 
 
-def _wrapped(result: object) -> object:
+def _wrap(result: object) -> object:
     """Return Spark's frames and grouped data as wrapped ones, lists of frames too, and any other object unchanged."""
     if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
         return StreamFrame(result._jdf, result.sparkSession)
     if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
         return StreamGroups(result._jgd, result._df)
     if isinstance(result, list) and result and isinstance(result[0], DataFrame):
-        return [_wrapped(frame) for frame in result]
+        return [_wrap(frame) for frame in result]
     return result
 
 
@@ -146,7 +146,7 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        return _wrapped(method(self, *positional, **named))
+        return _wrap(method(self, *positional, **named))
 
     return call
 
@@ -159,7 +159,7 @@ def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., o
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        frame = _wrapped(method(self, *positional, **named))
+        frame = _wrap(method(self, *positional, **named))
         assert isinstance(frame, StreamFrame), name
         function = function_id(analysed(frame))
         if function is not None:
@@ -200,7 +200,7 @@ def _wrap_methods(wrapper: type, base: type) -> None:
         setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
-def _recorded(name: str) -> Callable[..., StreamWriter]:
+def _recording_method(name: str) -> Callable[..., StreamWriter]:
     """Return a writer's method that records its call after Spark's own method has checked the arguments."""
     method = getattr(DataStreamWriter, name)
 
@@ -214,7 +214,7 @@ def _recorded(name: str) -> Callable[..., StreamWriter]:
 
 for _name in _RECORDED:
     if hasattr(DataStreamWriter, _name):
-        setattr(StreamWriter, _name, _recorded(_name))
+        setattr(StreamWriter, _name, _recording_method(_name))
 _wrap_methods(StreamFrame, ClassicFrame)
 _wrap_methods(StreamGroups, GroupedData)
 for _name in _OF_PROCESSORS:

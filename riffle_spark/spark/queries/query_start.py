@@ -78,7 +78,7 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
     settings = (options.settings or Settings()).but(root=own_root or shared_root)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
-    settings = _checked_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
+    settings = _choose_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
     results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
     operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
@@ -148,7 +148,7 @@ def _with_accepted(spark: SparkSession, settings: Settings, option: str | None) 
     return settings.but(accept=(*settings_of(spark, settings).accept, *names))
 
 
-def _checked_root(
+def _choose_root(
     spark: SparkSession,
     settings: Settings,
     stages: Sequence[planned_stages.PlannedStage],
