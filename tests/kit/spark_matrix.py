@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.kit.folders import CHECKOUT
 
-__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "table", "with_table"]
+__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "read_report", "table", "with_table"]
 
 SPARKS = ("3.5.0", "3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -170,7 +170,7 @@ def run_pair(spark: str, python: str, program: Path, folder: Path, tests: Sequen
         done = run(command, timeout=PAIR_SECONDS)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    return _read_report(done.stdout, outcome)
+    return read_report(done.stdout, outcome)
 
 
 def _environment(program: Path, folder: Path) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _revision() -> str:
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _read_report(printed: str, pair: Outcome) -> Outcome:
+def read_report(printed: str, pair: Outcome) -> Outcome:
     """Read the lines of pytest's summary."""
     failed = tuple(sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE))))
     counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|skipped)", printed.splitlines()[-1])}
