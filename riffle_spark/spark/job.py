@@ -53,6 +53,7 @@ class RunningJob:
         tick: Tick | None = None,
         side_output: SideOutput | None = None,
     ) -> None:
+        """Create the batch loop of these operators. ``reached`` is called with the name of each step of a batch."""
         check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT

@@ -66,6 +66,7 @@ class JobOperators:
     def __init__(
         self, declared: Sequence[JobOperator], settings: Settings, source: WatermarkSource, weights: Weights
     ) -> None:
+        """Create the operators of a job. ``weights`` tells whether rows are counted by source partition."""
         self.declared = declared
         self.current: list[Operator] = []
         self._settings = settings

@@ -38,6 +38,7 @@ class RequestRegister:
     """
 
     def __init__(self, key_groups: int, dispatch: str, lock: Lock) -> None:
+        """Create a register without requests, for state with this number of key-groups and this dispatch."""
         self._key_groups = key_groups
         self._dispatch = dispatch
         self._lock = lock

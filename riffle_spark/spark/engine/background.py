@@ -54,6 +54,7 @@ class Alarm:
     """Calls ``ring`` on a separate thread at a certain time."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
+        """Create an alarm that is not set. ``ring`` is the function to call."""
         self._ring = ring
         self._clock = SystemClock()
         self._lock = threading.Lock()
@@ -98,6 +99,7 @@ class Pulse:
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
+        """Create a pulse that is not started. The class describes the arguments."""
         self._beat = beat
         self._seconds = seconds
         self._lock = threading.Lock()

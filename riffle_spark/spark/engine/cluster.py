@@ -33,6 +33,7 @@ class SparkCluster:
     """
 
     def __init__(self, spark: SparkSession, is_active: Callable[[], bool] = lambda: True) -> None:
+        """Create the cluster of a session. ``is_active`` returns whether jobs may start."""
         self._spark = spark
         self._is_active = is_active
         self._jobs = TaggedJobs(spark, UPKEEP_POOL)

@@ -218,6 +218,7 @@ class Py4JJavaError(Exception):
     """An error that Spark recognises, by its traceback, as an interruption of ``foreachBatch``."""
 
     def __str__(self) -> str:
+        """Return a text that Spark recognises as an interruption."""
         return "An error occurred while calling foreachBatch.\n: java.lang.InterruptedException: the query was stopped"
 
 

@@ -80,6 +80,7 @@ class PlacedFrames:
     """
 
     def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
+        """Create an empty cache. The class describes the arguments."""
         self._capacity = capacity
         self._silent = silent
         self._spark: SparkSession | None = None

@@ -86,6 +86,7 @@ class SparkWork:
         initial: Mapping[str, DataFrame] = MappingProxyType({}),
         reads: Mapping[str, StageInput] = MappingProxyType({}),
     ) -> None:
+        """Create the work of a batch. ``initial`` has the frames of initial state by store. Runs no job."""
         self._batch = batch
         self._operators = {operator.store: operator for operator in operators}
         self._sinks = sinks

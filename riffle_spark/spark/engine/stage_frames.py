@@ -69,6 +69,7 @@ class StoredResult:
     """
 
     def __init__(self, result: kept_plan.PlanFrame, *, several: bool) -> None:
+        """Compute a result and store it, on two executors if there are ``several``."""
         self._rows = result.rows
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         eager = handles.is_classic(result.frame.sparkSession)

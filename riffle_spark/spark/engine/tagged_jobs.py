@@ -64,6 +64,7 @@ class TaggedJobs:
     """
 
     def __init__(self, spark: SparkSession, pool: str) -> None:
+        """Create jobs with a tag of their own, for the scheduler pool ``pool``."""
         self._spark = spark
         self._pool = pool
         self._tag = f"{pool}-{uuid.uuid4().hex}"
@@ -140,6 +141,7 @@ class Deadline:
     """
 
     def __init__(self, spark: SparkSession, seconds: float) -> None:
+        """Create a deadline of ``seconds`` for each task."""
         self.seconds = seconds
         self.passed = False
         self.overdue: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ class Losses:
     """Watches the runs of a batch for lost executors. The last of ``runs`` is not cancelled."""
 
     def __init__(self, spark: SparkSession, runs: int) -> None:
+        """Create the watch over a batch that runs at most ``runs`` times."""
         self._spark = spark
         self._runs_left = runs
         self._start = time.time()
@@ -274,6 +277,7 @@ class _Watch:
     """The jobs that this thread runs in the block, and the executors that were lost meanwhile."""
 
     def __init__(self, spark: SparkSession, executors: frozenset[str]) -> None:
+        """Create a watch over jobs that use these executors."""
         self.lost: frozenset[str] = frozenset()
         self._cancelled = False
         self._spark = spark

@@ -68,6 +68,7 @@ class Tick:
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, *, by_clock: bool = False, once: bool = False) -> None:
+        """Create the tick of a start. The class describes the arguments."""
         self._spark = spark
         self._checkpoint = checkpoint
         self._by_clock = by_clock and not once

@@ -39,6 +39,7 @@ class StreamWriter(DataStreamWriter):
     """A wrapped frame's writer, with all of Spark's methods. ``start`` runs stateful operators on riffle."""
 
     def __init__(self, frame: Any, options: StreamOptions) -> None:
+        """Create the writer of a wrapped frame, with the options that ``riffle_spark.on`` got."""
         super().__init__(frame)
         self._frame = frame
         self._options = options

@@ -83,6 +83,7 @@ class FrameRows:
     """
 
     def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
+        """Create a projection to these attributes, a Scala sequence."""
         self._catalyst = catalyst
         self._attributes = attributes
         self._last: tuple[Node, Node] | None = None
@@ -110,6 +111,7 @@ class StageResults:
     """
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:
+        """Create the evaluation of a stage. The class describes the arguments."""
         self._pieces = (evaluation, *above)
         self._rows: FrameRows | None = None
 

@@ -109,6 +109,10 @@ class GroupStates:
     """The states of a batch's keys, passed to the user's function one by one and read back after each call."""
 
     def __init__(self, columns: StateColumns, batch: Batch, *, has_timed_out: bool, has_watermark: bool) -> None:
+        """Create the states of a batch's keys.
+
+        The flags are those that the user's function reads from a ``GroupState``.
+        """
         self._columns = columns
         self._batch = batch
         self._values = columns.values(batch)

@@ -149,6 +149,7 @@ class FramesByKey:
     """Iterates over the rows of each key as frames of at most ``rows_max`` rows."""
 
     def __init__(self, grouped: InputByKey, options: pandas_form.PandasOptions) -> None:
+        """Create the frames of rows that are grouped by key."""
         self._rows = grouped.rows
         self._positions = grouped.positions
         self._timezone = options.timezone

@@ -40,6 +40,7 @@ class Handle(StatefulProcessorHandle):
     """
 
     def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
+        """Create a handle without variables, for a processor in this phase."""
         self._time_mode = time_mode
         self.phase: Phase = phase
         self.variables: dict[str, Variable] = {}

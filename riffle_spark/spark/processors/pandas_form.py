@@ -23,6 +23,7 @@ class PandasForm:
     """
 
     def __init__(self, output: pa.Schema, options: PandasOptions) -> None:
+        """Create a form whose output has the columns ``output``."""
         self._options = options
         self._rows_max = options.rows_max if options.rows_max > 0 else NO_LIMIT
         self._frames = PandasOutput(output, options)
@@ -125,6 +126,7 @@ class Slices:
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
+        """Create slices of ``frame``."""
         self._frame = frame
         self._indexes: dict[int, pd.RangeIndex] = {}
         manager = getattr(frame, "_mgr", None)

@@ -48,6 +48,7 @@ class PandasOutput:
     """Collects frames with the columns of a schema, matched by name, or by position if no label is a string."""
 
     def __init__(self, schema: pa.Schema, options: PandasOptions) -> None:
+        """Create an output without rows. ``schema`` has the declared columns."""
         self._schema = schema
         self._by_name = options.by_name
         self._labels: list[object] = []
@@ -119,6 +120,7 @@ class _Column:
     """Converts a column. Arrays of the same type are converted together."""
 
     def __init__(self, field: pa.Field, timezone: str, coercion: Mapping[str, Any], *, safe: bool) -> None:
+        """Create the converter of a column. ``coercion`` are further arguments of PySpark's converter."""
         self._field = field
         self._safe = safe
         spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)

@@ -27,6 +27,7 @@ class RowForm:
     """
 
     def __init__(self, output: pa.Schema) -> None:
+        """Create a form whose output has the columns ``output``."""
         self._output = output
         self._is_flat = not any(pa.types.is_nested(kind) for kind in output.types)
         self._rows: list[Row] = []
@@ -88,6 +89,7 @@ class EventTimeForm:
     """A ``Form`` that checks that the event times of its output are after the watermark, as Spark does."""
 
     def __init__(self, form: Form, column: str, watermark_ms: int) -> None:
+        """Wrap a form. ``column`` is the output column with the event time."""
         self._form = form
         self._column = column
         self._watermark_ms = watermark_ms

@@ -176,6 +176,7 @@ class _StandIn:
     """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
+        """Create the stand-in of the state variable ``name``."""
         self._kind = kind
         self._name = name
 

@@ -32,6 +32,7 @@ class _StateOfCells:
     cells: ValueCells | ListCells | MapCells
 
     def __init__(self, name: str) -> None:
+        """Create a state without cells. ``name`` is the name of the variable."""
         self.name = name
 
     def exists(self) -> bool:
@@ -109,6 +110,7 @@ class MapOfCells(_StateOfCells, MapState):
     kind: ClassVar[Kind] = "map"
 
     def __init__(self, name: str, row: RowMaker) -> None:
+        """Create a map state without cells. ``row`` makes the ``Row`` of a value."""
         super().__init__(name)
         self._row = row
 

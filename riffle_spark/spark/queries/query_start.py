@@ -49,6 +49,7 @@ class PieceSink:
     """
 
     def __init__(self, results: batch_pieces.StageResults, give: sink_choice.Give) -> None:
+        """Create the sink. The class describes the arguments."""
         self._results = results
         self._give = give
 

@@ -43,6 +43,7 @@ class StreamJob(StatefulJob):
     def __init__(
         self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
     ) -> None:
+        """Create the job of a wrapped query. ``tick`` starts batches without rows, ``late_rows`` gets late rows."""
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
@@ -82,6 +83,7 @@ class StreamQuery(StreamingQuery):
     """
 
     def __init__(self, query: StreamingQuery, job: StreamJob, describe: Callable[[], Sequence[str]]) -> None:
+        """Wrap Spark's query. ``describe`` returns the lines that ``explain`` adds."""
         super().__init__(query._jsq)
         self.job = job
         self._describe = describe

@@ -44,6 +44,7 @@ class FileSink:
     """Spark's own file sink. It writes a repeated batch once."""
 
     def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+        """Create Spark's sink for files of the format ``source``. ``options`` include the path."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         none = looked_up(jvm, "scala.None$", "MODULE$")
@@ -133,6 +134,7 @@ class MemorySink:
     """Rows of a query in the driver's memory, as a temporary view ``name`` that is always current."""
 
     def __init__(self, frame: DataFrame, name: str, *, is_complete: bool) -> None:
+        """Create the sink and its view ``name``. With ``is_complete`` each batch replaces all rows."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         self._sink = looked_up(jvm, f"{_EXECUTION}.streaming.sources.MemorySink")()
@@ -148,7 +150,10 @@ class MemorySink:
 
 
 def is_files(spark: SparkSession, source: str) -> bool:
-    """Return whether Spark's file sink writes a format, by the format's class as in Spark. Hive tables are excluded."""
+    """Return whether Spark's own file sink writes the format ``source``. False for Hive tables.
+
+    As in Spark, the class of the format decides.
+    """
     jvm, conf = context(spark)._jvm, session(spark).sessionState().conf()
     class_named = looked_up(jvm, "java.lang.Class", "forName")
     try:
