@@ -5,8 +5,8 @@
         --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
 
 docs/deploy has this command for each platform. Events are JSON: {"user_id": "u17", "amount": 12}. Settings are in
-conf/riffle.toml, if the driver's folder has it, or in spark.riffle.*. With --minutes-path a second query writes the totals of each minute when the minute is over. It is a Spark query, moved by
-one line.
+conf/riffle.toml, if the driver's folder has it, or in spark.riffle.*. With --minutes-path a second query writes the
+totals of each minute when the minute is over. It is a Spark query, moved by one line.
 """
 
 from __future__ import annotations

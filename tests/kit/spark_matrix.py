@@ -61,11 +61,10 @@ class Outcome:
         """The outcome as a cell of the table."""
         if self.refused:
             return "refused"
-        return (
-            f"{self.passed} passed"
-            if not self.failed
-            else f"{len(self.failed)} of {self.passed + len(self.failed)} failed"
-        )
+        tests = f"{self.passed} passed"
+        if self.failed:
+            tests = f"{len(self.failed)} of {self.passed + len(self.failed)} failed"
+        return f"{tests} (sample)" if self.sample else tests
 
 
 def main(arguments: Sequence[str]) -> int:
