@@ -54,6 +54,7 @@ class RunningJob:
         tick: Tick | None = None,
         side_output: SideOutput | None = None,
     ) -> None:
+        """Create the batch loop of these operators. ``reached`` is called with the name of each step of a batch."""
         check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT
@@ -162,6 +163,7 @@ class RunningJob:
     def _schedule_tick(
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
+        """Schedule a batch without rows after this batch, if the watermark or a due time needs one."""
         closing = {operator.store for operator in self._operators.declared if operator.closes}
         by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import html
 import inspect
 import re
 import shlex
@@ -14,8 +15,8 @@ from packaging.version import Version
 from pyspark.sql.pandas import utils as pyspark_demands
 
 import riffle_spark
-from riffle_spark.offline.doctor.checks import NEWEST_PYTHON, OLDEST_PYTHON
 from riffle_spark.process.types.missing_modules import REQUIREMENTS
+from riffle_spark.spark_installation import NEWEST_PYTHON, OLDEST_PYTHON
 from tests.kit.folders import CHECKOUT
 from tests.kit.pages import links
 
@@ -72,7 +73,7 @@ def installations() -> list[tuple[str, str]]:
     pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
     wrong = []
     for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
-        for command in COMMAND.findall(page.read_text()):
+        for command in COMMAND.findall(html.unescape(page.read_text())):
             wrong += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
     return wrong
 

@@ -29,6 +29,7 @@ class Discovery:
     """
 
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
+        """Create a discovery that has asked no executor yet. ``racks_of`` returns the racks of members."""
         self._settings = settings
         self._cluster = cluster
         self._background = background
@@ -208,6 +209,7 @@ class CensusCalls:
     """Censuses that run beside the batches, at most one at a time per executor."""
 
     def __init__(self, cluster: Cluster, background: Background) -> None:
+        """Create the censuses of ``cluster``, which run in ``background``."""
         self._cluster = cluster
         self._background = background
         self._asked: set[str] = set()

@@ -73,6 +73,7 @@ class Upkeep:
     def __init__(
         self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
     ) -> None:
+        """Create the upkeep of a driver. ``objects`` is the store for deletes and scans, ``rounds`` runs the plans."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention = Retention(*_retention_limits(settings))

@@ -28,7 +28,7 @@ TAKE_OVER: Final = "riffle.take_over"
 def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
     """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is not complete, or the reverse.
 
-    Sessions are stored alike in every mode.
+    ``stored`` has the recorded schemas by store. Sessions are stored alike in every mode.
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
@@ -50,9 +50,9 @@ def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str,
 def check_stored(
     stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], accepted: str, taken_over: str
 ) -> None:
-    """Compare the stages with the stored schemas, by store name. Warns of columns that start or end.
+    """Compare the stages with the ``stored`` schemas, by store. Log warnings of columns that start or end.
 
-    ``accepted`` and ``taken_over`` are the lists in the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
+    ``accepted`` and ``taken_over`` are the texts of the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
     for a column with another meaning that is not accepted, or without a meaning that is not taken over.
     """
     if taken_over and not any(stage.store in stored for stage in stages):
@@ -88,7 +88,7 @@ def _is_listed(name: str, option: str) -> bool:
 
 
 def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) -> None:
-    """Refuse a new store if a store of its kind became unused. Most likely only the keys changed."""
+    """Raise ``ConfigError`` for a new store if a store of its kind became unused. Most likely only its keys changed."""
     for store in new:
         same_kind = (name for name in unused if stage_kind(name) == stage_kind(store))
         earlier = next((name for name in same_kind if not _is_listed(name, accepted)), None)
@@ -106,7 +106,10 @@ def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) 
 
 
 def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
-    """Refuse to add or remove a stage if others have the same kind and key. Only their order names their stores."""
+    """Raise ``ConfigError`` if a stage is added or removed while others have the same kind and key.
+
+    Only the order of such stages names their stores. ``changed`` are the added and removed stores.
+    """
     for store in changed:
         same_name = (name for name in continued if strip_store_number(name) == strip_store_number(store))
         other = next(same_name, None)
@@ -123,7 +126,10 @@ def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted
 
 
 def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, taken_over: str) -> None:
-    """Refuse the store of a ``Stateful`` operator unless it fits and the query lists all columns that it continues."""
+    """Raise ``ConfigError`` for the store of a ``Stateful`` operator that the query cannot continue.
+
+    The query must list all columns that it continues in option ``TAKE_OVER``.
+    """
     state = schema.either(lambda plain: plain.state, lambda _: pa.schema([]))
     for problem, remedy in _mismatches(stage, schema.key, state, accepted) if len(state) else ():
         raise ConfigError(problem, remedy=remedy, where=stage.store, id="RIFFLE-0332")
@@ -140,7 +146,7 @@ def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, ta
 
 
 def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted: str) -> Iterator[tuple[str, str]]:
-    """Yield problems and remedies for the parts of a ``Stateful`` operator's state that the query cannot continue."""
+    """Yield (problem, remedy) for each part of a ``Stateful`` operator's state that the query cannot continue."""
     if (key.names, key.types) != (stage.keys.names, stage.keys.types):
         yield (
             f"The state has the key {describe_schema(key)}, but the query groups by {describe_schema(stage.keys)}.",
@@ -169,7 +175,10 @@ def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted:
 
 
 def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
-    """Refuse columns whose meaning changed, and results that would lose their stored values."""
+    """Raise ``ConfigError`` for columns whose meaning changed, and for results that would lose their stored values.
+
+    ``stored`` has the recorded meaning of each column. Log warnings of columns that start or end.
+    """
     for name, meaning in stage.meanings.items():
         if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
             key_remedy = (
@@ -222,7 +231,10 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
 
 
 def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
-    """Refuse a result with stored values under another alias. It would start empty, but Spark would continue."""
+    """Raise ``ConfigError`` for a result that has stored values under another alias.
+
+    It would start empty, although Spark would continue it.
+    """
     unused = {meaning: name for name, meaning in stored.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():
         if name not in stored and not _is_listed(name, accepted) and meaning in unused:
