@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+import boto3
 import pytest
 
 from apps.demo.servers import DiskS3Server
@@ -22,6 +23,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy, proxy
 from tests.kit.servers.certificates import write_certificates
 from tests.kit.servers.cloud_servers import AZURE_ACCOUNT, AZURE_KEY, AzureServer, CloudServer, GcsServer
+from tests.kit.servers.object_server import ObjectServer, running_server
 from tests.kit.servers.s3_calls import error_of
 from tests.state.objects.test_overwriting_stores import claimed
 
@@ -116,6 +118,34 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls / "ca.pem"))
         assert store.put_if_absent("log/1", b"abc")
         assert store.get("log/1") == b"abc"
+
+
+@pytest.mark.usefixtures("aws_environment")
+def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_CA_BUNDLE names it."""
+    tls = write_certificates(tmp_path)
+    with running_server(tmp_path / "server.log", "https", tls) as endpoint:
+        options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", max_attempts=1, patience_seconds=0)
+        store = open_store("s3://riffle/root", options)
+        assert error_of(lambda: store.list("")).id == "RIFFLE-0450"
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tls / "ca.pem"))
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="riffle")
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.get("log/1") == b"abc"
+
+
+def test_requests_to_s3_go_through_the_proxy_of_the_environment(
+    object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials and proxies are read when a client is made."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with forwarding(object_server.endpoint) as (address, seen):
+        monkeypatch.setenv("HTTP_PROXY", address)
+        store = open_store(object_server.new_root(), replace(object_server.options, max_attempts=5))
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.list("") == ["log/1"]
+    assert len(seen.paths) == 2
 
 
 @dataclass
