@@ -17,7 +17,7 @@ def column_names(argument: str, columns: str | Sequence[str], store: str) -> tup
         names = None
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"{argument} = {columns!r} must be column names.",
+            f"{argument} is {columns!r}, but must be the name of a column, or a list of names.",
             remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
             where=store,
             id="RIFFLE-0377",

@@ -77,7 +77,11 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
         _logger.warning("%s", warning)
     unused = settings_without_effect(settings)
     if unused:
-        _logger.warning("[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.", ", ".join(unused))
+        _logger.warning(
+            "[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.\n"
+            "  What to do: Remove them, or use another dispatch.",
+            ", ".join(unused),
+        )
     grouped_stores = [store for store, _ in settings.store_groups]
     check_known("store", grouped_stores, stores, source="store_groups")
 

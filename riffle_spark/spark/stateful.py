@@ -1,10 +1,12 @@
 """Define stateful operators and the ``foreachBatch`` function that runs them."""
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
@@ -35,6 +37,10 @@ __all__ = [
 _logger = logging.getLogger("riffle_spark")
 _REPORTS_KEPT = 1000
 _BATCH_END_SECONDS = 300.0
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+_IDLE_MESSAGE = "Waiting"
+"""The start of Spark's status while it waits for rows or for the next trigger."""
 _TOGETHER = "Pass operators with their sinks: together(first.into(sink), second.into(sink))."
 
 
@@ -382,6 +388,22 @@ class StatefulJob(JobOperations):
                 "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0376"
             )
         return self._running.lookup.where(key, store)
+
+    def stop(self, query: StreamingQuery) -> None:
+        """Stop the job's query after its current batch. A batch that takes longer than 10 seconds is interrupted.
+
+        ``query.stop()`` interrupts the batch at once. Spark then warns of each task that it cancels.
+        """
+        was_paused = self.paused
+        self.pause()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while query.isActive and not self._gate.has_waiting_batch and time.monotonic() < deadline:
+            if str(query.status["message"]).startswith(_IDLE_MESSAGE):
+                break
+            time.sleep(_LOOK_SECONDS)
+        query.stop()
+        if not was_paused:
+            self.resume()
 
     def _start_or_continue(self, spark: SparkSession) -> RunningJob:
         if self._running is None or not self._running.is_of(spark):

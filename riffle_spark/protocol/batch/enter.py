@@ -208,7 +208,11 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
             f"dispatch = {settings.dispatch}, but the state in {root} has dispatch = {tail.dispatch}.",
             remedy=f"Set dispatch = {tail.dispatch}, or stop the query and switch the state: "
             + command("dispatch", "--execute", root=root, to=settings.dispatch, **options)
-            + (". FUNCTION returns the partition of a key." if options else ""),
+            + (
+                ". Replace MODULE:FUNCTION by a function that returns the topic and partition of keys."
+                if options
+                else ""
+            ),
             where="dispatch",
             id="RIFFLE-0218",
         )

@@ -66,7 +66,10 @@ class Placement:
         unused = slots.settings_without_effect(settings)
         changed = [name for name in unused if getattr(settings, name) != getattr(self.settings, name)]
         if changed:
-            self.warn(f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed)}.")
+            self.warn(
+                f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed)}.\n"
+                "  What to do: Set them back, or use another dispatch."
+            )
         self.settings = settings
         self.layout = None
 

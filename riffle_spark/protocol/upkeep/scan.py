@@ -148,8 +148,8 @@ def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> U
         return _fenced_error(tail.sequence, "was deleted by another driver")
     # Cause: Retention of this driver deleted the record before the scan had its turn.
     return UnavailableError(
-        f"Record {tail.sequence} was deleted while its scan waited.",
-        remedy="Do nothing, because the next scan uses a newer record.",
+        f"A clean-up of the root waited so long that its record {tail.sequence} was deleted.",
+        remedy="Do nothing. The next clean-up uses a newer record.",
         where=name,
         id="RIFFLE-0245",
     )

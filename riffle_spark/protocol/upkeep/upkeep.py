@@ -151,6 +151,7 @@ class Upkeep:
     def _warn_of_failure(self, error: object) -> None:
         """Add the warning that upkeep failed with ``error`` and will be retried."""
         # Cause: The error names the cause. Batches are not affected.
+        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
     def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
@@ -343,6 +344,7 @@ class Upkeep:
             restores=receipt.restores,
         )
         # Cause: The error names the cause. Batches are not affected.
+        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings.update(
             f"[RIFFLE-0818] Upkeep on executor {receipt.executor} failed and will be retried: {error}"
             for error in receipt.errors

@@ -24,7 +24,13 @@ _LONGEST_WAIT_SECONDS = 600.0
 def _warn(work: str, error: BaseException) -> None:
     """Log an error of background work, with its traceback. Otherwise it would end the thread silently."""
     # Cause: A background thread raised an error. Batches continue.
-    _logger.warning("[RIFFLE-0273] %s failed with %r and is retried later.", work, error, exc_info=error)
+    _logger.warning(
+        "[RIFFLE-0273] %s failed with %r and is retried later.\n"
+        "  What to do: Do nothing. If it fails again and again, remove the cause in the traceback.",
+        work,
+        error,
+        exc_info=error,
+    )
 
 
 def random_id() -> str:
@@ -223,11 +229,17 @@ class Gate:
         self._changed = threading.Condition()
         self._closed = False
         self._inside = False
+        self._waiting = 0
 
     @property
     def closed(self) -> bool:
         """Whether the gate admits no batch."""
         return self._closed
+
+    @property
+    def has_waiting_batch(self) -> bool:
+        """Whether a batch waits for the gate to open."""
+        return self._waiting > 0
 
     def close(self) -> None:
         """Admit no further batch. Idempotent."""
@@ -244,10 +256,14 @@ class Gate:
     def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
         """Hold the gate for a batch, once it is open and free. Raise ``Stopped`` if the query stops meanwhile."""
         with self._changed:
-            while self._closed or self._inside:
-                if is_stopping():
-                    raise Stopped
-                self._changed.wait(_GATE_LOOK_SECONDS)
+            self._waiting += 1
+            try:
+                while self._closed or self._inside:
+                    if is_stopping():
+                        raise Stopped
+                    self._changed.wait(_GATE_LOOK_SECONDS)
+            finally:
+                self._waiting -= 1
             self._inside = True
         try:
             yield

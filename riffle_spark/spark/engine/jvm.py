@@ -19,6 +19,7 @@ __all__ = [
     "NoJvm",
     "Py4JJavaError",
     "active",
+    "add_pool",
     "cogrouped",
     "context",
     "first_class",
@@ -42,6 +43,8 @@ __all__ = [
 
 _logger = logging.getLogger("riffle_spark")
 _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
+_SCHEDULER = "org.apache.spark.scheduler"
+_FAIR = "FAIR"
 _SEPARATOR = "\x1f"
 """A character that no setting contains."""
 _TASKS = 10_000
@@ -130,8 +133,17 @@ def observed(frame: DataFrame, name: str) -> int | None:
 
 
 def release(frame: DataFrame) -> None:
-    """Drop the blocks of a local checkpoint."""
-    frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
+    """Drop the blocks of a local checkpoint. The RDD's own ``unpersist`` warns that it cannot be computed again."""
+    context(frame.sparkSession)._jsc.sc().unpersistRDD(frame._jdf.queryExecution().analyzed().rdd().id(), False)
+
+
+def add_pool(spark: SparkSession, name: str) -> None:
+    """Add a pool to Spark's fair scheduler. Spark warns of a pool that it has to add itself."""
+    jvm = context(spark)._jvm
+    pools = context(spark)._jsc.sc().taskScheduler().rootPool()
+    if str(pools.schedulingMode()) == _FAIR and pools.getSchedulableByName(name) is None:
+        first_in = looked_up(jvm, f"{_SCHEDULER}.SchedulingMode$", MODULE).FIFO()
+        pools.addSchedulable(looked_up(jvm, f"{_SCHEDULER}.Pool")(name, first_in, 0, 1))
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:

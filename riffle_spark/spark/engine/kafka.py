@@ -43,7 +43,11 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
         topics = {topic for options in sources if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Spark did not return the options of the source. Placement ignores the racks of the input.
-        _logger.warning("[RIFFLE-0278] Cannot read the query's Kafka options: %s", str(error).split("\n")[0])
+        _logger.warning(
+            "[RIFFLE-0278] Cannot read the query's Kafka options: %s\n"
+            "  What to do: Do nothing. Batches run, and owners are placed without the racks of the input.",
+            str(error).split("\n")[0],
+        )
         return None
     return KafkaSource(servers, tuple(sorted(topics)), sources[0])
 
@@ -65,8 +69,8 @@ def unbounded_batches(batch: DataFrame) -> str | None:
     if all(_MAX_OFFSETS.lower() in options for options in sources):
         return None
     return (
-        f"[RIFFLE-0652] The Kafka source has no {_MAX_OFFSETS}, and a slot holds its rows of a batch in memory. "
-        "Set it to the number of rows that a batch should read."
+        f"[RIFFLE-0652] The Kafka source has no {_MAX_OFFSETS}, and a slot holds its rows of a batch in memory.\n"
+        "  What to do: Set it to the number of rows that a batch should read."
     )
 
 
@@ -105,7 +109,13 @@ def partition_racks(
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Kafka did not answer or refused the login, or only Java's client supports the source's options.
         # Placement ignores the racks of the input.
-        _logger.warning("[RIFFLE-0279] Cannot read the racks of %s at %s: %s", ", ".join(topics), bootstrap, error)
+        _logger.warning(
+            "[RIFFLE-0279] Cannot read the racks of %s at %s: %s\n"
+            "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
+            ", ".join(topics),
+            bootstrap,
+            error,
+        )
         return {}
 
 
@@ -125,7 +135,10 @@ def _partition_racks(
             # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
             # topic.
             _logger.warning(
-                "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s", name, topic["error_code"]
+                "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s\n"
+                "  What to do: Check that the topic exists and that the query's user may describe it.",
+                name,
+                topic["error_code"],
             )
             continue
         for partition in topic["partitions"]:

@@ -110,4 +110,9 @@ class PlacedFrames:
         self.placeable = False
         level = logging.DEBUG if self._silent else logging.WARNING
         # Cause: Spark Connect has no JVM handle, or this version of Spark lacks a private class that placement needs.
-        _logger.log(level, "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s", reason)
+        _logger.log(
+            level,
+            "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s\n"
+            "  What to do: Use a classic session of a supported version of Spark, or do nothing.",
+            reason,
+        )

@@ -109,7 +109,12 @@ class StoredResult:
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
-            _logger.log(level, "[RIFFLE-0654] Cannot release the result of a batch: %s", error)
+            _logger.log(
+                level,
+                "[RIFFLE-0654] Cannot release the result of a batch: %s\n"
+                "  What to do: Do nothing, because Spark removes the blocks later.",
+                error,
+            )
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:

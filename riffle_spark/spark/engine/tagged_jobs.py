@@ -9,6 +9,7 @@ one stage after the other, although other executors are idle.
 4. After 10 seconds the thread stops looking, because a repeated run would take longer than the wait.
 """
 
+import logging
 import re
 import threading
 import time
@@ -23,10 +24,11 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.worker.slot import beyond_memory
+from riffle_spark.worker.slot import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
+_logger = logging.getLogger("riffle_spark")
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05
 T = TypeVar("T")
@@ -68,6 +70,10 @@ class TaggedJobs:
         self._ended = threading.Condition()
         self._running = 0
         self._stopped = False
+        try:
+            handles.add_pool(spark, pool)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool, with a warning
+            _logger.debug("Cannot add scheduler pool %s: %s", pool, error)
 
     def run(self, jobs: Callable[[], T], otherwise: T) -> T:
         """Return the result of ``jobs``, or ``otherwise`` if ``stop`` cancelled or prevented them."""
@@ -205,6 +211,7 @@ class Losses:
                 # Cause: Spark lost these executors, for example with their machine. The batch runs again on the others.
                 raise Misplaced(
                     f"Executors {', '.join(sorted(watch.lost))} were lost while slots ran.",
+                    remedy="Do nothing. The batch runs again on the other executors.",
                     where="executors",
                     id="RIFFLE-0291",
                 ) from error
@@ -220,7 +227,7 @@ class Losses:
         except Exception as error:
             no_memory = _NO_MEMORY.search(str(error))
             if no_memory is not None:
-                raise beyond_memory(no_memory[1]) from error
+                raise out_of_memory_error(no_memory[1]) from error
             explained = None if handles.is_interruption(error) else _loss_error(error, self._removals())
             if explained is not None:
                 raise explained from error

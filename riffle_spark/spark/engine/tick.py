@@ -85,7 +85,11 @@ class Tick:
         if reached is None:
             # Cause: A foreachBatch job made the checkpoint. Spark fixes the number of sources in it, so no tick can be
             # added.
-            _logger.warning("[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.")
+            _logger.warning(
+                "[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.\n"
+                "  What to do: Do nothing if rows arrive regularly. Otherwise start the query with a new checkpoint, "
+                "and move the state to it (riffle adopt)."
+            )
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
@@ -122,7 +126,11 @@ class Tick:
                 raise
             if not self._has_warned:
                 # Cause: The JVM refused the call. Timers and windows end with the next batch that has rows.
-                _logger.warning("[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.", exc_info=error)
+                _logger.warning(
+                    "[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.\n"
+                    "  What to do: Do nothing if rows arrive regularly. Otherwise restart the query.",
+                    exc_info=error,
+                )
             self._has_warned = True
 
     def stop(self) -> None:

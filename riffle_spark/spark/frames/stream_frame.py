@@ -108,6 +108,7 @@ class StreamWriter(DataStreamWriter):
                 getattr(self, method)(argument)
 
     def _record(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
+        """Record a call of a writer's method, to be repeated at the start. Return the writer."""
         self._calls.append(WriterCall(name, positional, dict(named)))
         return self
 
@@ -130,7 +131,7 @@ class StreamGroups(GroupedData):
 
 
 def _wrapped(result: object) -> object:
-    """Return Spark's frames and grouped data as wrapped ones, and any other object unchanged."""
+    """Return Spark's frames and grouped data as wrapped ones, lists of frames too, and any other object unchanged."""
     if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
         return StreamFrame(result._jdf, result.sparkSession)
     if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
@@ -141,6 +142,8 @@ def _wrapped(result: object) -> object:
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a method that calls ``method`` and wraps its result."""
+
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
         return _wrapped(method(self, *positional, **named))
@@ -149,7 +152,10 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of grouped data that keeps its arguments for the query's start."""
+    """Return a method of grouped data that calls ``method`` and keeps its arguments for the query's start.
+
+    ``name`` is the name of the method.
+    """
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
@@ -179,13 +185,14 @@ def _refused(name: str) -> Callable[..., object]:
 
 
 def _public_methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield the name and the function of each public method of a class."""
     for name in dir(base):
         if not name.startswith("_") and callable(member := getattr(base, name)):
             yield name, member
 
 
 def _wrap_methods(wrapper: type, base: type) -> None:
-    """Override all inherited public methods of a class so that their results are wrapped."""
+    """Override all public methods that ``wrapper`` inherits from ``base``, so that their results are wrapped."""
     for name, member in _public_methods(base):
         if name in vars(wrapper):
             continue
@@ -194,7 +201,7 @@ def _wrap_methods(wrapper: type, base: type) -> None:
 
 
 def _recorded(name: str) -> Callable[..., StreamWriter]:
-    """Return a writer's method that Spark checks and that is then recorded."""
+    """Return a writer's method that records its call after Spark's own method has checked the arguments."""
     method = getattr(DataStreamWriter, name)
 
     @functools.wraps(method)
@@ -314,6 +321,7 @@ def _check_stream(frame: object, function: str) -> None:
 
 
 def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
+    """Return a wrapped frame with these options in its plan. Raises ``ConfigError`` if it already has another root."""
     new_root = options.root or (options.settings.root if options.settings is not None else None) or ""
     old_root = options_in(frame).root
     if new_root and old_root and new_root != old_root:

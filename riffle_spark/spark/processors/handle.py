@@ -33,7 +33,11 @@ _TIME_BOUND: Final = 2**63
 
 
 class Handle(StatefulProcessorHandle):
-    """Declares state variables during ``init`` and registers timers later. ``deleted`` has the names to delete."""
+    """The handle that a processor gets: it declares state variables during ``init`` and registers timers later.
+
+    ``phase`` is the processor's phase. ``variables`` are the declared variables by name, ``deleted`` the names to
+    delete.
+    """
 
     def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
         self._time_mode = time_mode
@@ -93,7 +97,10 @@ class Handle(StatefulProcessorHandle):
             _unbind(state)
 
     def _current_session(self, doing: str, operation: str) -> Session:
-        """Return the session. Raise Spark's error if timers cannot be used."""
+        """Return the session of the current key. Raise Spark's error if timers cannot be used now.
+
+        ``doing`` and ``operation`` describe the call in the error.
+        """
         if self._time_mode == "None":
             raise spark_errors.no_timers(doing, operation)
         if self._session is None:
@@ -103,6 +110,11 @@ class Handle(StatefulProcessorHandle):
     def _declare(
         self, name: str, kind: spark_errors.Kind, value: Schema, key: Schema | None, ttl_ms: int | None
     ) -> Variable:
+        """Record and return a state variable that ``init`` requests. Raise Spark's error if it is not allowed.
+
+        ``kind`` is ``value``, ``list`` or ``map``. ``value`` and ``key`` are the schemas of its values and of a map's
+        keys.
+        """
         doing = f"initializing {kind} state"
         if self.phase not in _DECLARING:
             raise spark_errors.wrong_phase(doing, f"get_{kind}_state", self.phase)
@@ -118,7 +130,10 @@ class Handle(StatefulProcessorHandle):
         return variable
 
     def _ttl(self, name: str, kind: spark_errors.Kind, ttl_ms: int | None) -> int | None:
-        """Return the TTL, or ``None`` if there is none. Spark treats 0 as none."""
+        """Return the TTL (ms) of a variable, or ``None`` without one. Spark treats 0 as none.
+
+        Raise Spark's error if this time mode has no TTL.
+        """
         if not ttl_ms:
             return None
         if self._time_mode != "ProcessingTime" or ttl_ms < 0:
@@ -126,6 +141,7 @@ class Handle(StatefulProcessorHandle):
         return _time(ttl_ms)
 
     def _add(self, state: _State) -> _State:
+        """Add a state variable that has no cells yet, and return it."""
         _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)
         self._states[state.name] = state
         return state
@@ -140,6 +156,7 @@ def _unbind(
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:
+    """Return the Arrow schema of a Spark type or of DDL. Raise PySpark's error for invalid DDL."""
     if isinstance(schema, DataType):
         return schema_of_json(schema.json())
     try:
@@ -149,7 +166,7 @@ def _arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def _time(expiry_ms: int) -> int:
-    """Return a time in milliseconds. Raise ``ValueError`` if it is out of range."""
+    """Return a time in milliseconds as an ``int``. Raise ``ValueError`` if it is out of range."""
     time_ms = index(expiry_ms)
     if not -_TIME_BOUND < time_ms < _TIME_BOUND:
         raise ValueError(f"Value out of range: {time_ms}")

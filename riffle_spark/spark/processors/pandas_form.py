@@ -69,6 +69,7 @@ class PandasForm:
             yield self._frame(rows.slice(start, rows_max))
 
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
+        """Return rows as the frame that PySpark passes to a processor."""
         return frame_of(rows, self._options.timezone)
 
     def _key_values(self, name: str, column: pa.ChunkedArray) -> Iterable[object]:
@@ -88,7 +89,7 @@ def frame_of(rows: pa.Table, timezone: str) -> pd.DataFrame:
 
 
 def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
-    """Return a column as PySpark converts it: dates as objects, timestamps without zone in the session's time zone.
+    """Return a column as PySpark converts it: dates as objects, timestamps without zone in the session's ``timezone``.
 
     Raise ``NotText`` if the column holds text that is not UTF-8.
     """
@@ -98,12 +99,16 @@ def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
 
 @cache
 def _converter(kind: pa.DataType, timezone: str) -> Callable[[pd.Series], pd.Series]:
+    """Return PySpark's function that converts a series of this Arrow type for the user."""
     spark_type = from_arrow_type(kind, prefer_timestamp_ntz=True)
     return _create_converter_to_pandas(spark_type, nullable=True, timezone=timezone, struct_in_pandas="dict")
 
 
 def _widened(series: pd.Series) -> pd.Series:
-    """Return numbers with 64 bits, as pandas infers them from Python objects."""
+    """Return a series of numbers with 64 bits, as pandas infers them from Python objects.
+
+    Others are returned unchanged.
+    """
     if series.dtype.kind == "i" and series.dtype.itemsize < np.dtype(np.int64).itemsize:
         return series.astype(np.int64)
     return series.astype(np.float64) if series.dtype == np.float32 else series
@@ -123,7 +128,7 @@ class Slices:
         self._slice = getattr(manager, "get_slice", None) if hasattr(pd.DataFrame, "_from_mgr") else None
 
     def __getitem__(self, span: tuple[int, int]) -> pd.DataFrame:
-        """Return the rows from a start to before a stop."""
+        """Return the frame of the rows from a start to before a stop, given as (start, stop)."""
         start, stop = span
         if self._slice is None:
             return self._frame.iloc[start:stop].reset_index(drop=True)

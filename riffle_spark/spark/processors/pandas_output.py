@@ -82,6 +82,10 @@ class PandasOutput:
         return pa.table(arrays, schema=self._schema)
 
     def _positions_of(self, labels: list[object]) -> list[int]:
+        """Return the position of each declared column in a frame with these labels.
+
+        Raise ``KeyError`` or ``IndexError`` if a column is missing.
+        """
         if not self._by_name or not any(isinstance(label, str) for label in labels):
             if len(labels) < len(self._schema):
                 raise IndexError(f"a frame has {len(labels)} columns, but {len(self._schema)} are declared")
@@ -93,7 +97,7 @@ class PandasOutput:
 
 
 def _copied_columns(frame: pd.DataFrame) -> Sequence[Values]:
-    """Return copies of the columns' values, because the processor may change its frame.
+    """Return copies of a frame's columns, because the processor may change its frame later.
 
     Columns that pandas stores in a single array are copied together. Otherwise each column is copied.
     """
@@ -123,6 +127,7 @@ class _Column:
         )
 
     def convert(self, arrays: list[Values]) -> pa.Array:
+        """Return the Arrow array of all arrays of the column, in their order."""
         by_type: dict[object, list[int]] = {}
         for index, values in enumerate(arrays):
             by_type.setdefault(values.dtype, []).append(index)
@@ -134,6 +139,7 @@ class _Column:
         return pa.concat_arrays(parts).take(pa.array(order))
 
     def _converted(self, arrays: Sequence[Values]) -> pa.Array:
+        """Return the Arrow array of arrays with the same type. Raise PySpark's error if a value does not convert."""
         series = pd.Series(_joined(arrays), name=self._field.name)
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.dtype.categories.dtype)
@@ -147,6 +153,7 @@ class _Column:
             raise PySparkValueError(self._problem(series)) from error
 
     def _array(self, series: pd.Series, mask: Any) -> pa.Array:
+        """Return a series as an Arrow array of the declared type. Values under ``mask`` become null."""
         try:
             array = pa.Array.from_pandas(series, mask=mask, type=self._field.type, safe=self._safe)
         except pa.ArrowInvalid:
@@ -157,6 +164,7 @@ class _Column:
         return with_nan_for_null(array, self._field)
 
     def _problem(self, series: pd.Series) -> str:
+        """Return PySpark's error text for a series that does not convert."""
         return (
             f"Cannot convert the output value of the column '{self._field.name}' with type '{series.dtype}' to the "
             f"specified return type of the column: '{self._field.type}'. Please check if the data types match."
@@ -164,6 +172,7 @@ class _Column:
 
 
 def _joined(arrays: Sequence[Values]) -> Values:
+    """Return arrays of the same type as one array."""
     if len(arrays) == 1:
         return arrays[0]
     if isinstance(arrays[0], np.ndarray):

@@ -63,7 +63,10 @@ class RowForm:
         return pa.table(arrays, schema=self._output)
 
     def _by_position(self, rows: list[Row]) -> list[tuple[object, ...]]:
-        """Return the columns if all rows have exactly the declared fields in order, none nested, or nothing."""
+        """Return the columns of rows that all have exactly the declared fields in order, none of them nested.
+
+        Return an empty list for any other rows.
+        """
         names = self._output.names
         if self._is_flat and all(getattr(row, "__fields__", None) == names for row in rows):
             return list(zip(*rows, strict=True))
@@ -97,6 +100,7 @@ class EventTimeForm:
 
 
 def _objects(rows: pa.Table) -> list[Row]:
+    """Return rows as PySpark's ``Row`` objects."""
     return list(map(row_maker(rows.column_names), rows_as_tuples(rows)))
 
 
@@ -107,7 +111,7 @@ def _pieces(rows: pa.Table) -> Iterator[Row]:
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:
-    """Return a function that makes a row with the fields ``names`` from its values.
+    """Return a function that makes a ``Row`` with the fields ``names`` from a tuple of its values.
 
     The rows have a subclass of ``Row`` of their own. It holds the field names, so that they are not set on every row,
     and finds fields without a search unless a method of ``Row`` has the same name.
@@ -117,6 +121,7 @@ def row_maker(names: Sequence[str]) -> RowMaker:
 
 @cache
 def _make_maker(names: tuple[str, ...]) -> RowMaker:
+    """Return the function of ``row_maker``, cached by the names."""
     fields = namedtuple("Fields", [f"field{index}" for index in range(len(names))])  # type: ignore[misc] # no literal
     # The first of equal names wins. The class is referenced until the getters are, as its collection would empty them.
     getters = {name: getattr(fields, f"field{index}") for index, name in reversed(list(enumerate(names)))}

@@ -60,7 +60,10 @@ _ITERATORS: Final = {("list", "get"), ("map", "items"), ("map", "keys"), ("map",
 
 
 def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
-    """Return the error for a call that is not allowed in the processor's phase."""
+    """Return the error for a call that is not allowed in the processor's ``phase``.
+
+    ``doing`` is the action and ``operation`` the call in Spark's message.
+    """
     return _error(
         doing,
         f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE",
@@ -142,7 +145,7 @@ def emitted_late(time_us: int, watermark_ms: int) -> PySparkException:
 
 
 def misfit(doing: str, wrong: Misfit) -> PySparkException:
-    """Return the error for a value that its field cannot hold."""
+    """Return PySpark's error for a value that its field cannot hold. ``doing`` is the action in the message."""
     field = wrong.path or "value"
     if wrong.problem == "length":
         counts = f"{wrong.expected} fields are required while {wrong.value} values are provided."
@@ -165,25 +168,29 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
 
 
 def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PySparkRuntimeError:
+    """Return PySpark's error with Spark's error class ``name``."""
     return PySparkRuntimeError(f"Error {doing}: [{name}] {message} SQLSTATE: {sql_state}")
 
 
 class _StandIn:
-    """Replaces the cells of a variable. Every method raises Spark's error."""
+    """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
         self._kind = kind
         self._name = name
 
     def __getattr__(self, method: str) -> Callable[[], Iterator[NoReturn]]:
+        """Raise Spark's error for a method of the cells, and ``AttributeError`` for any other name."""
         if method not in DOING[self.__dict__["_kind"]]:
             raise AttributeError(method)
         return self._method(method, *DOING[self._kind][method])
 
     def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
+        """Raise Spark's error for the call of a method."""
         raise self._error(operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:
+        """Return Spark's error for a call. Subclasses implement it."""
         raise NotImplementedError
 
 

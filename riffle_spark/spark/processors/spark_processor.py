@@ -30,9 +30,10 @@ class Declaration:
 
 
 def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
-    """Return the declaration of a processor. Runs ``init`` and ``close`` of a copy, as Spark does on its driver.
+    """Return what the ``init`` of a processor declares.
 
-    Raise PySpark's errors for calls that are not allowed there, and the processor's own errors.
+    Runs ``init`` and ``close`` of a copy, as Spark does on its driver. Raise PySpark's errors for calls that are not
+    allowed there, and the processor's own errors.
     """
     copy = _copied(processor)
     handle = Handle(time_mode, "PRE_INIT")
@@ -42,7 +43,7 @@ def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
 
 
 def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:
-    """Return the variables with converters that turn structs into PySpark's rows."""
+    """Return the variables of a store, with converters that make PySpark's ``Row`` objects of structs."""
     return declare_variables(schema, row_maker)
 
 
@@ -63,7 +64,7 @@ class SparkProcessor:
         self._timer_values = self._values(times.watermark_ms)
 
     def begin(self) -> None:
-        """Run ``init``. Raise ``ConfigError`` if it declares other variables than on the driver."""
+        """Run the processor's ``init``. Raise ``ConfigError`` if it declares other variables than on the driver."""
         self._processor.init(self._handle)
         if self._handle.variables != self._variables:
             # Cause: init depends on something that differs between processes, such as the environment, a file or the
@@ -93,23 +94,25 @@ class SparkProcessor:
         )
 
     def end(self) -> None:
-        """Run ``close``."""
+        """Run the processor's ``close``."""
         self._handle.leave()
         self._handle.phase = "TIMER_PROCESSED"
         self._processor.close()
         self._handle.phase = "CLOSED"
 
     def _values(self, watermark_ms: int | None) -> TimerValues:
-        """Return the batch time and the watermark. As in Spark, a missing watermark is 0."""
+        """Return the batch time and the watermark for the processor. As in Spark, a missing watermark is 0."""
         if self._times.mode == "None":
             return TimerValues(-1, -1)
         return TimerValues(self._times.now_ms, watermark_ms or 0)
 
 
 def _copied(processor: StatefulProcessor) -> StatefulProcessor:
+    """Return a copy of a processor, made by pickling it."""
     copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]
     return copy
 
 
 def _listed(variables: dict[str, Variable]) -> str:
+    """Return the kinds and names of variables as text for an error."""
     return ", ".join(f"{variable.kind} {name}" for name, variable in variables.items()) or "nothing"

@@ -27,6 +27,8 @@ _MAP: Final = DOING["map"]
 
 
 class _StateOfCells:
+    """The common part of the states: a name, and the cells of the current session."""
+
     cells: ValueCells | ListCells | MapCells
 
     def __init__(self, name: str) -> None:
@@ -40,7 +42,7 @@ class _StateOfCells:
 
 
 class ValueOfCells(_StateOfCells, ValueState):
-    """A value state."""
+    """A ``ValueState`` of PySpark on cells."""
 
     cells: ValueCells
     kind: ClassVar[Kind] = "value"
@@ -56,7 +58,7 @@ class ValueOfCells(_StateOfCells, ValueState):
 
 
 class ListOfCells(_StateOfCells, ListState):
-    """A list state."""
+    """A ``ListState`` of PySpark on cells."""
 
     cells: ListCells
     kind: ClassVar[Kind] = "list"
@@ -77,6 +79,10 @@ class ListOfCells(_StateOfCells, ListState):
         self._add(self.cells.extend, newState)
 
     def _add(self, add: Callable[[list[Fields]], None], elements: list[Fields]) -> None:
+        """Pass elements to ``add``, a method of the cells.
+
+        Raise PySpark's error for none, an empty list or a misfit.
+        """
         if elements is None:
             raise PySparkTypeError("'NoneType' object is not iterable")
         elements = list(elements)
@@ -89,7 +95,7 @@ class ListOfCells(_StateOfCells, ListState):
 
 
 class MapOfCells(_StateOfCells, MapState):
-    """A map state. ``row`` makes the row that PySpark returns for a value."""
+    """A ``MapState`` of PySpark on cells. ``row`` makes the ``Row`` that PySpark returns for a value."""
 
     cells: MapCells
     kind: ClassVar[Kind] = "map"

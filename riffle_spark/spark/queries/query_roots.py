@@ -43,7 +43,7 @@ class NewQuery:
 
     @property
     def root_name(self) -> str:
-        """The name of its root below a shared root."""
+        """Return the name of the query's root below a shared root."""
         if self.checkpoint is None:
             return f"temporary-{uuid.uuid4().hex[:8]}"
         if self.name:
@@ -60,7 +60,7 @@ class OpenedRoot:
 
 
 def exact_root(home: Home) -> OpenedRoot:
-    """Return the root of ``home`` itself for a query."""
+    """Return the root of ``home`` itself, opened for a query. No other query may share it."""
     opened = _open(home, home.root)
     _started.add(normalised(opened.root))
     return opened
@@ -81,7 +81,10 @@ def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
 
 
 def _with_id(home: Home, name: str, query_id: str | None) -> Iterator[OpenedRoot]:
-    """Yield the root whose log has a query id: the shared root, the root with the query's name, or another one."""
+    """Yield the root whose log has this query id, nothing if there is none.
+
+    It is the shared root, the root with the query's ``name``, or another one below the shared root.
+    """
     if query_id is None:
         return
     shared = open_store(home.root, home.options)
@@ -93,6 +96,7 @@ def _with_id(home: Home, name: str, query_id: str | None) -> Iterator[OpenedRoot
 
 
 def _if_of(query_id: str, opened: OpenedRoot) -> Iterator[OpenedRoot]:
+    """Yield the opened root if its log belongs to the query with this id."""
     if opened.tail is not None and opened.tail.query_id == query_id:
         yield opened
 
@@ -115,4 +119,5 @@ def _same_query(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
 
 
 def _open(home: Home, root: str) -> OpenedRoot:
+    """Open the log of a root."""
     return OpenedRoot(root, Log(open_store(root, home.options), root).open())
