@@ -407,7 +407,7 @@ class TestEntraId:
         store = scripted.store(Answer(200, b"abc"), root=AZURE.root)
         error = error_of(lambda: store.get("log/1"))
         assert error.id == "RIFFLE-0162"
-        assert "pip install 'riffle-spark[azure]'" in error.remedy
+        assert "pip install 'azure-identity" in error.remedy
         monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
         assert store.get("log/1") == b"abc"
 
