@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import scala_seq
+from riffle_spark.spark.compat.java import looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
@@ -45,6 +45,7 @@ __all__ = [
     "error_of_class",
     "local_checkpoint",
     "no_stream",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
@@ -109,3 +110,10 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     """Return a stream without rows that has a new offset at an interval."""
     spark.dataSource.register(Heartbeat)
     return spark.readStream.format(Heartbeat.name()).schema(schema).option(EVERY_MS, every_ms).load()
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    holder = opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "lazyExecutedPlan").get(execution)
+    planned = looked_up(jvm, "scala.util.Success")(plan)
+    opened_field(jvm, "org.apache.spark.util.LazyTry", "tryT").set(holder, planned)
