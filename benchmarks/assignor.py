@@ -216,14 +216,14 @@ def day() -> dict[str, Any]:
     Nothing where the commit that is measured has no simulator yet.
     """
     try:
-        from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+        from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
         from riffle_spark.simulate.play import RebalanceRules, play
         from riffle_spark.simulate.policy import RIFFLE
         from riffle_spark.simulate.world_file import read_world
     except ImportError:
         return {}
     started = time.process_time()
-    done = play(read_world("day"), RIFFLE, RebalanceRules(Probes(), Patience(), outside_band))
+    done = play(read_world("day"), RIFFLE, RebalanceRules(Probes(), Patience(), is_outside_band))
     seconds = time.process_time() - started
     return {"day_s": round(seconds, 1), "day_assigned": done.assigned, "day_moves": done.moves}
 

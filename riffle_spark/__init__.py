@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
+    from riffle_spark.spark.compat import StatefulProcessor, StatefulProcessorHandle
     from riffle_spark.spark.configure import configure, warm_up
     from riffle_spark.spark.frames.stream_frame import latest, on
     from riffle_spark.spark.heartbeat import heartbeat
@@ -36,6 +37,8 @@ __all__ = [
     "Settings",
     "Stateful",
     "StatefulJob",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
     "StreamQuery",
     "UserAggregate",
     "adopt",
@@ -74,6 +77,7 @@ _HOMES = {
     "protocol.batch.batch_report": ("BatchReport",),
     "offline.switch": ("switch_dispatch",),
     "settings": ("Settings",),
+    "spark.compat": ("StatefulProcessor", "StatefulProcessorHandle"),
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
     "spark.frames.stream_frame": ("latest", "on"),

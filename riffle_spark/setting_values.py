@@ -7,17 +7,17 @@ allowed values; ``checked`` converts it to a ``ConfigError``. A ``Range`` is a c
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riffle_spark.errors import ConfigError
 
 __all__ = [
     "Check",
     "Range",
-    "SettingLine",
+    "Setting",
     "checked",
     "file_mode",
     "flag",
@@ -29,7 +29,6 @@ __all__ = [
     "optional",
     "pairs_such_as",
     "seconds",
-    "setting",
     "share",
     "text",
     "unset_or",
@@ -42,7 +41,8 @@ _LONGEST_SECONDS = 36_500 * 86_400.0
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
 
-_Default = TypeVar("_Default")
+_Parsed_co = TypeVar("_Parsed_co", covariant=True)
+_Accepted_contra = TypeVar("_Accepted_contra", contravariant=True)
 Value = object
 Check = Callable[[Value], Value]
 
@@ -294,15 +294,19 @@ def function(value: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingLine:
-    """The declaration of one setting. ``./run reference`` writes docs/configuration.md from these declarations.
+class Setting(Generic[_Parsed_co, _Accepted_contra]):
+    """The declaration of one setting, as a field of ``Settings``.
 
-    ``meaning`` is Markdown. A ``live`` setting can change while a query runs; other settings change with a restart, or
-    as ``fixed`` describes. Settings with ``of_assignment`` have no effect with the ``hash`` assignor. ``example`` is
-    shown if there is no default. ``section`` is the heading of this and the following settings.
+    Its types are that of the parsed value and that of the values that the constructor accepts. It is a descriptor, so
+    that type checkers know both. At run time an instance's own attribute is found first.
+
+    ``./run reference`` writes docs/configuration.md from these declarations. ``meaning`` is Markdown. A ``live``
+    setting can change while a query runs; other settings change with a restart, or as ``fixed`` describes. Settings
+    with ``of_assignment`` have no effect with the ``hash`` assignor. ``example`` is shown if there is no default.
+    ``section`` is the heading of this and the following settings.
     """
 
-    default: object
+    default: _Parsed_co
     allowed: Range
     meaning: str
     live: bool = False
@@ -311,7 +315,11 @@ class SettingLine:
     example: object = None
     section: str = ""
 
+    def __get__(self, instance: object, owner: object = None) -> _Parsed_co:
+        """Return the default, for ``Settings.name``."""
+        return self.default
 
-def setting(default: _Default, allowed: Range, meaning: str, **options: Any) -> _Default:
-    """Return a field of ``Settings``. ``options`` are the other fields of ``SettingLine``."""
-    return field(default=default, metadata={"line": SettingLine(default, allowed, meaning, **options)})
+    if TYPE_CHECKING:
+
+        def __set__(self, instance: object, value: _Accepted_contra) -> None:
+            """Accept a value in the constructor."""

@@ -1,22 +1,23 @@
 """All settings: their names, ranges and defaults, and the sources that they are read from.
 
-Each field of ``Settings`` declares one setting. Validation, the list of live settings, docs/configuration.md and
-conf/riffle.toml are derived from these declarations. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of
-the Spark configuration < code. Durations are seconds or text such as ``"10 min"``. Shares are fractions or text such as
-``"20 %"``.
+Each field of ``Settings`` declares one setting. The constructor's signature, validation, the list of live settings,
+docs/configuration.md and conf/riffle.toml are derived from these declarations. Precedence: defaults < conf/riffle.toml
+< ``spark.riffle.*`` of the Spark configuration < code. Durations are seconds or text such as ``"10 min"``. Shares are
+fractions or text such as ``"20 %"``.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, get_args
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
 from riffle_spark.optional_packages import check_importable
 from riffle_spark.removed_settings import check_not_removed
-from riffle_spark.setting_values import names, one_of, optional, seconds, setting, share, text, unset_or, whole
+from riffle_spark.setting_values import Setting, names, one_of, optional, seconds, share, text, unset_or, whole
 from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
@@ -29,6 +30,7 @@ __all__ = [
     "DISPATCHES",
     "LIVE",
     "SETTING_LINES",
+    "AnySetting",
     "Settings",
     "check_names",
     "from_sources",
@@ -41,6 +43,22 @@ DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0
 _STRATEGY_SYNONYMS: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
 """The names of these strategies in KIP-925 and Kafka."""
+
+
+_OptionalText: TypeAlias = Setting[str | None, str | None]
+_Word: TypeAlias = Setting[str, str]
+_Flag: TypeAlias = Setting[bool, bool]
+_Whole: TypeAlias = Setting[int, int]
+_Duration: TypeAlias = Setting[float, float | str]
+_Share: TypeAlias = Setting[float, float | str]
+_Names: TypeAlias = Setting[tuple[str, ...], str | Sequence[str]]
+_Pairs: TypeAlias = Setting[
+    tuple[tuple[str, str], ...], str | Sequence[str] | Sequence[tuple[str, str]] | Mapping[str, str]
+]
+_ValuesByTag: TypeAlias = Setting[
+    tuple[tuple[str, tuple[str, ...]], ...],
+    str | Sequence[str] | Sequence[tuple[str, Sequence[str]]] | Mapping[str, str | Sequence[str]],
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,166 +77,175 @@ class Settings:
 
     # Default, range, meaning. docs/configuration.md and conf/riffle.toml list them in this order: ./run reference.
     # fmt: off
-    root: str | None = setting(
-        None, optional(text.of("`s3://bucket/prefix` or `file:///path`")),
+    root: _OptionalText = Setting(
+        None, optional(text.of("`s3://`, `gs://`, `abfss://` or `file://` URL")),
         "where the state is stored. Each query needs its own root. Required. Use `file://` only if all executors share "
         "this folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
-    root_file_mode: str | None = setting(
+    root_file_mode: Setting[str | None, str | int | None] = Setting(
         None, optional(values.file_mode),
         "the mode of files below a `file://` root. Users who may read a file may also enter its folder. Not set: the "
         "umask decides", example="0640")
-    s3_endpoint: str | None = setting(
+    s3_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL")),
         "the URL of an S3-compatible server. It must support conditional puts (`If-None-Match`). Not set: AWS. Empty: "
         "refused", example="http://127.0.0.1:9000")
-    s3_region: str | None = setting(
+    s3_region: _OptionalText = Setting(
         None, optional(text.of("text")),
         "the region of the bucket. Not set: the region in AWS's environment variables and files",
         example="eu-central-1")
-    s3_kms_key: str | None = setting(
+    s3_kms_key: _OptionalText = Setting(
         None, unset_or(text.of("key id or ARN")),
         "the KMS key that encrypts every put (SSE-KMS), or `aws/s3` for the account's own key. Not set: the bucket's "
         "default. Empty: refused",
         example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
-    s3_server_side_encryption: str | None = setting(
+    s3_server_side_encryption: _OptionalText = Setting(
         None, unset_or(one_of("AES256", "aws:kms")),
         "the encryption header of every put, for buckets whose policy demands it: `AES256` (SSE-S3), or `aws:kms` "
         "with the account's own key. Not set: `s3_kms_key` and the bucket decide. Empty: refused", example="AES256")
-    s3_requester_pays: bool = setting(
+    s3_requester_pays: _Flag = Setting(
         False, values.flag, "adds the requester-pays header to every request")
-    s3_patience: float = setting(
+    gcs_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL")),
+        "the URL of Google Cloud Storage, for a private endpoint. Not set: https://storage.googleapis.com. Empty: "
+        "refused",
+        example="https://storage-riffle.p.googleapis.com")
+    azure_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL")),
+        "the URL of the storage account's Blob service, for a private endpoint. Not set: the account in `root`. Empty: "
+        "refused", example="https://account.privatelink.blob.core.windows.net")
+    s3_patience: _Duration = Setting(
         60.0, seconds(0.0),
-        "how long a call is retried, beyond its 4 attempts, while the server does not answer or is busy. A shorter "
-        "outage fails no batch")
-    local_dir: str | None = setting(
+        "how long a call to any object store is retried, beyond its 4 attempts, while the server does not answer or is "
+        "busy. A shorter outage fails no batch")
+    local_dir: _OptionalText = Setting(
         None, optional(values.folder),
         "the folder for copies of the state, on a local disk of each executor. Network file systems are refused. Not "
         "set: the folders in the executor's `SPARK_LOCAL_DIRS`", example="/mnt/nvme/riffle")
-    encryption_keys: str | None = setting(
+    encryption_keys: _OptionalText = Setting(
         None, unset_or(text.of("`file:/path` or `env:NAME`")),
         "where driver and executors read the [keys](operations.md#encryption) that encrypt deltas, snapshots and local "
         "copies. Not set: no encryption. Empty: refused", example="file:/run/secrets/riffle-keys")
 
-    accept: tuple[str, ...] = setting(
+    accept: _Names = Setting(
         (), names, "names of stores and results that continue although [the job was "
         "changed](operations.md#change-a-job-between-two-runs). Remove a name after the next committed batch",
         example=["totals"])
 
-    key_groups: int = setting(
+    key_groups: _Whole = Setting(
         128, whole(1, 32_768), "the number of key-groups. Another number than the stored one is refused. Fewer than "
         "four per slot cause a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
         section="Keys")
-    dispatch: str = setting(
+    dispatch: _Word = Setting(
         "key_group", one_of(*DISPATCHES),
         "how rows are routed to slots: by key, or by the (topic, partition) that they were read from",
         fixed="[by a procedure](dispatch.md)")
 
-    assignor: str | Callable[..., object] = setting(  # noqa: RUF009 - as all of them
+    assignor: Setting[str | Callable[..., object], str | Callable[..., object]] = Setting(
         "high_availability", replace(values.function, words="`high_availability`, `sticky`, `hash`, or the dotted path "
         "of your own; in code also a function or class"),
         "which assignor chooses the owners. If [your own](own-assignor.md) assignor raises an error or returns an "
         "invalid assignment, a warning reports it and the last assignment stays",
         of_assignment=True, section="Who owns what")
-    acceptable_recovery_lag: int = setting(
+    acceptable_recovery_lag: _Whole = Setting(
         10_000, whole(0).of("records"), "a copy that is at most this many changed records behind counts as caught up",
         live=True, of_assignment=True)
-    num_standbys: int = setting(
+    num_standbys: _Whole = Setting(
         0, whole(0), "the number of spare copies of each key-group on other members. Use 1 in production",
         live=True, of_assignment=True)
-    standby_mode: str = setting(
+    standby_mode: _Word = Setting(
         "replay", one_of("replay", "snapshot_pointer"),
         "whether spare copies apply every change, or only store which snapshot to fetch", of_assignment=True)
-    max_warmup_replicas: int = setting(
+    max_warmup_replicas: _Whole = Setting(
         2, whole(1), "how many copies may warm up at the same time", live=True, of_assignment=True)
-    probing_rebalance_interval: float = setting(
+    probing_rebalance_interval: _Duration = Setting(
         600.0, seconds(0.001), "how often running warm-ups cause a new assignment if not all have caught up. If all "
         "have, it is computed at once. Below 1 min, as in tests, there is a warning", live=True, of_assignment=True)
-    scheduled_rebalance_max_delay: float = setting(
+    scheduled_rebalance_max_delay: _Duration = Setting(
         300.0, seconds(0), "how long the key-groups of a lost member wait for its return before other members own them "
         "for good. Lost standbys are replaced at once", live=True, of_assignment=True)
-    balance_band: float = setting(
+    balance_band: _Share = Setting(
         0.2, share, "nothing moves if each member's measured work per slot is within this share of the mean",
         live=True, of_assignment=True)
-    store_groups: tuple[tuple[str, str], ...] = setting(
+    store_groups: _Pairs = Setting(
         (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store. All other "
         "stores are in one group. The stores of a group have the same owner per key-group", example=["models=heavy"])
-    include: tuple[tuple[str, str], ...] = setting(
+    include: _Pairs = Setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
         "only members with one of these attributes own key-groups or keep copies in the end. `id` and `rack` are "
         "attributes, too. If no live member matches, all members count, with a warning",
         live=True, of_assignment=True, example=["disk=ssd"])
-    exclude: tuple[tuple[str, str], ...] = setting(
+    exclude: _Pairs = Setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
         "members with one of these attributes are drained: other members warm up and take over their key-groups",
         live=True, of_assignment=True, example=["rack=c"])
-    rebalance_enable: str = setting(
+    rebalance_enable: _Word = Setting(
         "all", one_of("all", "owners", "standbys", "none"), "which copies may move to be placed better. Key-groups "
         "without an owner are always placed. Pins and drains always apply", live=True, of_assignment=True)
 
-    rack_aware_assignment_strategy: str = setting(
+    rack_aware_assignment_strategy: _Word = Setting(
         "none", one_of("none", "min_cost", "balance_subtopology", also=_STRATEGY_SYNONYMS),
         "whether racks influence the assignment, before (`min_cost`) or after (`balance_subtopology`) the spread of "
         "groups. `min_traffic` and `balanced_min_cost` are synonyms", live=True, of_assignment=True,
         section="Racks and tags")
-    rack_aware_assignment_traffic_cost: int = setting(
+    rack_aware_assignment_traffic_cost: _Whole = Setting(
         10, whole(0), "the cost of a row that is read across racks", live=True, of_assignment=True)
-    rack_aware_assignment_non_overlap_cost: int = setting(
+    rack_aware_assignment_non_overlap_cost: _Whole = Setting(
         1, whole(0), "the cost of a move, in addition to the traffic", live=True, of_assignment=True)
-    rack_aware_assignment_tags: tuple[str, ...] = setting(
+    rack_aware_assignment_tags: _Names = Setting(
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
         example=["zone"])
-    forced_awareness: tuple[tuple[str, tuple[str, ...]], ...] = setting(
+    forced_awareness: _ValuesByTag = Setting(
         (), values.values_by_tag, "the values that a tag should have. The copies of a key-group are spread over all of "
         "them. The share of a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
         example=["zone=a", "zone=b"])
-    member_racks: tuple[tuple[str, str], ...] = setting(
+    member_racks: _Pairs = Setting(
         (), values.pairs_such_as("10.0.1.*=rack-a").of("`pattern=rack`"),
         "the racks of hosts. The first pattern that matches counts. Case is ignored",
         example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
 
-    local_disk_limit: float = setting(
+    local_disk_limit: _Share = Setting(
         0.8, share, "a member whose disk is fuller gets no new key-groups, standbys or warm-ups, and refusals cause a "
         "warning. Half-way from here to 100 %, key-groups leave it, `max_warmup_replicas` at a time. At three "
         "quarters of the way, its standbys and warm-ups are removed at once",
         live=True, section="Copies on local disks")
-    local_memory_limit: float = setting(
+    local_memory_limit: _Share = Setting(
         0.9, share, "a member whose Python workers use a larger share of their memory gets no new key-groups. Half-way "
         "from here to 100 %, key-groups leave it step by step", live=True)
-    state_cleanup_delay: float = setting(
+    state_cleanup_delay: _Duration = Setting(
         600.0, seconds(0), "how long copies are kept that no assignment needs", live=True)
-    folder_cleanup_delay: float = setting(
+    folder_cleanup_delay: _Duration = Setting(
         86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it")
-    upkeep_bandwidth: int = setting(
+    upkeep_bandwidth: _Whole = Setting(
         50_000_000, whole(0).of("bytes a second"),
         "how much an executor fetches in the background at most. 0: no limit", live=True)
-    upkeep_timeout: float = setting(
+    upkeep_timeout: _Duration = Setting(
         60.0, seconds(1), "how long a piece of upkeep, or a census, may run beyond its second before it is [given "
         "up](operations.md#upkeep-that-does-not-end)", live=True)
 
-    batch_attempts: int = setting(
+    batch_attempts: _Whole = Setting(
         4, whole(1, 20), "how often a batch runs, if it loses its place or a block or a disk refuses, before the query "
         "fails", section="Batches")
-    deliver_after_commit: bool = setting(
+    deliver_after_commit: _Flag = Setting(
         False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")
-    initial_rebalance_delay: float = setting(
+    initial_rebalance_delay: _Duration = Setting(
         30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
-    expected_executors: int = setting(
+    expected_executors: _Whole = Setting(
         0, whole(0), "how many executors a start waits for. 0: the value of `spark.executor.instances`, or one")
-    report_file: str | None = setting(
+    report_file: _OptionalText = Setting(
         None, optional(text.of("path on the driver")), "append each `BatchReport` to this file as a line of JSON",
         example="/var/log/riffle/totals.jsonl")
 
-    snapshot_chain_links: int = setting(
+    snapshot_chain_links: _Whole = Setting(
         32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "
         "about half of it", section="What is kept, and for how long")
-    retained_versions: int = setting(
+    retained_versions: _Whole = Setting(
         100, whole(2).of("records"), "how many records a rollback can return to. A snapshot is also due when the "
         "oldest change is this many versions old", live=True)
-    retained_for: float = setting(
+    retained_for: _Duration = Setting(
         3600.0, seconds(0), "younger records are kept, in any number. Records of the last two minutes are always kept",
         live=True)
-    orphan_scan_interval: float = setting(
+    orphan_scan_interval: _Duration = Setting(
         86_400.0, seconds(1), "how often a LIST searches for objects that no record lists. It also runs once after "
         "each start")
     # fmt: on
@@ -269,10 +296,14 @@ class Settings:
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
 
 
-SETTING_LINES: Final[Mapping[str, values.SettingLine]] = {
-    field.name: field.metadata["line"] for field in fields(Settings)
-}
+AnySetting: TypeAlias = Setting[object, object]
+SETTING_LINES: Final[Mapping[str, AnySetting]] = {field.name: vars(Settings)[field.name] for field in fields(Settings)}
 """The declaration of each setting, in order."""
+Settings.__init__.__annotations__.update({field.name: get_args(field.type)[1] for field in fields(Settings)})
+# help() shows each setting with the types that the constructor accepts, and its default.
+Settings.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [parameter for parameter in inspect.signature(Settings.__init__).parameters.values() if parameter.name != "self"]
+)
 LIVE: Final = frozenset(name for name, line in SETTING_LINES.items() if line.live)
 """The settings that can change while a query runs."""
 

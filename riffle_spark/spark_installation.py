@@ -59,8 +59,8 @@ class SparkInstallation:
     def kafka_connector(self) -> str:
         """The Maven coordinate of the Kafka connector.
 
-        Connectors of later patch releases of 4.0 do not resolve from Maven. The connector of 4.0.0 works with all of
-        4.0. Maven has no connectors of vendors, so theirs is the connector of the release that they are built on.
+        The connector of 4.0.0 works with all of 4.0, and is the one that the tests use. Maven has no connectors of
+        vendors, so theirs is the connector of the release that they are built on.
         """
         release = _RELEASE.match(self.version)
         version = "4.0.0" if self.line == (4, 0) else release[0] if release else self.version

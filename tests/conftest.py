@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneClus
 from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
 from tests.kit.order_of_tests import InOrder
-from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, runtime_conf, tidy
+from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, conf_of, kind_of, runtime_conf, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,16 +31,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.envir
 
 register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
+IS_SPARK_35 = metadata.version("pyspark").startswith("3.5.")
 SLOW_MARKS = ("cluster", "spark", "long")
 """In the order in which they run. Tests on clusters wait much, so others run beside them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on clusters as long unless they stand for a promise, and run fast tests first."""
+    """Mark tests on clusters as long unless they prove a promise, skip what Spark lacks, and run fast tests first."""
     for item in items:
         if item.get_closest_marker("cluster") and not item.get_closest_marker("promise"):
             item.add_marker("long")
+        for mark in item.iter_markers("needs_spark4") if IS_SPARK_35 else ():
+            item.add_marker(pytest.mark.skip(reason=f"Spark 3.5 has no {mark.args[0]}"))
     items.sort(key=lambda item: (_rank(item), _kind(item)))
 
 
@@ -77,7 +81,7 @@ def master(request: pytest.FixtureRequest) -> str:
 def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
     """Return a session as the module's ``MASTER`` and ``CONF`` say; other modules use it before and after."""
     session = shared_session.of(kind_of(request.module)._replace(master=master))
-    conf = dict(session.conf.getAll)
+    conf = conf_of(session)
     for name, value in runtime_conf(request.module).items():
         session.conf.set(name, value)
     yield session

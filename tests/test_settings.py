@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import re
@@ -249,3 +250,13 @@ def test_names_of_other_systems_are_synonyms() -> None:
     """KIP-925 has `balanced_min_cost` for its second algorithm, Kafka `min_traffic` for its first."""
     for name, strategy in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
         assert Settings(rack_aware_assignment_strategy=name).rack_aware_assignment_strategy == strategy
+
+
+def test_the_signature_shows_what_the_constructor_accepts() -> None:
+    """``help()`` and editors show each setting with its types as users write them, and its default."""
+    parameters = inspect.signature(Settings).parameters
+    assert list(parameters) == list(SETTING_LINES)
+    assert str(parameters["retained_for"]) == "retained_for: float | str = 3600.0"
+    assert str(parameters["num_standbys"]) == "num_standbys: int = 0"
+    assert "retained_for: float | str = 3600.0" in str(inspect.signature(Settings.__init__))
+    assert Settings(retained_for="2 h", balance_band="30 %", member_racks={"10.*": "a"}).retained_for == 7200

@@ -10,7 +10,7 @@ from pathlib import Path
 import boto3
 
 from benchmarks.elastic.query import STORE, Query
-from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, SnapshotPolicy, due
+from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, SnapshotPolicy, needs_snapshot
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -87,7 +87,9 @@ class Audit:
 
     def _was_due(self, address: Address, entry: Entry) -> bool:
         version = entry.head.version
-        return due(self._policy, address, entry, version) or due(self._policy, address, entry, version + 1)
+        return needs_snapshot(self._policy, address, entry, version) or needs_snapshot(
+            self._policy, address, entry, version + 1
+        )
 
 
 def missing_bytes(folders: Iterable[Path], manifest: Manifest) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
 __all__ = ["PandasTotals"]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor, StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.servers.guard import descendants
 from benchmarks.kit.streams import peak_kb, session
+from riffle_spark import StatefulProcessor
 
 __all__ = ["Load", "run_riffle", "run_spark"]
 

@@ -255,9 +255,9 @@ class Checkpoint:
         return fs.S3FileSystem(
             endpoint_override=options.s3_endpoint,
             region=options.s3_region or "us-east-1",
-            connect_timeout=options.s3_connect_timeout_seconds,
-            request_timeout=options.s3_read_timeout_seconds,
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
+            connect_timeout=options.connect_timeout_seconds,
+            request_timeout=options.read_timeout_seconds,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.max_attempts),
         )
 
     def _batch_ids(self, folder: str) -> list[int]:

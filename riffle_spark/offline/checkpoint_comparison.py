@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from riffle_spark.errors import command
 from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
-from riffle_spark.protocol.batch.enter import has_same_offsets, take_over_steps
+from riffle_spark.protocol.batch.enter import describe_take_over, has_same_offsets
 from riffle_spark.state.log.record import Record
 
 __all__ = ["describe_mismatch", "rollback_command"]
@@ -20,12 +20,12 @@ def describe_mismatch(
     query_id = checkpoint.find_query_id()
     if query_id is None:
         problem = f"{checkpoint.shown} is not a checkpoint of a streaming query."
-        return problem, f"Name the folder that is set as checkpointLocation. If it is lost, {take_over_steps(root)}"
+        return problem, f"Name the folder that is set as checkpointLocation. If it is lost, {describe_take_over(root)}"
     if tail is None:
         return None
     if query_id != tail.query_id:
         problem = f"The checkpoint belongs to query {query_id}, the state to query {tail.query_id}."
-        return problem, f"Name the checkpoint of the state's query, or {take_over_steps(root, checkpoint.shown)}"
+        return problem, f"Name the checkpoint of the state's query, or {describe_take_over(root, checkpoint.shown)}"
     return _describe_batch_mismatch(checkpoint, root, tail, records)
 
 

@@ -9,7 +9,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import GROUP, Groups
 from riffle_spark.protocol.ownership.reported_copies import lag_without_copy
-from riffle_spark.protocol.ownership.view import assign_settings, recorded
+from riffle_spark.protocol.ownership.view import assign_settings, recorded_assignment
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.simulate.scenario import Client, Event, Scenario
@@ -77,7 +77,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
         )
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
-    assignment = recorded(tail)
+    assignment = recorded_assignment(tail)
     requests = read_requests(tail.orders)
     owned = defaultdict[str, list[TaskId]](list)
     standbys = defaultdict[str, list[TaskId]](list)
@@ -136,7 +136,7 @@ def _groups(tail: Record, settings: Settings, root: str) -> Groups:
     """
     caches = [store for store, _ in settings.store_groups if store not in tail.schemas]
     groups = Groups.of_query([*tail.schemas, *caches], settings.store_groups)
-    recorded_groups = {task.group for task in recorded(tail).owners}
+    recorded_groups = {task.group for task in recorded_assignment(tail).owners}
     unrecorded = {groups.of(store) for store in tail.schemas} - recorded_groups - {GROUP}
     if unrecorded or recorded_groups - {*groups.names}:
         raise ConfigError(

@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Ri
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.offline.finding import Finding, Level, Verified
-from riffle_spark.protocol.batch.enter import stale_rows
+from riffle_spark.protocol.batch.enter import describe_stale_rows
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
@@ -89,7 +89,7 @@ def verify(
         _check_line(verification, tail)
         _check_parts(verification, tail)
         for store, last_batch in tail.stale_stores.items():
-            problem = f"Store {store!r} {stale_rows(last_batch)}, but the query is at batch {tail.version}."
+            problem = f"Store {store!r} {describe_stale_rows(last_batch)}, but the query is at batch {tail.version}."
             remedy = f"Do nothing while the query runs without the store. To use it again, set accept = {store!r}."
             verification.add("note", store, problem, remedy)
     for (problem, parts, remedy), count in verification.unread.items():

@@ -87,45 +87,45 @@ def input_of(rows: pa.Schema) -> Input:
     return Input(pa.schema(fields), dict(zip(names, rows.names, strict=True)))
 
 
-def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column:
+def column_of(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool = False) -> Column:
     """Return the column of an input with schema ``rows`` that a user's ``name`` resolves to.
 
     ``store`` is shown in errors. Raises ``ConfigError`` if no column has the name, or if several have.
     """
-    column = find_column(name, rows, where, case_sensitive=case_sensitive)
+    column = find_column(name, rows, store, case_sensitive=case_sensitive)
     if column is None:
         raise ConfigError(
             f"The input has no column {name!r}.",
             remedy=f"Use one of {', '.join(rows.names)}.",
-            where=where,
+            where=store,
             id="RIFFLE-0229",
         )
     return column
 
 
-def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
+def find_column(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool = False) -> Column | None:
     """Return the column of an input with schema ``rows`` that a user's ``name`` resolves to, or ``None``.
 
     ``store`` is shown in errors. Raises ``ConfigError`` if several columns have the name.
     """
-    column = _resolve(name, rows, where, case_sensitive=case_sensitive)
+    column = _resolve(name, rows, store, case_sensitive=case_sensitive)
     if column is not None and column.path[1:] and column.name in rows.names:
         raise ConfigError(
             f"{name!r} would be column {column.name!r}, but the input has another column of that name.",
             remedy=f'Rename the field: withColumn("...", col("{name}")).',
-            where=where,
+            where=store,
             id="RIFFLE-0230",
         )
     return column
 
 
-def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
+def source_of(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool = False) -> Column | None:
     """Return the column or struct field that ``name`` resolves to, or ``None``.
 
     A struct field gets an inner name that no column of ``rows`` has, because the user never sees it. Raises
     ``ConfigError`` if several columns have the name.
     """
-    column = _resolve(name, rows, where, case_sensitive=case_sensitive)
+    column = _resolve(name, rows, store, case_sensitive=case_sensitive)
     if column is None or not column.path[1:]:
         return column
     inner = ".".join(column.path)
@@ -134,15 +134,15 @@ def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
     return Column(inner, column.path)
 
 
-def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
+def _resolve(name: str, rows: pa.Schema, store: str, *, case_sensitive: bool) -> Column | None:
     """Return the column of a name, or the struct field of a dotted path. ``None`` if there is none."""
-    whole = _match(name, rows.names, name, where, case_sensitive=case_sensitive)
+    whole = _match(name, rows.names, name, store, case_sensitive=case_sensitive)
     if whole is not None:
         return Column(whole, (whole,))
     path: list[str] = []
     fields = list(rows)
     for part in _parts(name):
-        match = _match(part, [field.name for field in fields], name, where, case_sensitive=case_sensitive)
+        match = _match(part, [field.name for field in fields], name, store, case_sensitive=case_sensitive)
         if match is None:
             return None
         path.append(match)
@@ -158,7 +158,7 @@ def _parts(name: str) -> list[str]:
     return parts if is_whole_name else []
 
 
-def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
+def _match(part: str, names: Sequence[str], name: str, store: str, *, case_sensitive: bool) -> str | None:
     """Return the element of ``names`` that Spark takes for the same name as ``part``, or ``None``.
 
     ``name`` is the user's whole name, for errors. Raises ``ConfigError`` if several elements match.
@@ -168,7 +168,7 @@ def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensi
         raise ConfigError(
             f"The column {name!r} is ambiguous: {', '.join(matches)}.",
             remedy="Rename or drop all but one of them before the query.",
-            where=where,
+            where=store,
             id="RIFFLE-0231",
         )
     return matches[0] if matches else None
@@ -176,7 +176,7 @@ def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensi
 
 def _type_of(rows: pa.Schema, path: Sequence[str]) -> pa.DataType:
     """Return the type of the column or struct field at ``path``."""
-    kind = rows.field(path[0]).type
+    column_type = rows.field(path[0]).type
     for part in path[1:]:
-        kind = kind.field(part).type
-    return kind
+        column_type = column_type.field(part).type
+    return column_type

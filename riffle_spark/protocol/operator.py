@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type, key_groups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
-from riffle_spark.process.store_computation import check_names, on_store
+from riffle_spark.process.store_computation import check_names, make_store_computation
 from riffle_spark.protocol.input_columns import Column, Input, column_of, find_column, input_of, source_of
 from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
@@ -59,7 +59,7 @@ class Operator:
         return self.schema.store
 
     @property
-    def results(self) -> Mapping[str, str]:
+    def result_meanings(self) -> Mapping[str, str]:
         """Return the meaning of each result by name, such as ``sum of amount``, to compare it with the stored one.
 
         A store of variables also has its time mode under ``TIMERS``. Empty for user code, whose meaning is unknown.
@@ -69,12 +69,12 @@ class Operator:
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def compared_columns(self) -> tuple[str, ...]:
         """Return the input columns whose values the computation compares, without the columns of ``order_by``."""
-        return self.compute.compared if isinstance(self.compute, NamesColumns) else ()
+        return self.compute.compared_columns if isinstance(self.compute, NamesColumns) else ()
 
     @property
-    def goes_by_watermark(self) -> bool:
+    def runs_on_watermark(self) -> bool:
         """Return whether it has to run when the watermark has moved, even without rows.
 
         Aggregates without a key do so, as in Spark, unless they return all state in each batch.
@@ -85,14 +85,14 @@ class Operator:
     @property
     def takes_initial(self) -> bool:
         """Return whether the computation accepts initial state."""
-        return on_store(self.compute, self.store).takes_initial
+        return make_store_computation(self.compute, self.store).takes_initial
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema of this store, as text by part, that the driver of an ``epoch`` records.
 
         ``stored`` has the recorded schemas by store.
         """
-        return text_after(stored.get(self.store), self.schema, epoch, self.meanings, self.results)
+        return text_after(stored.get(self.store), self.schema, epoch, self.meanings, self.result_meanings)
 
     def key_group_of(self, key: object, total: int) -> int:
         """Return a key's key-group, out of ``total``.
@@ -152,7 +152,7 @@ def operator_of(
     check_store_name(store)
     key_columns = [column_of(name, rows, store, case_sensitive=case_sensitive) for name in key]
     order_columns = [column_of(name, rows, store, case_sensitive=case_sensitive) for name in order_by]
-    compute, sources = _on_columns(compute, rows, store, case_sensitive=case_sensitive)
+    compute, sources = _resolve_columns(compute, rows, store, case_sensitive=case_sensitive)
     operator_input = input_of(rows).with_fields([*key_columns, *order_columns, *sources])
     input_schema = operator_input.rows
     key_schema = pa.schema([pa.field(column.name, input_schema.field(column.name).type) for column in key_columns])
@@ -165,9 +165,9 @@ def operator_of(
     check_names(store, [*declared.state.names, *declared.output.names])
     for state_field in declared.state:
         check_storable(state_field.type, f"column {state_field.name!r}", with_dictionaries=True)
-    _check_repeated(store, declared, rows)
+    _check_repeated_columns(store, declared, rows)
     return Operator(
-        on_store(compute, store).schema(store, key_schema, declared),
+        make_store_computation(compute, store).schema(store, key_schema, declared),
         compute,
         declared,
         tuple(column.name for column in order_columns),
@@ -178,25 +178,25 @@ def operator_of(
     )
 
 
-def _check_order_type(name: str, kind: pa.DataType, store: str) -> None:
+def _check_order_type(name: str, column_type: pa.DataType, store: str) -> None:
     """Raise ``ConfigError`` for an ``order_by`` column with lists or maps, because Arrow cannot sort them."""
-    if any(pa.types.is_nested(inner) and not pa.types.is_struct(inner) for inner in _with_inner(kind)):
+    if any(pa.types.is_nested(inner) and not pa.types.is_struct(inner) for inner in _nested_types(column_type)):
         raise ConfigError(
-            f"order_by cannot use column {name!r} of type {kind}.",
+            f"order_by cannot use column {name!r} of type {column_type}.",
             remedy="Order by plain columns, such as fields of the column or its size.",
             where=store,
             id="RIFFLE-0233",
         )
 
 
-def _with_inner(kind: pa.DataType) -> Iterator[pa.DataType]:
+def _nested_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
     """Yield a type and all types nested in it."""
-    yield kind
-    for inner in inner_types(kind):
-        yield from _with_inner(inner)
+    yield data_type
+    for inner in inner_types(data_type):
+        yield from _nested_types(inner)
 
 
-def _on_columns(
+def _resolve_columns(
     compute: Computation, rows: pa.Schema, store: str, *, case_sensitive: bool
 ) -> tuple[Computation, list[Column]]:
     """Return a computation that uses the input's inner column names, and the columns that it reads."""
@@ -204,10 +204,10 @@ def _on_columns(
         return compute, []
     resolved = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
     columns = {name: column for name, column in resolved.items() if column is not None}
-    return compute.on({name: column.name for name, column in columns.items()}), list(columns.values())
+    return compute.with_column_names({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
-def _check_repeated(store: str, declared: Declared, rows: pa.Schema) -> None:
+def _check_repeated_columns(store: str, declared: Declared, rows: pa.Schema) -> None:
     """Raise ``ConfigError`` if a function on Arrow tables would get two columns with the same name."""
     twice = sorted({name for name in rows.names if rows.names.count(name) > 1})
     if twice and declared.columns is None and declared.variables is None:
@@ -262,11 +262,11 @@ def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> O
     return replace(operator, late=late, shift_ms=shift_ms)
 
 
-def _check_timestamp(kind: pa.DataType | None, column: str, store: str) -> None:
+def _check_timestamp(column_type: pa.DataType | None, column: str, store: str) -> None:
     """Raise ``ConfigError`` if a column's ``kind`` is not a timestamp type. ``None`` means that it is missing."""
-    if kind is None or not pa.types.is_timestamp(kind):
+    if column_type is None or not pa.types.is_timestamp(column_type):
         raise ConfigError(
-            f"{column} is {f'of type {kind}, not a timestamp' if kind else 'missing'}.",
+            f"{column} is {f'of type {column_type}, not a timestamp' if column_type else 'missing'}.",
             remedy="Name a timestamp column, or cast one.",
             where=store,
             id="RIFFLE-0235",

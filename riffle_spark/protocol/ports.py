@@ -112,7 +112,7 @@ class SlotLayout:
         """Return the layout of the first co-location group alone."""
         return replace(self, other_groups=()) if self.other_groups else self
 
-    def orders(self) -> dict[int, tuple[int, ...]]:
+    def key_groups_by_slot(self) -> dict[int, tuple[int, ...]]:
         """Return the key-groups of each slot, by the slot's number."""
         return {slot.number: slot.key_groups for slot in self.slots}
 
@@ -126,7 +126,7 @@ class Delivery:
     time_ms: int = 0
 
     @property
-    def line(self) -> str:
+    def id_prefix(self) -> str:
         """Return the part of the delivery id in front of the batch id. It changes when the query is rolled back."""
         return self.id.rpartition("/")[0]
 
@@ -142,7 +142,7 @@ class Work(Protocol):
         """Return the live executors, sorted by id."""
         ...
 
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """Return whether Spark placed the slots on named executors. Otherwise it placed them by hash."""
         ...
 
@@ -165,7 +165,7 @@ class Work(Protocol):
         """Return how many kept plans had to be built again although the columns had not changed."""
         ...
 
-    def routed(self) -> Mapping[str, int | None]:
+    def count_routed_rows(self) -> Mapping[str, int | None]:
         """Return how many rows were routed to each store, counted independently of the receipts (``None``: unknown)."""
         ...
 
@@ -216,7 +216,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+    def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
         """Return those of these lost executors that were removed on purpose, such as by dynamic allocation."""
         ...
 
@@ -232,7 +232,7 @@ class Background(Protocol):
         """Return the results of the work that finished since the last call, exceptions of failed work included."""
         ...
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether submitted work has not finished yet."""
         ...
 

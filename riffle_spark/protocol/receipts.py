@@ -9,13 +9,13 @@ from riffle_spark.protocol.ports import StaleRows, Work
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 
 __all__ = [
+    "all_disks_refused_error",
     "changes_of",
     "check_counts",
     "check_receipts",
     "error_of",
     "is_refused",
-    "lost_place",
-    "no_disk_left",
+    "last_run_error",
     "outputs_of",
 ]
 
@@ -70,7 +70,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
     received: Counter[str] = Counter()
     for receipt in receipts:
         received[receipt.store] += receipt.rows
-    for store, routed in work.routed().items():
+    for store, routed in work.count_routed_rows().items():
         if routed is None or routed == received[store]:
             continue
         exact = work.recount(store)
@@ -101,7 +101,7 @@ def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
     return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)
 
 
-def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
+def all_disks_refused_error(error: errors.LocalDiskError) -> errors.LocalDiskError:
     """Return the error of a batch for which the disk of every executor refuses. ``error`` is the last disk's error."""
     return errors.LocalDiskError(
         f"The local disk of every executor refuses: {error.problem}",
@@ -111,8 +111,12 @@ def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
     )
 
 
-def lost_place(
-    version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, lost: Collection[str], root: str
+def last_run_error(
+    version: int,
+    runs: int,
+    error: StaleRows | errors.Misplaced | errors.OutOfDate,
+    lost_executors: Collection[str],
+    root: str,
 ) -> errors.UnavailableError:
     """Return the error of a batch after its last allowed run.
 
@@ -122,8 +126,8 @@ def lost_place(
     problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):
         problem = f"Batch {version} lost rows in each of {runs} runs while its sink read them: {error}"
-    if lost:
-        remedy = f"{_CHECK_EXECUTORS} ({', '.join(sorted(lost))} during the batch)"
+    if lost_executors:
+        remedy = f"{_CHECK_EXECUTORS} ({', '.join(sorted(lost_executors))} during the batch)"
     elif isinstance(error, StaleRows):
         remedy = _CHECK_RESULT
     elif isinstance(error, errors.Misplaced):

@@ -100,7 +100,7 @@ class Shards:
             array[partition] = shard
         return arrays
 
-    def hashed(self, slots: int) -> list[tuple[int, ...]]:
+    def shards_by_slot(self, slots: int) -> list[tuple[int, ...]]:
         """Return the shards of each slot, for this number of ``slots``. The hash of a partition chooses its slot."""
         by_slot: list[list[int]] = [[] for _ in range(slots)]
         for shard, partition in enumerate(self.partitions):
@@ -108,25 +108,25 @@ class Shards:
         return [tuple(shards) for shards in by_slot]
 
 
-def key_group_number(name: object, shards: Shards | None) -> int:
+def key_group_number(key_group: object, shards: Shards | None) -> int:
     """Return the number of the key-group that a user names.
 
     It is named by its number or, with dispatch by partition, as (topic, partition). ``shards`` is ``None`` with
     dispatch by key-group. Raises ``ConfigError`` for anything else.
     """
-    if not isinstance(name, (bool, tuple)):
+    if not isinstance(key_group, (bool, tuple)):
         with suppress(TypeError):
-            number = operator.index(name)  # type: ignore[arg-type] # others raise TypeError
+            number = operator.index(key_group)  # type: ignore[arg-type] # others raise TypeError
             if shards is None or 0 <= number < len(shards):
                 return number
     if shards is None:
         raise ConfigError(
-            f"{name!r} is not a key-group.",
+            f"{key_group!r} is not a key-group.",
             remedy="Pass the number of a key-group.",
             where="dispatch",
             id="RIFFLE-0242",
         )
-    return shards.number_of(name)
+    return shards.number_of(key_group)
 
 
 def partition_hash(partition: Partition) -> int:
@@ -141,19 +141,19 @@ def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
     The entry has a version, a line of metadata, and a line per source. Kafka's is ``{"topic":{"0":123,"1":45}}``.
     """
     partitions: set[Partition] = set()
-    for line in (offsets or "").split("\n")[_SOURCES_FROM_LINE:]:
-        if line not in ("", "-"):
-            of_source = _partitions_of(line)
+    for source_offsets in (offsets or "").split("\n")[_SOURCES_FROM_LINE:]:
+        if source_offsets not in ("", "-"):
+            of_source = _partitions_of(source_offsets)
             if of_source is None:
                 return None
             partitions |= of_source
     return frozenset(partitions) or None
 
 
-def _partitions_of(line: str) -> set[Partition] | None:
+def _partitions_of(source_offsets: str) -> set[Partition] | None:
     """Return the partitions in one source's offsets, or ``None`` if they do not name partitions."""
     try:
-        topics = json.loads(line)
+        topics = json.loads(source_offsets)
         if list(topics) == [HEARTBEAT] and isinstance(topics[HEARTBEAT], int):
             return set()
         return {

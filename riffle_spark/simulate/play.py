@@ -249,7 +249,7 @@ class Play:
         warmup_lags, standby_lags = self._lags_of_copies()
         slow = rules.patience.count_growing_lags(standby_lags)
         member_rules = self._member_rules
-        triggers = [rules.probes.due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
+        triggers = [rules.probes.is_due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
         if member_rules is not None and member_rules.can_fire(slow):
             triggers.append(member_rules.is_due(self.measure(), slow))
             for member in member_rules.members_to_empty:
@@ -258,7 +258,7 @@ class Play:
         if self._is_outside_band is None:  # computed only after a change of its inputs
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}
-            self._is_outside_band = rules.outside_band(
+            self._is_outside_band = rules.is_outside_band(
                 dict(enumerate(work.tolist())), owners, slots, settings.balance_band
             )
         inputs = (work.tobytes(), *self.live)

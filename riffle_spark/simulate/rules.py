@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from riffle_spark.assign.model import MemberId
-from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_rules import WorldRules
 
@@ -20,8 +20,8 @@ class RebalanceRules:
 
     probes: Probes = field(default_factory=Probes)
     patience: Patience = field(default_factory=Patience)
-    outside_band: Callable[[Mapping[int, float], Mapping[int, MemberId], Mapping[MemberId, int], float], bool] = (
-        outside_band
+    is_outside_band: Callable[[Mapping[int, float], Mapping[int, MemberId], Mapping[MemberId, int], float], bool] = (
+        is_outside_band
     )
     of_members: WorldRules | None = None
 

@@ -13,7 +13,7 @@ from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.quarantine import Quarantine
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
-from riffle_spark.protocol.ownership.triggers import Measured, Patience
+from riffle_spark.protocol.ownership.triggers import MeasuredTriggers, Patience
 from riffle_spark.protocol.ownership.view import Situation, room_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
@@ -78,13 +78,13 @@ class WorldRules:
         self._is_measured = world.is_measured
         self._patience = Patience()
         self._quarantine = Quarantine()
-        self._measured = Measured(Weights(), self._patience)
+        self._measured = MeasuredTriggers(Weights(), self._patience)
         self._had_slow_standby = False
 
     @property
     def members_to_empty(self) -> frozenset[MemberId]:
         """The members with full disks, from which all copies that no assignment needs are removed."""
-        return self._quarantine.emptied
+        return self._quarantine.members_to_empty
 
     def can_fire(self, slow: _Lags) -> bool:
         """Return whether any trigger of this class can fire.
@@ -103,7 +103,7 @@ class WorldRules:
         present = measured.present
         lags = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
         triggers = [
-            self._quarantine.add_slow(lags, situation),
+            self._quarantine.add_slow_standbys(lags, situation),
             self._quarantine.update_marks(situation, self._settings),
         ]
         if measured.traffic and self._assign_settings.rack_aware_assignment_strategy != "none":
@@ -122,7 +122,8 @@ class WorldRules:
         ids = self._ids
         self._quarantine.update_marks(situation, self._settings)
         free_memory, needs = room_of(situation, self._settings)
-        quarantined = {ids[t.key_group]: members for t, members in self._quarantine.of(situation).items()}
+        members_by_task = self._quarantine.members_without_copies(situation)
+        quarantined = {ids[t.key_group]: members for t, members in members_by_task.items()}
         traffic = self._measured.traffic
         tasks = tuple(
             replace(

@@ -162,7 +162,7 @@ class RunningJob:
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
         closing = {operator.store for operator in self._operators.declared if operator.closes}
-        by_watermark = any(operator.store in closing and operator.goes_by_watermark for operator in operators)
+        by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
 
     def _between_batches(self) -> bool:

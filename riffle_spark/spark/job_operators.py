@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.types.kept_types import Position, check_columns
-from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.batch.initial import with_initial_state
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ownership.weights import Weights
@@ -122,7 +122,7 @@ def _operator(declared: JobOperator, batch: DataFrame, rows: pa.Schema, source: 
     if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, declared.store)
     initial = None if declared.initial is None else routing.arrow_schema(_with_key_names(declared.initial, operator))
-    operator = with_late(with_initial(operator, initial, declared.initial_name), declared.late, declared.shift_ms)
+    operator = with_late(with_initial_state(operator, initial, declared.initial_name), declared.late, declared.shift_ms)
     return with_watermark(operator, watermark)
 
 
@@ -141,7 +141,7 @@ def _check_types(batch: DataFrame, operators: Sequence[Operator]) -> None:
     """Raise ``ConfigError`` for keys and compared columns of types that Spark does not compare by their bytes."""
     columns = batch.schema.jsonValue()["fields"]
     for operator in operators:
-        compared = [*operator.order_by, *operator.compared]
+        compared = [*operator.order_by, *operator.compared_columns]
         positions: list[tuple[Position, Sequence[str]]] = [("key", operator.schema.key.names), ("order", compared)]
         for position, names in positions:
             check_columns([column for column in columns if column["name"] in names], position, where=operator.store)

@@ -54,7 +54,7 @@ class TransformWithState:
             pa.schema([]), self.output, columns=None, per_key_group=False, time_mode=self.time_mode, variables=variables
         )
 
-    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
+    def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """Return the processing of a slot in a batch. ``where`` is the place in its errors."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)

@@ -21,7 +21,7 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
-from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.batch.initial import with_initial_state
 from riffle_spark.protocol.batch.records import Stamp, claim_record
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
@@ -252,7 +252,7 @@ class Harness:
     def restart(self, initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object) -> None:
         """Restart the query, with changed settings and, if given, another initial state."""
         if initial is not None:
-            self._operator = with_initial(self._operator, initial.schema, initial_name)
+            self._operator = with_initial_state(self._operator, initial.schema, initial_name)
             self._initial = {self._operator.store: initial}
         self._runs += 1
         self._settings = self._settings.but(**settings)

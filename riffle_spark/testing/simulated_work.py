@@ -167,7 +167,7 @@ class SimWork:
         """Return the live executors, sorted by id."""
         return self._cluster.executors()
 
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """Return true: slots are placed by name."""
         return True
 
@@ -214,7 +214,7 @@ class SimWork:
         """Return 0: there are no plans."""
         return 0
 
-    def routed(self) -> Mapping[str, int | None]:
+    def count_routed_rows(self) -> Mapping[str, int | None]:
         """Return how many rows were routed, per store."""
         return dict(self._routed)
 

@@ -98,7 +98,7 @@ class InlineBackground:
         self._results = []
         return results
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether submitted work has not run yet."""
         return bool(self._waiting)
 
@@ -205,6 +205,6 @@ class SimCluster:
         receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STOPPED_CLOCK)
         return self.with_usage(UpkeepReceipt.from_json(receipt.to_json()))
 
-    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+    def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
         """Return the executors that were removed on purpose."""
         return frozenset(executors) & self._dismissed

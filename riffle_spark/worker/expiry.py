@@ -49,7 +49,7 @@ def with_expired(
     outputs = [result.output]
     count = 0
     for until_ms, watermark_ms in order.times.passes:
-        if isinstance(compute, PlainExpiry) and compute.forgets:
+        if isinstance(compute, PlainExpiry) and compute.ignores_expiry:
             forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
         changes = _with_due_rows(schema, changes, stacks, first_ms, until_ms)

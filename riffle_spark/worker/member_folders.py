@@ -132,7 +132,9 @@ def options_of(settings: Settings) -> StoreOptions:
         s3_kms_key=settings.s3_kms_key,
         s3_server_side_encryption=settings.s3_server_side_encryption,
         s3_requester_pays=settings.s3_requester_pays,
-        s3_patience_seconds=settings.s3_patience,
+        gcs_endpoint=settings.gcs_endpoint,
+        azure_endpoint=settings.azure_endpoint,
+        patience_seconds=settings.s3_patience,
     )
 
 

@@ -14,7 +14,7 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
-from riffle_spark.process.processors.processing import Outcome, Processing, rare_garbage_collection
+from riffle_spark.process.processors.processing import Outcome, Processing, collect_garbage_rarely
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
@@ -180,7 +180,7 @@ def run_on_due(
             keys = touched.keys.slice(start, end - start)
             group_state = state.slice(start, end - start)
             batch = _batch(order, rows, everything[:0], keys, group_state, has_state[start:end], key_group)
-            updates.append((start, timed(compute.expired)(batch)))
+            updates.append((start, timed(compute.expire_keys)(batch)))
     result = _join(order, state.schema, updates)
     return replace(result, deleted=np.delete(everything, result.changed))
 
@@ -237,7 +237,7 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with the processor's error.
     """
-    with rare_garbage_collection():
+    with collect_garbage_rarely():
         processing = start_processing(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
@@ -269,7 +269,7 @@ def _by_copy(
         runs = stacks[key_group].runs if key_group in stacks else ()
         copy_runs = CopyRuns(runs, entry.timer_ms, hashes[start:end])
         started = time.perf_counter()
-        outcomes[key_group] = processing.key_group(end - start, copy_runs)
+        outcomes[key_group] = processing.process_key_group(end - start, copy_runs)
         micros.append(int((time.perf_counter() - started) * 1e6))
     return outcomes, micros
 

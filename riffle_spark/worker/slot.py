@@ -27,7 +27,7 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, error_fields, result_schema
 from riffle_spark.process.blocks.block import BlockComputation, Computation, ElementComputation
 from riffle_spark.process.processors.processing import Processing
-from riffle_spark.process.store_computation import on_store
+from riffle_spark.process.store_computation import make_store_computation
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
 from riffle_spark.state.formats.arrow_values import beyond_offsets, is_overflow
@@ -91,7 +91,7 @@ class _Attempt:
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
-        self.compute = on_store(computation, order.store)
+        self.compute = make_store_computation(computation, order.store)
         self.name = f"{order.epoch}-{attempt_id.hex()}"
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)

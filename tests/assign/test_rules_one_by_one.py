@@ -62,7 +62,7 @@ def test_whole_state_of_the_acceptable_lag_needs_no_warm_up(size: int, warms: bo
 def test_a_probe_is_due_once_a_warm_up_is_at_the_acceptable_lag(lag: int, due: bool) -> None:
     """The same boundary as the assignor's."""
     waiting = Assignment({task(0): "a"}, needs_probe=True)
-    assert Probes().due(waiting, [lag], (ACCEPTABLE, 600.0), 0.0) is due
+    assert Probes().is_due(waiting, [lag], (ACCEPTABLE, 600.0), 0.0) is due
 
 
 def in_racks(before: View, local: Mapping[TaskId, str], role: str) -> View:

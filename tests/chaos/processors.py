@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
 __all__ = ["PATIENCE_MS", "Visits"]
 

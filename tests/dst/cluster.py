@@ -87,7 +87,7 @@ class SteppedBackground:
         self._results = []
         return results
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Tell whether submitted work has not finished yet."""
         return self._at_work or bool(self._waiting)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.batch.initial import with_initial_state
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.log.record import Record
 from tests.dst.dispatched import Dealt
@@ -72,7 +72,7 @@ class Job:
         if self.initial:
             name, rows = self.initial[version]
             present = [
-                with_initial(operator, rows.schema, name) if operator.store == "alarms" else operator
+                with_initial_state(operator, rows.schema, name) if operator.store == "alarms" else operator
                 for operator in present
             ]
         return present

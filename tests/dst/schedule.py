@@ -361,7 +361,7 @@ class Schedule(World):
         return self.committed >= self.last or self.roots.is_due()
 
     def _rest(self) -> None:
-        self.scheduler.wait(lambda: not self.programs[-1].background.busy(), REST_SECONDS)
+        self.scheduler.wait(lambda: not self.programs[-1].background.is_busy(), REST_SECONDS)
 
     def _age(self, program: _Program) -> None:
         """Let the time go by after which what is old is deleted, with one more batch of the same driver."""

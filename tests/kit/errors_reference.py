@@ -35,7 +35,7 @@ _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
 _SEVERAL = "Several classes"
-_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
+_CLASSES = {"Refusal": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
 """The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"

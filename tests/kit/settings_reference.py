@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Iterator
 
 from riffle_spark.removed_settings import REMOVED
-from riffle_spark.setting_values import SettingLine
-from riffle_spark.settings import SETTING_LINES
+from riffle_spark.settings import SETTING_LINES, AnySetting
 from tests.kit.folders import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "configuration.md"
@@ -59,8 +58,8 @@ def example() -> str:
     )
 
 
-def _sections() -> dict[str, dict[str, SettingLine]]:
-    sections: dict[str, dict[str, SettingLine]] = {}
+def _sections() -> dict[str, dict[str, AnySetting]]:
+    sections: dict[str, dict[str, AnySetting]] = {}
     title = ""
     for name, line in SETTING_LINES.items():
         title = line.section or title
@@ -68,12 +67,12 @@ def _sections() -> dict[str, dict[str, SettingLine]]:
     return sections
 
 
-def _row(name: str, line: SettingLine) -> str:
+def _row(name: str, line: AnySetting) -> str:
     allowed = _THOUSANDS.sub(" ", line.allowed.words)
     return f"| `{name}` | {_default(line)} | {allowed} | {_changes(line)} | {line.meaning} |\n"
 
 
-def _default(line: SettingLine) -> str:
+def _default(line: AnySetting) -> str:
     written = line.allowed.written(line.default)
     if isinstance(written, tuple):
         return ", ".join(written) or "none"
@@ -84,11 +83,11 @@ def _default(line: SettingLine) -> str:
     return "not set" if written is None else f"`{written}`" if written is line.default else str(written)
 
 
-def _changes(line: SettingLine) -> str:
+def _changes(line: AnySetting) -> str:
     return "live" if line.live else line.fixed or "restart"
 
 
-def _commented(name: str, line: SettingLine) -> Iterator[str]:
+def _commented(name: str, line: AnySetting) -> Iterator[str]:
     allowed = line.allowed.words.replace("≥", "at least")
     meaning = f"{line.meaning[0].upper()}{line.meaning[1:]} ({'; '.join(filter(None, (allowed, _changes(line))))})."
     comment = _LINK.sub(r"\1", meaning).replace("`", "")

@@ -11,7 +11,7 @@ from apps.demo.servers import JVM_OPTIONS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NO_SESSION", "Kind", "SharedSession", "kind_of", "runtime_conf", "tidy"]
+__all__ = ["NO_SESSION", "Kind", "SharedSession", "conf_of", "kind_of", "runtime_conf", "tidy"]
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -92,11 +92,18 @@ class SharedSession:
         self._session = None
 
 
+def conf_of(session: SparkSession) -> dict[str, str]:
+    """Return the configuration of a session."""
+    from riffle_spark.spark.engine.jvm import session_conf
+
+    return session_conf(session)
+
+
 def tidy(session: SparkSession, conf: Mapping[str, str]) -> None:
     """Leave a session as it was found: no query runs, and its configuration is what it was."""
     for query in session.streams.active:
         query.stop()
-    current_conf = dict(session.conf.getAll)
+    current_conf = conf_of(session)
     for name in current_conf.keys() - conf.keys():
         session.conf.unset(name)
     for name in conf:
@@ -130,7 +137,7 @@ def _started(kind: Kind) -> SparkSession:
     if JARS in dict(kind.conf):
         _end_jvm()  # The class path of a JVM does not change after its start.
     builder = SparkSession.builder.master(kind.master).appName("riffle")
-    is_pinned = pyspark.__version__.startswith("4.0.")
+    is_pinned = pyspark.__version__.startswith(("3.5.", "4.0."))
     room = "" if is_pinned else ".checkpointing"
     files = {CHECKPOINTS: f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"}
     quick = QUICK if is_pinned and kind.master.startswith("local[") else {}

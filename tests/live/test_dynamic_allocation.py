@@ -35,7 +35,7 @@ def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     assert len(first) == 1
     assert spark.range(5).count() == 5
     wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
-    assert inventory.planned(spark, [first[0].id]) == {first[0].id}
+    assert inventory.find_planned_removals(spark, [first[0].id]) == {first[0].id}
     assert len(inventory.await_executors(spark, settings)) == 1
 
 

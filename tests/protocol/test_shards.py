@@ -52,7 +52,7 @@ def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition
 def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], slots: int) -> None:
     """Each shard is dealt once, to the slot that its partition's hash names, whatever else is registered."""
     shards = registered(batches)[-1]
-    dealt = shards.hashed(slots)
+    dealt = shards.shards_by_slot(slots)
     assert len(dealt) == slots
     assert sorted(shard for slot in dealt for shard in slot) == list(range(len(shards)))
     for slot, mine in enumerate(dealt):

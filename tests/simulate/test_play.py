@@ -59,7 +59,7 @@ def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say() -> None:
     """A scale-out ends level and stops next to nothing; with rules that never probe newcomers get nothing."""
 
     class Never(Probes):
-        def due(self, *_: object) -> bool:
+        def is_due(self, *_: object) -> bool:
             return False
 
     world = read_world("scale_out")
@@ -317,7 +317,7 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
     acts = played(world, OURS)
     heavy = int(acts.owners[-1].min())
     assert (acts.moves > 0, heavy) == (True, 1)
-    off = play(world, POLICIES[OURS], RebalanceRules(outside_band=lambda *_: False, of_members=WorldRules(world)))
+    off = play(world, POLICIES[OURS], RebalanceRules(is_outside_band=lambda *_: False, of_members=WorldRules(world)))
     assert off.moves == 0
 
 

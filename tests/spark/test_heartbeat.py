@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
-from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -91,8 +90,11 @@ def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Pa
     assert job.reports[-1].rows == 0
 
 
+@pytest.mark.needs_spark4("data sources in Python")
 def test_offsets_follow_the_clock() -> None:
     """Its offsets step by the interval, never back, and it has nothing to read between them."""
+    from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
+
     beats = Beats(60_000)
     first = beats.latestOffset()[HEARTBEAT]
     assert first % 60_000 == 0

@@ -10,10 +10,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark import __version__ as spark_version
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from riffle_spark import (
     Stateful,
+    StatefulProcessor,
+    StatefulProcessorHandle,
     aggregate,
     count,
     max_,

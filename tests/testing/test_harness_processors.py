@@ -8,9 +8,8 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import transform_with_state
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 from riffle_spark.errors import ConfigError
 from riffle_spark.testing import Aborted, Crashed, Harness, Step
 

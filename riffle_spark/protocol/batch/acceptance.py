@@ -29,17 +29,17 @@ def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], acce
         if schema_text is None:
             continue
         stored = {**meanings_in(schema_text), **operator_in(schema_text)}
-        declared = {**(operator.meanings or {}), **operator.results}
+        declared = {**(operator.meanings or {}), **operator.result_meanings}
         changed_names = _changed_names(stored, declared, case_sensitive=operator.case_sensitive)
         columns = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
         unchanged_names = (stored.keys() & declared.keys()) - changed_names
         needed_names |= ((stored.keys() ^ declared.keys()) | changed_names | columns) - unchanged_names
-        for name in _accepted(sorted(changed_names), accepted):
+        for name in _accepted_names(sorted(changed_names), accepted):
             yield (
                 f"[RIFFLE-0800] Store {operator.store!r} continues with {stored[name]} under {name!r}, although the "
                 f"job now declares {declared[name]}.\n  What to do: Remove {name!r} from `accept`."
             )
-    for name in _unneeded(accepted, needed_names):
+    for name in _unneeded_names(accepted, needed_names):
         yield (
             f"[RIFFLE-0801] `accept` names {name!r}, which this start does not need.\n"
             f"  What to do: Remove {name!r} from `accept`, so that a later change is refused."
@@ -55,20 +55,20 @@ def _changed_names(stored: Mapping[str, str], declared: Mapping[str, str], *, ca
     }
 
 
-def _accepted(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
+def _accepted_names(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
     """Return the ``names`` that are accepted. ``accepted`` was split at the commas that a name may contain."""
-    accepted_text = _joined(accepted)
-    return [name for name in names if _joined([name]) in accepted_text]
+    accepted_text = _join_with_commas(accepted)
+    return [name for name in names if _join_with_commas([name]) in accepted_text]
 
 
-def _unneeded(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:
+def _unneeded_names(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:
     """Return the names in ``accepted`` that are not among ``needed_names``."""
-    accepted_text = _joined(accepted)
+    accepted_text = _join_with_commas(accepted)
     for name in sorted(needed_names, key=len, reverse=True):
-        accepted_text = accepted_text.replace(_joined([name]), ",")
-    return [name for name in accepted if _joined([name]) in accepted_text]
+        accepted_text = accepted_text.replace(_join_with_commas([name]), ",")
+    return [name for name in accepted if _join_with_commas([name]) in accepted_text]
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_with_commas(names: Sequence[str]) -> str:
     """Return the names as one text with commas around each. Commas are doubled, so that neighbours share none."""
     return f",{',,'.join(','.join(names).replace(' ', '').split(','))},"

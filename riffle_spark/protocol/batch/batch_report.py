@@ -299,7 +299,7 @@ class SlotPlacement:
         rebalance = ownership.take_rebalance()
         executors = {name: living.executor.id for name, living in ownership.membership.live.items()}
         assignment = ownership.placement.present
-        probes_run, probes_skipped = ownership.placement.triggers.probes.take()
+        probes_run, probes_skipped = ownership.placement.triggers.probes.take_counts()
         lags = {executor: ownership.copies.trend.of(member) for member, executor in executors.items()}
 
         def count_by_executor(copies: Iterable[Iterable[str]]) -> dict[str, int]:
@@ -342,7 +342,7 @@ class BatchMeasures:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
 
-    def run_failed(self, version: int, error: Exception, attempts: int) -> None:
+    def warn_of_failed_run(self, version: int, error: Exception, attempts: int) -> None:
         """Add the warning that a run failed with ``error`` and is repeated, up to ``attempts`` runs.
 
         A local disk that refuses has its own warning.
@@ -356,11 +356,11 @@ class BatchMeasures:
                 "tasks run elsewhere."
             )
 
-    def stores_compared(self, tail: Record, operators: Sequence[Operator]) -> None:
+    def warn_of_changed_stores(self, tail: Record, operators: Sequence[Operator]) -> None:
         """Add warnings of stores that the batch after record ``tail`` adds, leaves out or changes."""
         self._warnings += _store_warnings(tail, operators)
 
-    def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
+    def report_repeat(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
         """Return the report of a batch that was skipped, because it is already committed."""
         return BatchReport(
             incoming.version,
@@ -372,7 +372,7 @@ class BatchMeasures:
             requests=self._requests([]),
         )
 
-    def committed(
+    def report_commit(
         self,
         incoming: IncomingBatch,
         record: Record,

@@ -13,16 +13,22 @@ from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
-from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
+from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
-from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Delivery, DriverPorts, Executor, IncomingBatch, SlotLayout, StaleRows, Work
-from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts, lost_place, no_disk_left
+from riffle_spark.protocol.receipts import (
+    all_disks_refused_error,
+    changes_of,
+    check_counts,
+    check_receipts,
+    last_run_error,
+)
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.settings import Settings
@@ -48,7 +54,7 @@ class Driver:
         upkeep_objects = ports.upkeep_objects or ports.objects
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)
         self._run_id: str | None = None
-        self.operations = Operations(settings.key_groups, settings.dispatch, ports.background.lock())
+        self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations)
         self._idle_loop = IdleLoop(
@@ -100,7 +106,7 @@ class Driver:
                 return False
             self._apply_requests()
             try:
-                return self._idle_loop.check(
+                return self._idle_loop.do_housekeeping(
                     executors,
                     self._settings,
                     lambda: replace(self._upkeep_input(operators), home=self._home_for(executors)),
@@ -147,12 +153,12 @@ class Driver:
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
-        orders = self.operations.requests
-        if orders.revision != self._requests_applied:
-            self._requests_applied = orders.revision
+        requests = self.operations.requests
+        if requests.revision != self._requests_applied:
+            self._requests_applied = requests.revision
             self._rounds.setbacks.retry_all()
-        if orders.settings is not None and orders.settings is not self._settings:
-            self._settings = orders.settings
+        if requests.settings is not None and requests.settings is not self._settings:
+            self._settings = requests.settings
             self.ownership.change_settings(self._settings)
             self._upkeep.change_settings(self._settings)
 
@@ -164,20 +170,20 @@ class Driver:
         """
         is_new_run = self._run_id != incoming.run_id
         if self._log.unclear:
-            self._settle(is_new_run=is_new_run)
+            self._settle_append(is_new_run=is_new_run)
         if is_new_run:
             self._fenced = None
             self._log.open()
         tail = self._log.tail
         decision = decide(tail, incoming, self._home.root, self._settings)
-        check_fixed(tail, self._settings, operators, self._home.root, self._home.key, decision)
+        check_matches_stored_state(tail, self._settings, operators, self._home.root, self._home.key, decision)
         if is_new_run:
             self._claim(incoming)
-            self._begin(tail, operators)
+            self._start_run(tail, operators)
             self._run_id = incoming.run_id
         return decision
 
-    def _begin(self, tail: Record | None, operators: Sequence[Operator]) -> None:
+    def _start_run(self, tail: Record | None, operators: Sequence[Operator]) -> None:
         """Start a new run: forget everything of the earlier run except the operator requests.
 
         That run may have been rolled back, or another driver may have run batches since.
@@ -185,12 +191,12 @@ class Driver:
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
-        self._idle_loop.begin(tail)
+        self._idle_loop.start_run(tail)
         for warning in acceptance_warnings(tail, operators, self._settings.accept):
             self.ownership.placement.warn(warning)
         self._apply_requests()
 
-    def _settle(self, *, is_new_run: bool) -> None:
+    def _settle_append(self, *, is_new_run: bool) -> None:
         """Find out whether an append without an answer was committed.
 
         Raises ``FencedError`` if another driver has appended, except at the start of a new run, which appends its own
@@ -222,7 +228,7 @@ class Driver:
             work.drain()
             self._deliver_sealed(work)
         assert self._log.tail is not None
-        return batch.repeated(incoming, self._log.tail.epoch)
+        return batch.report_repeat(incoming, self._log.tail.epoch)
 
     def _deliver_sealed(self, work: Work) -> None:
         """Pass the sealed output of the newest record to the sinks, if it is delivered after the commit."""
@@ -252,10 +258,10 @@ class Driver:
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
             self._upkeep.plan(self._upkeep_input(operators), self._clock.seconds())
-        self._idle_loop.batch_ended()
+        self._idle_loop.record_batch_end()
         self.idle_operators = operators
-        placement = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
-        return batch.committed(incoming, record, receipts, placement, self._upkeep.take_facts())
+        placement = SlotPlacement(layout, work.is_placed(), self.ownership, work.plan_fallbacks())
+        return batch.report_commit(incoming, record, receipts, placement, self._upkeep.take_facts())
 
     def _upkeep_input(self, operators: Sequence[Operator]) -> UpkeepInput:
         """Return the input of a plan of upkeep as of the newest record."""
@@ -278,7 +284,7 @@ class Driver:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
                 work.release()
-                batch.run_failed(incoming.version, error, self._settings.batch_attempts)
+                batch.warn_of_failed_run(incoming.version, error, self._settings.batch_attempts)
                 self.ownership.placement.forget_layout()
                 self._check_not_fenced()
                 if isinstance(error, CorruptStateError):
@@ -290,13 +296,15 @@ class Driver:
                         raise
                 elif runs_left == 1:
                     lost_executors = used_executors - {executor.id for executor in work.executors()}
-                    raise lost_place(incoming.version, batch.runs, error, lost_executors, self._home.root) from error
+                    raise last_run_error(
+                        incoming.version, batch.runs, error, lost_executors, self._home.root
+                    ) from error
         raise AssertionError("unreachable: batch_attempts is at least 1")
 
     def _check_has_usable_executor(self, error: LocalDiskError) -> None:
         """Raise a ``LocalDiskError`` if the disks of all executors have refused."""
-        if not self.ownership.discovery.any_usable(self.ownership.membership.executors, self._clock.seconds()):
-            raise no_disk_left(error) from error
+        if not self.ownership.discovery.has_usable_executor(self.ownership.membership.executors, self._clock.seconds()):
+            raise all_disks_refused_error(error) from error
 
     def _run_once(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
@@ -373,7 +381,7 @@ class Driver:
         manifest = self._log.manifest
         caches = {operator.store for operator in operators if not operator.durable}
         durable_receipts = [receipt for receipt in receipts if receipt.store not in caches]
-        snapshots = self._upkeep.snapshots(manifest, self.ownership)
+        snapshots = self._upkeep.entries_with_snapshots(manifest, self.ownership)
         changes = {**snapshots, **changes_of(manifest.changed(snapshots), durable_receipts)}
         tail = self._log.tail
         assert tail is not None
@@ -385,16 +393,16 @@ class Driver:
             self.ownership,
             Stamp(self._new_id(), self._clock.wall_ms()),
             after_commit=self._settings.deliver_after_commit,
-            key=self._home.key,
+            key_id=self._home.key,
         )
         promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(draft, promised=promised, orders=self._idle_loop.orders())
+        draft = replace(draft, promised=promised, orders=self._idle_loop.requests_for_record())
         record = self._log.append(draft, manifest.changed(changes))
-        self._upkeep.committed(record, manifest, changes)
+        self._upkeep.record_commit(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
-        self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
+        self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
-        batch.stores_compared(tail, operators)
+        batch.warn_of_changed_stores(tail, operators)
         return record
 
 

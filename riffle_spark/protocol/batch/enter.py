@@ -17,15 +17,15 @@ from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_
 
 __all__ = [
     "Decision",
-    "check_fixed",
+    "check_matches_stored_state",
     "check_schemas",
     "check_stale",
     "decide",
+    "describe_stale_rows",
+    "describe_take_over",
     "groups_of",
     "has_same_offsets",
     "shards_of",
-    "stale_rows",
-    "take_over_steps",
 ]
 
 _PARTITIONS_SHOWN = 3
@@ -62,7 +62,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             "root, or the query has a new checkpoint, for example because checkpointLocation is not set.",
             remedy="Give each query its own root, or a wrapped query its own queryName or option('riffle.root', ...). "
             "To start without state, use an empty root. To continue the other query's state, start with its "
-            "checkpoint, or " + take_over_steps(root),
+            "checkpoint, or " + describe_take_over(root),
             where=root,
             id="RIFFLE-0210",
         )
@@ -141,7 +141,7 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
     )
 
 
-def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
+def describe_take_over(root: str, checkpoint: str = "CHECKPOINT") -> str:
     """Describe how a query with a new checkpoint takes over the state in ``root``, as text for a remedy."""
     plan_command = command("adopt", root=root, checkpoint=checkpoint)
     execute_command = command("adopt", "--execute", root=root, checkpoint=checkpoint)
@@ -153,12 +153,12 @@ def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
     )
 
 
-def check_fixed(
+def check_matches_stored_state(
     tail: Record | None,
     settings: Settings,
     operators: Sequence[Operator],
     root: str,
-    key: str = "",
+    key_id: str = "",
     decision: Decision = Decision.RUN,
 ) -> None:
     """Raise unless settings, operators and the encryption ``key`` fit each other and the stored state.
@@ -171,7 +171,7 @@ def check_fixed(
         read_requests(tail.orders)
         _check_same_state(tail, settings, operators, root)
         for schema_text in tail.schemas.values():
-            check_key(schema_text, key, root)
+            check_key(schema_text, key_id, root)
         if decision is Decision.REPEAT:
             _check_sealed_rows_have_sinks(tail, operators, root)
     check_initial(tail, settings.dispatch, operators)
@@ -247,8 +247,8 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
             else ""
         )
         raise ConflictError(
-            f"Store {store!r} {stale_rows(last_version)}, but the query is at batch {tail.version}. The batches "
-            "between ran without the store.",
+            f"Store {store!r} {describe_stale_rows(last_version)}, but the query is at batch {tail.version}. The "
+            "batches between ran without the store.",
             remedy=f"Set accept = {store!r} to continue without the rows of these batches, or give the store another "
             f"name to start without state.{rollback_hint}",
             where=root,
@@ -256,7 +256,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
         )
 
 
-def stale_rows(last_version: int) -> str:
+def describe_stale_rows(last_version: int) -> str:
     """Describe the rows that a stale store has, as a clause. ``last_version`` is -1 in state that was adopted."""
     return f"has the rows up to batch {last_version}" if last_version >= 0 else "lacks rows from before the first batch"
 
@@ -307,7 +307,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
     def is_same(meaning: str, other_meaning: str) -> bool:
         return is_same_name(meaning, other_meaning, case_sensitive=operator.case_sensitive)
 
-    for name, meaning in operator.results.items():
+    for name, meaning in operator.result_meanings.items():
         stored_meaning = stored.get(name)
         if name in accepted or (stored_meaning is not None and is_same(stored_meaning, meaning)):
             continue
@@ -325,7 +325,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
                 id="RIFFLE-0224",
             )
         stored_names = (old for old, old_meaning in stored.items() if is_same(old_meaning, meaning))
-        old_name = next((old for old in stored_names if old not in operator.results), None)
+        old_name = next((old for old in stored_names if old not in operator.result_meanings), None)
         if old_name is not None:
             # Cause: The code of the job gave a result another name.
             raise ConfigError(

@@ -21,7 +21,7 @@ from riffle_spark.protocol.batch.stored_requests import (
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
-from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
+from riffle_spark.protocol.ownership.operations import OperatorRequests, RequestRegister
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import DriverPorts, Executor
 from riffle_spark.protocol.upkeep.rounds import Rounds
@@ -45,7 +45,7 @@ class IdleLoop:
         self,
         settings: Settings,
         log: Log,
-        operations: Operations,
+        operations: RequestRegister,
         ownership: Ownership,
         upkeep: Upkeep,
         rounds: Rounds,
@@ -66,7 +66,7 @@ class IdleLoop:
         self._has_open_upkeep = False
         self._backoff: Delays[str] = Delays(1.0, 600.0)
 
-    def begin(self, tail: Record | None) -> None:
+    def start_run(self, tail: Record | None) -> None:
         """Start a run: take over the operator requests in the newest record before this driver's claim.
 
         Requests made to this driver are newer than the requests in its own record. If another driver ran in between,
@@ -86,13 +86,13 @@ class IdleLoop:
             return
         has_run = own_epoch is not None
         pins = placement.groups.restrict(recorded.pins)
-        orders = OperatorRequests(
+        requests = OperatorRequests(
             pins,
             frozenset(recorded.drained),
             recorded.slots,
             settings if has_run or settings != self._started_settings else None,
         )
-        self._operations.take_over(orders, alone=has_run)
+        self._operations.take_over(requests, alone=has_run)
         if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
             # Cause: `store_groups` or the stores of the query have changed since the pins were set.
             placement.warn(
@@ -106,24 +106,24 @@ class IdleLoop:
                 "  What to do: Undrain, unpin or reconfigure what should end."
             )
 
-    def orders(self) -> dict[str, object]:
+    def requests_for_record(self) -> dict[str, object]:
         """Return the operator requests for the next record, as JSON."""
-        return self._requests().to_json()
+        return self._current_requests().to_json()
 
-    def _requests(self) -> StoredRequests:
+    def _current_requests(self) -> StoredRequests:
         """Return the operator requests in effect and the awaited members."""
-        orders = self._operations.requests
+        requests = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
-        changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
+        changed = changed_settings(self._started_settings, requests.settings) if requests.settings else {}
         return replace(
             self._kept_requests,
-            drained=tuple(sorted(orders.drained)),
-            pins=dict(orders.pins),
-            slots=orders.slots,
+            drained=tuple(sorted(requests.drained)),
+            pins=dict(requests.pins),
+            slots=requests.slots,
             settings={**self._kept_requests.settings, **changed},
             prior_owners=prior_owners,
             awaited=tuple(
-                AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.recorded())
+                AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.to_recorded())
                 for member in lost
             ),
         )
@@ -135,12 +135,14 @@ class IdleLoop:
         lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
         return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
 
-    def batch_ended(self) -> None:
+    def record_batch_end(self) -> None:
         """Record the end of a batch. Its upkeep may still be open."""
         self._batch_ended_at = self._ports.clock.seconds()
         self._has_open_upkeep = True
 
-    def check(self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]) -> bool:
+    def do_housekeeping(
+        self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]
+    ) -> bool:
         """Do the housekeeping that is due; return whether there was any.
 
         ``upkeep_input`` returns the input of a plan of upkeep for these executors. Raises ``FencedError`` if another
@@ -160,10 +162,14 @@ class IdleLoop:
         return (
             tuple(executors) != ownership.membership.executors
             or ownership.placement.has_pending_request()
-            or bool(self._rounds.arrived or ownership.membership.lost or ownership.membership.without_census(executors))
+            or bool(
+                self._rounds.arrived
+                or ownership.membership.lost
+                or ownership.membership.executors_without_census(executors)
+            )
             or ownership.placement.present.needs_probe
             or ownership.copies.idle.is_due(clock_seconds, cleanup_delay)
-            or (self._has_open_upkeep and not self._ports.background.busy())
+            or (self._has_open_upkeep and not self._ports.background.is_busy())
         )
 
     def _assign_and_plan(
@@ -175,7 +181,7 @@ class IdleLoop:
         self._upkeep.gather(self._ownership)
         assignment = self._ownership.placement.present
         self._ownership.layout_for(executors, current.manifest, stores, current.home, clock_seconds, between=True)
-        if self._ownership.placement.present is not assignment or not self._ports.background.busy():
+        if self._ownership.placement.present is not assignment or not self._ports.background.is_busy():
             self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), clock_seconds)
 
     def _write_requests(self) -> bool:
@@ -185,8 +191,8 @@ class IdleLoop:
         if tail is None or self._backoff.is_delayed(_RECORD, clock_seconds):
             return False
         if self._log.unclear:
-            self._settle(clock_seconds)
-        elif self._requests().differs_from(read_requests(tail.orders)):
+            self._settle_append(clock_seconds)
+        elif self._current_requests().differs_from(read_requests(tail.orders)):
             self._append(tail, clock_seconds)
         else:
             return False
@@ -196,9 +202,9 @@ class IdleLoop:
         """Append a record of kind ``orders`` with the operator requests and new snapshots."""
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
-        snapshots = self._upkeep.snapshots(manifest, self._ownership)
+        snapshots = self._upkeep.entries_with_snapshots(manifest, self._ownership)
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
-        draft = requests_record(tail, self._ownership, self.orders(), stamp)
+        draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
         draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
         self._ports.reached("before requests")
         try:
@@ -211,10 +217,10 @@ class IdleLoop:
                 self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
         self._ports.reached("after requests")
         self._backoff.forget(_RECORD)
-        self._upkeep.committed(record, manifest, snapshots)
+        self._upkeep.record_commit(record, manifest, snapshots)
         self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
-    def _settle(self, clock_seconds: float) -> None:
+    def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append without an answer was committed, and start upkeep at the newest record."""
         try:
             tail = self._log.settle()

@@ -18,10 +18,10 @@ from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
 
-__all__ = ["check_initial", "is_due", "loaded", "with_initial"]
+__all__ = ["check_initial", "is_initial_state_due", "loaded_names", "with_initial_state"]
 
 
-def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUAL_INITIAL) -> Operator:
+def with_initial_state(operator: Operator, columns: pa.Schema | None, name: str = USUAL_INITIAL) -> Operator:
     """Return the operator with an initial state ``name`` of these columns, or unchanged if ``columns`` is ``None``.
 
     Raises ``ConfigError`` if the name is empty, a key column is missing, or the operator cannot take initial state.
@@ -61,7 +61,7 @@ def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUA
     return replace(operator, initial=columns, initial_name=name)
 
 
-def is_due(tail: Record, operator: Operator) -> bool:
+def is_initial_state_due(tail: Record, operator: Operator) -> bool:
     """Return whether the batch after record ``tail`` loads the operator's initial state."""
     if operator.initial is None:
         return False
@@ -70,9 +70,9 @@ def is_due(tail: Record, operator: Operator) -> bool:
     return operator.initial_name not in tail.initial_states.get(operator.store, ())
 
 
-def loaded(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, ...]]:
+def loaded_names(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, ...]]:
     """Return, by store, the names of the initial states loaded once the batch after record ``tail`` is committed."""
-    added = {operator.store: (operator.initial_name,) for operator in operators if is_due(tail, operator)}
+    added = {operator.store: (operator.initial_name,) for operator in operators if is_initial_state_due(tail, operator)}
     stores = sorted({*tail.initial_states, *added})
     return {store: (*tail.initial_states.get(store, ()), *added.get(store, ())) for store in stores}
 
@@ -85,7 +85,7 @@ def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operat
     if dispatch == "key_group":
         return
     for operator in operators:
-        if operator.initial is not None and (tail is None or is_due(tail, operator)):
+        if operator.initial is not None and (tail is None or is_initial_state_due(tail, operator)):
             raise ConfigError(
                 f"Initial state cannot be loaded with dispatch = {dispatch}, because its rows have no partition.",
                 remedy="Use dispatch = key_group (riffle dispatch switches a stopped query), or leave initial_state "

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from riffle_spark.messages.slot_orders import Home, Order, Receipt
-from riffle_spark.protocol.batch.initial import is_due
+from riffle_spark.protocol.batch.initial import is_initial_state_due
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, SlotLayout
@@ -61,7 +61,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         version=incoming.version,
         time_ms=incoming.time_ms,
         watermark_ms=_due_watermark_ms(run, operator),
-        slots=layout.of(operator.store).orders(),
+        slots=layout.of(operator.store).key_groups_by_slot(),
         entries={
             key_group: entry.recent(_LINKS_SENT)
             for (store, key_group), entry in entries.items()
@@ -80,7 +80,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         late_watermark_ms=_shifted_ms(tail.late_watermark_ms, operator.shift_ms),
         late=operator.late,
         last_pass_ms=incoming.last_pass_ms if declared.time_mode == "EventTime" else None,
-        initial=operator.initial if is_due(tail, operator) else None,
+        initial=operator.initial if is_initial_state_due(tail, operator) else None,
         shown=operator.shown,
         whole=declared.whole,
         keyless=declared.keyless,
@@ -115,7 +115,7 @@ class CacheEntries:
         """
         self.entries.clear()
 
-    def committed(self, receipts: Iterable[Receipt]) -> None:
+    def replace_entries(self, receipts: Iterable[Receipt]) -> None:
         """Replace the entries of the key-groups that a committed batch changed, by the receipts of its caches."""
         for receipt in receipts:
             for part in receipt.parts:

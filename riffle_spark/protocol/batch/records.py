@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from riffle_spark.messages.slot_orders import Receipt
-from riffle_spark.protocol.batch.initial import loaded
+from riffle_spark.protocol.batch.initial import loaded_names
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -63,12 +63,12 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
     return _after(base, stamp, kind="claim", epoch=base.epoch + 1)
 
 
-def requests_record(tail: Record, ownership: Ownership, orders: Mapping[str, object], stamp: Stamp) -> Record:
+def requests_record(tail: Record, ownership: Ownership, requests: Mapping[str, object], stamp: Stamp) -> Record:
     """Return the draft that stores operator requests and the present owners while no batch runs.
 
     ``orders`` are the requests as JSON.
     """
-    return _after(tail, stamp, kind="orders", orders=orders, **_placement_fields(ownership))
+    return _after(tail, stamp, kind="orders", orders=requests, **_placement_fields(ownership))
 
 
 def batch_record(
@@ -80,7 +80,7 @@ def batch_record(
     stamp: Stamp,
     *,
     after_commit: bool,
-    key: str = "",
+    key_id: str = "",
 ) -> Record:
     """Return the draft that commits a batch. ``key`` is the id of the key that its parts are encrypted with.
 
@@ -88,7 +88,7 @@ def batch_record(
     """
     shards = ownership.placement.shards
     schemas = {
-        operator.store: with_key(operator.schema_after(tail.schemas, tail.epoch), key)
+        operator.store: with_key(operator.schema_after(tail.schemas, tail.epoch), key_id)
         for operator in operators
         if operator.durable
     }
@@ -105,7 +105,7 @@ def batch_record(
         delivers_after_commit=after_commit,
         delivers_as=None,
         shards=shards.partitions if shards else (),
-        initial_states=loaded(tail, operators),
+        initial_states=loaded_names(tail, operators),
         stale_stores=_stale_stores(tail, schemas),
         **_placement_fields(ownership),
         **watermark_fields(tail, incoming, operators, receipts),
@@ -119,7 +119,7 @@ def _placement_fields(ownership: Ownership) -> dict[str, object]:
         "owners": {task_name(task): owner for task, owner in assignment.owners.items()},
         "standbys": {task_name(task): members for task, members in assignment.standbys.items()},
         "weights": ownership.placement.weights.to_record(),
-        "members": tuple(member.recorded() for _, member in sorted(ownership.membership.live.items())),
+        "members": tuple(member.to_recorded() for _, member in sorted(ownership.membership.live.items())),
     }
 
 

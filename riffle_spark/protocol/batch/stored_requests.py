@@ -70,23 +70,23 @@ class StoredRequests:
         return replace(self, prior_owners={}) != replace(recorded, prior_owners={})
 
 
-def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
+def without_key_groups(requests: Mapping[str, object]) -> dict[str, object]:
     """Return a record's requests without pins and prior owners, for a change that renumbers key-groups."""
-    return {name: value for name, value in orders.items() if name not in ("pins", "homes")}
+    return {name: value for name, value in requests.items() if name not in ("pins", "homes")}
 
 
-def read_requests(orders: Mapping[str, object]) -> StoredRequests:
+def read_requests(requests: Mapping[str, object]) -> StoredRequests:
     """Return the requests in the JSON of a record. Raises ``CorruptStateError`` if this version cannot read it."""
     try:
-        awaited = _mapping(orders, "awaited")
+        awaited = _mapping(requests, "awaited")
         return StoredRequests(
-            drained=_member_names(orders.get("drained", [])),
-            pins=_by_task(orders, "pins"),
-            slots=_slot_limit(orders.get("slots")),
-            settings=_mapping(orders, "settings"),
+            drained=_member_names(requests.get("drained", [])),
+            pins=_by_task(requests, "pins"),
+            slots=_slot_limit(requests.get("slots")),
+            settings=_mapping(requests, "settings"),
             awaited=tuple(_awaited_member(name, awaited[name]) for name in sorted(awaited)),
-            prior_owners=_by_task(orders, "homes"),
-            unknown_fields={name: value for name, value in orders.items() if name not in _FIELDS},
+            prior_owners=_by_task(requests, "homes"),
+            unknown_fields={name: value for name, value in requests.items() if name not in _FIELDS},
         )
     except (TypeError, ValueError) as error:
         # Cause: A newer version of riffle-spark wrote the record.
@@ -98,23 +98,23 @@ def read_requests(orders: Mapping[str, object]) -> StoredRequests:
         ) from error
 
 
-def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
+def _mapping(requests: Mapping[str, object], field: str) -> dict[str, object]:
     """Return the mapping under ``name``, empty if it is missing. Raises ``TypeError`` for another type."""
-    value = orders.get(name, {})
+    value = requests.get(field, {})
     if type(value) is not dict:
-        raise TypeError(f"{name} = {value!r}")
+        raise TypeError(f"{field} = {value!r}")
     return value
 
 
-def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
+def _by_task(requests: Mapping[str, object], field: str) -> dict[TaskId, str]:
     """Return the mapping from task names to members under ``name``.
 
     Raises ``ValueError`` or ``TypeError`` if it is invalid.
     """
     try:
-        members = {parse_task(task): _member_name(member) for task, member in _mapping(orders, name).items()}
+        members = {parse_task(task): _member_name(member) for task, member in _mapping(requests, field).items()}
     except ValueError as error:
-        raise ValueError(f"{name} has {error}") from None
+        raise ValueError(f"{field} has {error}") from None
     return dict(sorted(members.items()))
 
 

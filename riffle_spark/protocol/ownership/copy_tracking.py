@@ -37,8 +37,8 @@ class CopyTracking:
 
     def measure(self, situation: Situation, settings: Settings, *, is_batch: bool) -> None:
         """Measure the lags of standbys and warm-ups. Only measurements for a batch count for the trend."""
-        acceptable = settings.acceptable_recovery_lag
-        self.readiness = readiness_of(situation, acceptable, pointers=uses_pointers(settings))
+        acceptable_lag = settings.acceptable_recovery_lag
+        self.readiness = readiness_of(situation, acceptable_lag, pointers=uses_pointers(settings))
         if is_batch:
             self.trend.record(self.readiness)
 

@@ -55,7 +55,7 @@ class Discovery:
             "  What to do: Free space on the disk, or repair it. The executor is tried again."
         )
 
-    def any_usable(self, executors: Sequence[Executor], now: float) -> bool:
+    def has_usable_executor(self, executors: Sequence[Executor], now: float) -> bool:
         """Return whether the disk of at least one executor has not refused in this batch.
 
         If all are set aside, the executors that refused before this batch are tried once more. If none is left, all
@@ -70,7 +70,7 @@ class Discovery:
             self._aside.forget(executor)
         return bool(earlier)
 
-    def start_batch(self) -> None:
+    def forget_refusals(self) -> None:
         """Forget which disks refused in the committed batch."""
         self._refused.clear()
 
@@ -82,7 +82,7 @@ class Discovery:
         self._aside.clear()
         self._unanswered.clear()
 
-    def look(
+    def update_members(
         self, executors: Sequence[Executor], membership: Membership, copies: ReportedCopies, home: Home, now: float
     ) -> list[MemberChanges]:
         """Update members and copies for these live executors; return the changes, in order.
@@ -91,31 +91,37 @@ class Discovery:
         """
         membership.executors = tuple(executors)
         reassigned = membership.reassign_folders(executors)
-        departed = membership.departed(executors)
-        planned = self._cluster.planned([member.executor.id for member in departed]) if departed else frozenset()
+        departed = membership.find_departed(executors)
+        planned = (
+            self._cluster.find_planned_removals([member.executor.id for member in departed])
+            if departed
+            else frozenset()
+        )
         alive = {executor.id for executor in executors}
         for delays in (self._aside, self._unanswered):
             delays.keep_only(lambda executor: executor in alive)
         aside = [member for member in membership.live.values() if self._aside.is_delayed(member.executor.id, now)]
         removed = membership.remove([*departed, *(member for member in aside if member not in departed)], now, planned)
-        order = self._order(home)
-        changes = [reassigned, removed, self._add(self._answers(now), executors, membership, copies, now)]
+        order = self._census_order(home)
+        changes = [reassigned, removed, self._add_members(self._take_answers(now), executors, membership, copies, now)]
         if not membership.live:
             usable = [executor for executor in executors if not self._aside.is_delayed(executor.id, now)] or executors
-            changes.append(self._add(self._ask_now(usable, order), executors, membership, copies, now))
+            changes.append(self._add_members(self._ask_now(usable, order), executors, membership, copies, now))
             if not membership.live:
                 changes.append(membership.add_without_census(usable))
         if self._answerable:
-            unknown = [e for e in membership.without_census(executors) if not self._is_delayed(e.id, now)]
-            self._census_calls.ask(unknown, order)
-            changes.append(self._add(self._answers(now), executors, membership, copies, now))
+            unknown = [e for e in membership.executors_without_census(executors) if not self._is_delayed(e.id, now)]
+            self._census_calls.start_census(unknown, order)
+            changes.append(self._add_members(self._take_answers(now), executors, membership, copies, now))
         return changes
 
-    def _answers(self, now: float) -> list[Census]:
+    def _take_answers(self, now: float) -> list[Census]:
         """Take the censuses that arrived, without those of executors that were set aside meanwhile."""
-        return [census for census in self._census_calls.answers() if not self._aside.is_delayed(census.executor, now)]
+        return [
+            census for census in self._census_calls.take_answers() if not self._aside.is_delayed(census.executor, now)
+        ]
 
-    def _order(self, home: Home) -> CensusOrder:
+    def _census_order(self, home: Home) -> CensusOrder:
         """Return the order for a census."""
         settings = self._settings
         return CensusOrder(
@@ -137,12 +143,12 @@ class Discovery:
         try:
             answers = self._cluster.census(executors, order)
         except UnavailableError as error:
-            self._warnings.update({executor.id: _no_census(executor.id, str(error)) for executor in executors})
+            self._warnings.update({executor.id: _no_census_warning(executor.id, str(error)) for executor in executors})
             return []
         self._answerable = bool(answers)
         return answers
 
-    def _add(
+    def _add_members(
         self,
         censuses: Sequence[Census],
         executors: Sequence[Executor],
@@ -181,7 +187,7 @@ class Discovery:
             self._unanswered.forget(executor)
             return
         else:
-            self._warnings[executor] = _no_census(executor, census.error)
+            self._warnings[executor] = _no_census_warning(executor, census.error)
         (self._aside if self._aside.failures(executor) else self._unanswered).record_failure(executor, now)
 
     def take_warnings(self) -> Iterable[str]:
@@ -191,7 +197,7 @@ class Discovery:
         return warnings
 
 
-def _no_census(executor: str, reason: str) -> str:
+def _no_census_warning(executor: str, reason: str) -> str:
     """Return the warning that an executor is not a member, for this ``reason``."""
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
@@ -206,14 +212,14 @@ class CensusCalls:
         self._asked: set[str] = set()
         self._answers: deque[tuple[frozenset[str], list[Census]]] = deque()
 
-    def ask(self, executors: Sequence[Executor], order: CensusOrder) -> None:
+    def start_census(self, executors: Sequence[Executor], order: CensusOrder) -> None:
         """Start the census of those executors that have none under way."""
         new_executors = [executor for executor in executors if executor.id not in self._asked]
         if new_executors:
             self._asked |= {executor.id for executor in new_executors}
             self._background.submit(lambda: self._ask(new_executors, order))
 
-    def answers(self) -> list[Census]:
+    def take_answers(self) -> list[Census]:
         """Take the censuses that arrived since the last call. Executors that did not answer may be asked again."""
         censuses: list[Census] = []
         while self._answers:
@@ -223,7 +229,7 @@ class CensusCalls:
         return censuses
 
     def _ask(self, executors: Sequence[Executor], order: CensusOrder) -> None:
-        """Run the census of these executors in the background, and keep the answers for ``answers``."""
+        """Run the census of these executors in the background, and keep the answers for ``take_answers``."""
         answers: list[Census] = []
         try:
             answers = self._cluster.census(executors, order)

@@ -35,12 +35,12 @@ class LiveMember:
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     counted: bool = True
 
-    def member(self) -> Member:
+    def to_assignor_member(self) -> Member:
         """Return this member as the assignor's ``Member``."""
         tags = {name: value for name, value in self.tags.items() if name not in ("id", "rack")}
         return Member(self.id, slots=self.executor.cores, rack=self.rack, tags=tags)
 
-    def recorded(self) -> RecordedMember:
+    def to_recorded(self) -> RecordedMember:
         """Return this member as the log records it."""
         executor = self.executor
         return RecordedMember(
@@ -128,12 +128,12 @@ class Membership:
         self._heirs.clear()
         return MemberChanges(returned=tuple(returned))
 
-    def without_census(self, executors: Iterable[Executor]) -> list[Executor]:
+    def executors_without_census(self, executors: Iterable[Executor]) -> list[Executor]:
         """Return the executors whose census has not arrived."""
         named = {member.executor.id for member in self.live.values() if member.counted}
         return [executor for executor in executors if executor.id not in named]
 
-    def departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
+    def find_departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
         """Return the members whose executor is not among these live executors, sorted by id."""
         alive = {executor.id for executor in executors}
         return [member for _, member in sorted(self.live.items()) if member.executor.id not in alive]
@@ -206,7 +206,7 @@ class Membership:
         """Forget members that were lost ``delay`` seconds ago or earlier, also those that were removed on purpose."""
         self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
 
-    def awaited(self, now: float, delay: float) -> dict[str, LiveMember]:
+    def awaited_members(self, now: float, delay: float) -> dict[str, LiveMember]:
         """Return the lost members whose return is awaited.
 
         They were lost less than ``delay`` seconds before ``now``, and not on purpose.

@@ -14,7 +14,7 @@ from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
 
-__all__ = ["Operations", "OperatorRequests"]
+__all__ = ["OperatorRequests", "RequestRegister"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class OperatorRequests:
     revision: int = 0
 
 
-class Operations:
+class RequestRegister:
     """The requests of operators in effect. New requests are checked here.
 
     Every method may be called from any thread. A request is checked and stored under one lock.

@@ -16,7 +16,7 @@ from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.membership import Membership
-from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ownership.rebalance import Rebalance
 from riffle_spark.protocol.ownership.weights import memory_by_member
@@ -32,7 +32,7 @@ __all__ = ["Ownership"]
 class Ownership:
     """Membership, placement and copies of one query, for its driver."""
 
-    def __init__(self, settings: Settings, discovery: Discovery, operations: Operations) -> None:
+    def __init__(self, settings: Settings, discovery: Discovery, operations: RequestRegister) -> None:
         self.discovery = discovery
         self.membership = Membership()
         self.copies = CopyTracking()
@@ -80,13 +80,13 @@ class Ownership:
         delay = self.placement.settings.scheduled_rebalance_max_delay
         membership.forget_lost(now, delay)
         unnamed = [name for name, member in membership.live.items() if not member.counted]
-        changes = self.discovery.look(executors, membership, self.copies.known, home, now)
+        changes = self.discovery.update_members(executors, membership, self.copies.known, home, now)
         members = {executor: membership.of_executor(executor) for executor in unnamed}
         names = {executor: member.id for executor, member in members.items() if member and member.counted}
         if names:
             self._operations.replace_executor_names(names)
         self.copies.known.keep_members(membership.live)
-        awaited = membership.awaited(now, delay)
+        awaited = membership.awaited_members(now, delay)
         for change in changes:
             self.placement.prior_owners.remember(change.left, awaited, self.placement.present)
         return any(changes)
@@ -121,7 +121,7 @@ class Ownership:
         """
         self.copies.record_commit(record, manifest, changes, receipts)
         self.placement.weights.record_batch(receipts, manifest, self.placement.groups)
-        self.discovery.start_batch()
+        self.discovery.forget_refusals()
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as of the last assignment, with load, lag, disk and memory as of the last batch."""

@@ -14,11 +14,11 @@ from riffle_spark.protocol.ownership import readiness, slots
 from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.membership import LostMember, Membership
-from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
+from riffle_spark.protocol.ownership.operations import OperatorRequests, RequestRegister
 from riffle_spark.protocol.ownership.prior_owners import PriorOwners
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
-from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, view_of
+from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded_assignment, view_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.protocol.shards import Shards, key_group_number
@@ -37,7 +37,7 @@ class Placement:
     """
 
     def __init__(
-        self, settings: Settings, membership: Membership, copies: CopyTracking, operations: Operations
+        self, settings: Settings, membership: Membership, copies: CopyTracking, operations: RequestRegister
     ) -> None:
         self.settings = settings
         self.present = Assignment({})
@@ -59,7 +59,7 @@ class Placement:
         self.prior_owners = PriorOwners()
         self.layout = None
         self.groups = groups
-        self.present = recorded(tail, groups) if tail else Assignment({})
+        self.present = recorded_assignment(tail, groups) if tail else Assignment({})
 
     def change_settings(self, settings: Settings) -> None:
         """Use changed settings from the next assignment on, which is due now."""
@@ -137,7 +137,7 @@ class Placement:
 
     def awaited(self, now: float) -> tuple[list[LostMember], dict[TaskId, MemberId]]:
         """Return the lost members that are awaited, and the tasks that return to their prior owner, with that owner."""
-        awaited = self._membership.awaited(now, self.settings.scheduled_rebalance_max_delay)
+        awaited = self._membership.awaited_members(now, self.settings.scheduled_rebalance_max_delay)
         returning = self.prior_owners.among({*awaited, *self._membership.live})
         return [self._membership.lost[member] for member in awaited], returning
 
@@ -179,7 +179,7 @@ class Placement:
             self.present.owners.keys() != set(situation.tasks) or laid_out_for != self.shards,
         ]
         if self.settings.dispatch != "hashed":
-            awaited = self._membership.awaited(situation.now, self.settings.scheduled_rebalance_max_delay)
+            awaited = self._membership.awaited_members(situation.now, self.settings.scheduled_rebalance_max_delay)
             fired.append(self.prior_owners.give_up(awaited, self._membership.live))
             fired.append(self.triggers.is_probe_due(situation, self._copies.readiness, self.settings))
             if not between:
@@ -197,7 +197,7 @@ class Placement:
         self.prior_owners.forget_returned(self.present)
         self._copies.record_assignment(self.present, self._membership, self.groups, self.settings, situation.now)
         self._report(previous, situation, self.layout)
-        awaited = self._membership.awaited(situation.now, self.settings.scheduled_rebalance_max_delay)
+        awaited = self._membership.awaited_members(situation.now, self.settings.scheduled_rebalance_max_delay)
         self.prior_owners.awaited = frozenset(awaited)
         self._operations.set_members(readiness.member_states(replace(situation, present=self.present), awaited))
 

@@ -35,7 +35,7 @@ class Quarantine:
         self._measured_at = float("-inf")
         self._warnings: list[str] = []
 
-    def forgive(self) -> None:
+    def retry_slow_standbys(self) -> None:
         """Allow copies on standbys that fell behind again, because an operator asked for an assignment."""
         self._slow.clear()
 
@@ -46,7 +46,7 @@ class Quarantine:
         return warnings
 
     @property
-    def emptied(self) -> frozenset[MemberId]:
+    def members_to_empty(self) -> frozenset[MemberId]:
         """Return the members with a disk above the high mark. Their idle copies are removed at once."""
         return frozenset(m for (kind, m), mark in self._marks.items() if kind == "disk" and mark >= _HIGH)
 
@@ -82,9 +82,9 @@ class Quarantine:
         memory_limits = (settings.local_memory_limit, settings.local_memory_high)
         marks: dict[_Full, int] = {}
         for member, (used, _) in sorted(members.disks.items()):
-            marks["disk", member] = _mark(used, disk_limits, last_marks.get(("disk", member), 0))
+            marks["disk", member] = _exceeded_marks(used, disk_limits, last_marks.get(("disk", member), 0))
         for member, used in sorted(members.memory_shares.items()):
-            marks["memory", member] = _mark(used, memory_limits, last_marks.get(("memory", member), 0))
+            marks["memory", member] = _exceeded_marks(used, memory_limits, last_marks.get(("memory", member), 0))
         self._marks = {full: mark for full, mark in marks.items() if mark}
         changed = self._marks != last_marks
         emptied = [full for full, mark in self._marks.items() if mark >= _HIGH]
@@ -92,7 +92,7 @@ class Quarantine:
         for kind, member in emptied:
             tasks = situation.placed_tasks(member) if kind == "disk" else situation.owned_tasks(member)
             if not self._leaving.get((kind, member), frozenset()) & tasks:
-                self._leaving[kind, member] = _next_to_leave(
+                self._leaving[kind, member] = _choose_copies_to_remove(
                     situation, kind, member, tasks, settings.max_warmup_replicas
                 )
                 changed = changed or bool(tasks)
@@ -105,7 +105,7 @@ class Quarantine:
                 )
         return changed
 
-    def add_slow(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
+    def add_slow_standbys(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
         """Quarantine standbys whose lag keeps growing, given with their lags in records.
 
         Return whether another member can replace a new one of them.
@@ -128,15 +128,17 @@ class Quarantine:
             )
         return bool(replaceable)
 
-    def of(self, situation: Situation) -> dict[TaskId, tuple[MemberId, ...]]:
+    def members_without_copies(self, situation: Situation) -> dict[TaskId, tuple[MemberId, ...]]:
         """Return the members that should have no copy of a task, by task. Tasks without such members are left out."""
         if not self._marks and not self._slow:
             return {}
         placed = {member: situation.placed_tasks(member) for member in situation.members.live}
-        quarantined = {t: self._of_task(t, placed, situation) for t in situation.tasks}
+        quarantined = {t: self._members_without_copy(t, placed, situation) for t in situation.tasks}
         return {t: members for t, members in quarantined.items() if members}
 
-    def _of_task(self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
+    def _members_without_copy(
+        self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation
+    ) -> tuple[MemberId, ...]:
         """Return the live members that should have no copy of task ``t``.
 
         ``placed`` has the tasks on each live member.
@@ -163,7 +165,7 @@ class Quarantine:
         return sorted(situation.members.live.keys() - avoided)
 
 
-def _mark(used: float, limits: tuple[float, ...], last_mark: int) -> int:
+def _exceeded_marks(used: float, limits: tuple[float, ...], last_mark: int) -> int:
     """Return how many of the ascending ``limits`` the share ``used`` exceeds.
 
     A limit that was exceeded at the last check counts until the use is well below it.
@@ -171,14 +173,14 @@ def _mark(used: float, limits: tuple[float, ...], last_mark: int) -> int:
     return sum(used > limit - (_BELOW if number < last_mark else 0.0) for number, limit in enumerate(limits))
 
 
-def _next_to_leave(
-    situation: Situation, kind: _Kind, member: MemberId, tasks: set[TaskId], count: int
+def _choose_copies_to_remove(
+    situation: Situation, resource: _Kind, member: MemberId, tasks: set[TaskId], count: int
 ) -> frozenset[TaskId]:
     """Return up to ``count`` copies that a full member gives up next: standbys first, then the largest."""
     owners = situation.present.owners
 
     def size(t: TaskId) -> float:
-        return situation.bytes(t) if kind == "disk" else situation.memory.get(t, 0.0)
+        return situation.bytes(t) if resource == "disk" else situation.memory.get(t, 0.0)
 
     return frozenset(sorted(tasks, key=lambda t: (owners.get(t) == member, -size(t), t))[:count])
 

@@ -10,7 +10,7 @@ from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.ownership.groups import GROUP, task
 from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.prior_owners import PriorOwners
-from riffle_spark.protocol.ownership.reported_copies import LEVEL, CopyLag
+from riffle_spark.protocol.ownership.reported_copies import NO_LAG, CopyLag
 from riffle_spark.protocol.ownership.view import Situation
 
 __all__ = [
@@ -147,13 +147,13 @@ class LagTrend:
         """Record the lags of all copies after a batch."""
         lags: dict[MemberId, CopyLag] = {}
         for copy in copies:
-            total = lags.get(copy.member, LEVEL)
+            total = lags.get(copy.member, NO_LAG)
             lags[copy.member] = CopyLag(total.records + copy.lag_records, total.bytes + copy.lag_bytes)
         self._lags.append(lags)
 
     def of(self, member: MemberId) -> tuple[int, int, int]:
         """Return what a member's copies lack as (records, bytes), and the growth of the records as the third value."""
-        newest = self._lags[-1].get(member, LEVEL)
+        newest = self._lags[-1].get(member, NO_LAG)
         oldest = next((lags[member] for lags in self._lags if member in lags), newest)
         return newest.records, newest.bytes, newest.records - oldest.records
 
@@ -179,15 +179,15 @@ def place_of(
     return KeyPlace(t.key_group, owner, member.executor.id, member.executor.host, standbys, topic, partition, t.group)
 
 
-def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
+def readiness_of(situation: Situation, acceptable_lag: int, *, pointers: bool) -> tuple[Readiness, ...]:
     """Return the readiness of every standby and warm-up, standbys first, by key-group.
 
     ``acceptable`` is the lag in records up to which a copy is warm. With ``pointers`` standbys hold no copies.
     """
     present = situation.present
     return (
-        *_of_role(situation, present.standbys, "standby", acceptable, pointers=pointers),
-        *_of_role(situation, present.warmups, "warmup", acceptable, pointers=False),
+        *_of_role(situation, present.standbys, "standby", acceptable_lag, pointers=pointers),
+        *_of_role(situation, present.warmups, "warmup", acceptable_lag, pointers=False),
     )
 
 
@@ -195,7 +195,7 @@ def _of_role(
     situation: Situation,
     copies: Mapping[TaskId, tuple[MemberId, ...]],
     role: Literal["standby", "warmup"],
-    acceptable: int,
+    acceptable_lag: int,
     *,
     pointers: bool,
 ) -> Iterable[Readiness]:
@@ -205,11 +205,11 @@ def _of_role(
             if member in situation.members.live:
                 lag = _total_lag(situation, member, t)
                 snapshots = _pointers(situation, member, t) if pointers else ()
-                warm = lag.records <= acceptable
+                warm = lag.records <= acceptable_lag
                 yield Readiness(t.key_group, member, role, lag.records, lag.bytes, warm, snapshots, t.group)
 
 
-def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
+def ready_standbys(situation: Situation, acceptable_lag: int) -> dict[TaskId, tuple[MemberId, ...]]:
     """Return, by task, the live standbys with a copy that lags at most ``acceptable`` records.
 
     They could take over at once. A task is left out if its owner is known to have no copy: the owner fetches one,
@@ -217,7 +217,7 @@ def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[
     """
     ready: dict[TaskId, tuple[MemberId, ...]] = {}
     for t, members in situation.present.standbys.items():
-        able = tuple(m for m in members if situation.has_copy(m, t) and situation.lag(m, t) <= acceptable)
+        able = tuple(m for m in members if situation.has_copy(m, t) and situation.lag(m, t) <= acceptable_lag)
         if able and situation.has_copy(situation.present.owners.get(t, ""), t):
             ready[t] = able
     return ready
@@ -225,7 +225,7 @@ def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[
 
 def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
     """Return the lag of a member's copies of a task, summed over the task's stores."""
-    total = LEVEL
+    total = NO_LAG
     for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True):
         lag = situation.copies.lag(member, (store, t.key_group), entry)
         total = CopyLag(total.records + lag.records, total.bytes + lag.bytes)

@@ -11,7 +11,7 @@ from riffle_spark.assign.model import Assignment, MemberId
 from riffle_spark.protocol.ownership.quarantine import Quarantine
 from riffle_spark.protocol.ownership.readiness import Readiness
 from riffle_spark.protocol.ownership.slots import slots_to_level
-from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
+from riffle_spark.protocol.ownership.triggers import MeasuredTriggers, Patience, Probes
 from riffle_spark.protocol.ownership.view import Situation, uses_pointers
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
@@ -26,7 +26,7 @@ class RebalanceTriggers:
         self.probes = Probes()
         self.quarantine = Quarantine()
         self._patience = Patience()
-        self._measured = Measured(weights, self._patience)
+        self._measured = MeasuredTriggers(weights, self._patience)
 
     def is_probe_due(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
         """Return whether a probing rebalance is due now.
@@ -36,7 +36,7 @@ class RebalanceTriggers:
         target = situation.present.target
         warming = [r.lag_records for r in readiness if r.role == "warmup" or target.get(r.task) == r.member]
         patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
-        return self.probes.due(situation.present, warming, patience, situation.now)
+        return self.probes.is_due(situation.present, warming, patience, situation.now)
 
     def is_due_after_batch(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
         """Update every trigger that counts batches; return whether one of them fired."""
@@ -44,23 +44,25 @@ class RebalanceTriggers:
         settled = not present.warmups and not present.needs_probe
         slots = slots_to_level(situation.members.live, settings, situation.drained)
         fired = [
-            self._fall_behind(situation, readiness, settings),
+            self._quarantine_slow_standbys(situation, readiness, settings),
             self.quarantine.update_marks(situation, settings),
             self._measured.is_unlevel(present.owners, slots, settings.balance_band, settled=not present.warmups),
             self._reads_across(situation, settings, settled=settled),
         ]
         return any(fired)
 
-    def _fall_behind(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
+    def _quarantine_slow_standbys(
+        self, situation: Situation, readiness: Iterable[Readiness], settings: Settings
+    ) -> bool:
         """Quarantine standbys whose lag keeps growing; return whether another member can replace one of them.
 
         A standby without a copy is still being restored and is not counted.
         """
         if uses_pointers(settings):
-            return self.quarantine.add_slow({}, situation)
+            return self.quarantine.add_slow_standbys({}, situation)
         standbys = (r for r in readiness if r.role == "standby" and situation.has_copy(r.member, r.task))
         slow = self._patience.count_growing_lags({(r.task, r.member): r.lag_records for r in standbys})
-        return self.quarantine.add_slow(slow, situation)
+        return self.quarantine.add_slow_standbys(slow, situation)
 
     def _reads_across(self, situation: Situation, settings: Settings, *, settled: bool) -> bool:
         """Return whether owners read too many rows across racks for enough batches."""
@@ -77,7 +79,7 @@ class RebalanceTriggers:
         again.
         """
         if is_requested:
-            self.quarantine.forgive()
+            self.quarantine.retry_slow_standbys()
         if not situation.present.needs_probe or not self._measured.traffic:
             weights = self._measured.weights
             self._measured.traffic = weights.traffic(situation.groups, situation.partitions or None)
@@ -85,7 +87,9 @@ class RebalanceTriggers:
     def with_measurements(self, situation: Situation, settings: Settings) -> Situation:
         """Return the situation with the measured traffic and the quarantined members."""
         self.quarantine.update_marks(situation, settings)
-        return replace(situation, traffic=self._measured.traffic, quarantined=self.quarantine.of(situation))
+        return replace(
+            situation, traffic=self._measured.traffic, quarantined=self.quarantine.members_without_copies(situation)
+        )
 
     def record_assignment(self, assignment: Assignment, situation: Situation, settings: Settings) -> None:
         """Record an assignment and what it could not improve, and count batches from zero."""

@@ -31,7 +31,7 @@ class CopyLag(NamedTuple):
     bytes: int
 
 
-LEVEL = CopyLag(0, 0)
+NO_LAG = CopyLag(0, 0)
 
 
 def lag_without_copy(entry: Entry) -> CopyLag:
@@ -161,7 +161,7 @@ class ReportedCopies:
         if links is None:
             return lag_without_copy(entry)
         if not links:
-            return LEVEL
+            return NO_LAG
         sealed = self._sealed.get(member, ())
         remote_links = [link for link in links if link.head.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))

@@ -15,7 +15,7 @@ from riffle_spark.settings import SETTING_LINES, Settings
 
 __all__ = ["hashed_assignment", "hashed_layout", "layout_of", "settings_without_effect", "slots_to_level"]
 
-_Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
+_SlotShards: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 """A slot: its member, and the key-groups it serves."""
 
 
@@ -43,20 +43,20 @@ def _layout_of_group(
     owned: dict[str, list[int]] = {}
     for key_group, owner in sorted(owners.items()):
         owned.setdefault(owner, []).append(key_group)
-    cuts = []
+    slot_shards = []
     for member in members.values():
         key_groups = owned.get(member.id, [])
         count = min(_slots_of(member, slot_limit), len(key_groups))
-        cuts += [(member, tuple(key_groups[slot::count])) for slot in range(count)]
-    return _layout(members, cuts, shards)
+        slot_shards += [(member, tuple(key_groups[slot::count])) for slot in range(count)]
+    return _layout(members, slot_shards, shards)
 
 
-def _layout(members: Mapping[str, LiveMember], cuts: Iterable[_Cut], shards: Shards | None) -> SlotLayout:
+def _layout(members: Mapping[str, LiveMember], slot_shards: Iterable[_SlotShards], shards: Shards | None) -> SlotLayout:
     """Return the layout of the slots that serve a key-group, or of one empty slot if none does."""
-    serving = [(member, part) for member, part in cuts if part]
+    serving = [(member, part) for member, part in slot_shards if part]
     if not serving:
         serving = [(min(members.values(), key=lambda member: member.executor), ())]
-    serving.sort(key=lambda cut: cut[0].executor)
+    serving.sort(key=lambda slot: slot[0].executor)
     numbers = slot_numbers(len(serving))
     places = ((n, member.executor, part) for n, (member, part) in zip(numbers, serving, strict=True))
     return SlotLayout(tuple(SlotPlace(n, e.id, e.host, part) for n, e, part in places), shards)
@@ -71,8 +71,8 @@ def settings_without_effect(settings: Settings) -> tuple[str, ...]:
     """Return the names of changed settings without effect: with ``hashed`` dispatch hashes choose the owners."""
     if settings.dispatch != "hashed":
         return ()
-    lines = sorted(SETTING_LINES.items())
-    return tuple(name for name, line in lines if line.of_assignment and getattr(settings, name) != line.default)
+    setting_lines = sorted(SETTING_LINES.items())
+    return tuple(name for name, line in setting_lines if line.of_assignment and getattr(settings, name) != line.default)
 
 
 def slots_to_level(
@@ -85,7 +85,9 @@ def slots_to_level(
     """
     filters = AssignSettings(include=settings.include, exclude=settings.exclude)
     cores = {name: member.executor.cores for name, member in members.items() if name not in drained}
-    return {name: count for name, count in cores.items() if is_allowed(members[name].member(), filters)} or cores
+    return {
+        name: count for name, count in cores.items() if is_allowed(members[name].to_assignor_member(), filters)
+    } or cores
 
 
 def hashed_layout(
@@ -98,7 +100,7 @@ def hashed_layout(
 
     ``drained`` members have none while other members live.
     """
-    return _layout(members, _hashed_cuts(members, shards, drained, slot_limit), shards)
+    return _layout(members, _slots_by_hash(members, shards, drained, slot_limit), shards)
 
 
 def hashed_assignment(
@@ -109,8 +111,8 @@ def hashed_assignment(
     slot_limit: int | None = None,
 ) -> Assignment:
     """Return the owners that the hashes choose, and the moves from ``present``. There are no other copies."""
-    cuts = _hashed_cuts(members, shards, drained, slot_limit)
-    owners = {task(shard): member.id for member, part in cuts for shard in part}
+    slot_shards = _slots_by_hash(members, shards, drained, slot_limit)
+    owners = {task(shard): member.id for member, part in slot_shards for shard in part}
     moves = []
     for t, owner in sorted(owners.items()):
         source = present.owners.get(t)
@@ -121,10 +123,10 @@ def hashed_assignment(
     return Assignment(dict(sorted(owners.items())), target=owners, moves=tuple(moves))
 
 
-def _hashed_cuts(
+def _slots_by_hash(
     members: Mapping[MemberId, LiveMember], shards: Shards, drained: Collection[MemberId], slot_limit: int | None
-) -> list[_Cut]:
+) -> list[_SlotShards]:
     """Return all slots of the members that are not drained, each with the shards whose hash chooses it."""
     able = [member for name, member in sorted(members.items()) if name not in drained] or [*members.values()]
     slots = [member for member in able for _ in range(_slots_of(member, slot_limit))]
-    return list(zip(slots, shards.hashed(len(slots)), strict=True))
+    return list(zip(slots, shards.shards_by_slot(len(slots)), strict=True))

@@ -13,7 +13,7 @@ from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.weights import Weights
 
-__all__ = ["Measured", "Patience", "Probes", "loads_of", "outside_band", "read_across"]
+__all__ = ["MeasuredTriggers", "Patience", "Probes", "is_outside_band", "loads_of", "measure_read_across"]
 
 _Task = TypeVar("_Task")
 """A task or its number."""
@@ -43,13 +43,13 @@ class Probes:
         self._since = now
         self._moved = bool(assignment.moves)
 
-    def take(self) -> tuple[int, int]:
+    def take_counts(self) -> tuple[int, int]:
         """Return how many probes ran and how many were skipped since the last call."""
         counts = (self.run, self.skipped)
         self.run = self.skipped = 0
         return counts
 
-    def due(self, assignment: Assignment, lags: Iterable[int], settings: tuple[int, float], now: float) -> bool:
+    def is_due(self, assignment: Assignment, lags: Iterable[int], limits: tuple[int, float], now: float) -> bool:
         """Return whether to probe at time ``now``, and count it.
 
         ``lags`` are the lags of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval
@@ -58,7 +58,7 @@ class Probes:
         """
         if not assignment.needs_probe:
             return False
-        acceptable, interval = settings
+        acceptable, interval = limits
         warm = [lag <= acceptable for lag in lags]
         passed = now - self._since >= interval
         at_once = all(warm) if warm else self._moved
@@ -128,7 +128,7 @@ def loads_of(
     return {member: work / slots[member] / mean for member, work in load.items()}
 
 
-def outside_band(
+def is_outside_band(
     weights: Mapping[_Task, float], owners: Mapping[_Task, MemberId], slots: Mapping[MemberId, int], band: float
 ) -> bool:
     """Return whether the work per slot of some member differs from the mean by more than the share ``band``."""
@@ -153,7 +153,7 @@ class ReadAcross:
         return is_large and self.excess > last_excess + _TRAFFIC_LEAST
 
 
-def read_across(
+def measure_read_across(
     traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
     """Return the share of rows that ``owners`` read across racks, and its minimum.
@@ -169,7 +169,7 @@ def read_across(
     return ReadAcross(present / total, least / total)
 
 
-class Measured:
+class MeasuredTriggers:
     """Measured work and traffic that may need another assignment, and what the last assignment could not improve.
 
     ``traffic`` is the traffic that assignments use. It stays the same during a series of probing rebalances.
@@ -194,7 +194,7 @@ class Measured:
         counts.
         """
         measured = self.weights.measured
-        outside = settled and outside_band(measured, owners, slots, band)
+        outside = settled and is_outside_band(measured, owners, slots, band)
         has_changed = outside and self._have_changed(loads_of(measured, owners, slots))
         if not self._patience.count_outside_band(has_changed):
             return False
@@ -221,7 +221,7 @@ class Measured:
 
         ``settled`` is whether no move is under way; otherwise nothing counts.
         """
-        outside = settled and read_across(traffic, owners, racks).is_outside(self._last_excess)
+        outside = settled and measure_read_across(traffic, owners, racks).is_outside(self._last_excess)
         return self._patience.count_reads_across(outside)
 
     def record_assignment(
@@ -235,13 +235,13 @@ class Measured:
 
         Add a warning for each key-group that is too heavy for its member, once.
         """
-        self._last_excess = read_across(self.traffic, target, racks).excess
+        self._last_excess = measure_read_across(self.traffic, target, racks).excess
         if not self._uses_new_weights:
             return
         self._uses_new_weights = False
         work = self.weights.measured
         loads = loads_of(work, target, slots)
-        self._last_loads = loads if outside_band(work, target, slots, band) else {}
+        self._last_loads = loads if is_outside_band(work, target, slots, band) else {}
         heaviest: dict[MemberId, TaskId] = {}
         for member, load in loads.items():
             if load > 1 + band:

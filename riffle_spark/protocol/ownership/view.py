@@ -13,13 +13,13 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Situation", "assign_settings", "recorded", "room_of", "uses_pointers", "view_of"]
+__all__ = ["Situation", "assign_settings", "recorded_assignment", "room_of", "uses_pointers", "view_of"]
 
 _COPY_TIMES = 2
 """A copy takes up to twice its state, because new deltas are stored beside it until both are merged."""
 
 
-def recorded(tail: Record, groups: Groups | None = None) -> model.Assignment:
+def recorded_assignment(tail: Record, groups: Groups | None = None) -> model.Assignment:
     """Return the owners and standbys that record ``tail`` stores, only those of ``groups`` if they are given."""
     owners = {parse_task(name): owner for name, owner in tail.owners.items()}
     standbys = {parse_task(name): tuple(members) for name, members in tail.standbys.items()}
@@ -120,19 +120,21 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     members = situation.members
     present = situation.present
     live = frozenset(members.live)
-    awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
+    awaited = members.awaited_members(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
     room, needs = room_of(situation, settings)
     return model.View(
-        members=tuple(replace(m.member(), memory_bytes=room.get(name)) for name, m in sorted(members.live.items())),
+        members=tuple(
+            replace(m.to_assignor_member(), memory_bytes=room.get(name)) for name, m in sorted(members.live.items())
+        ),
         tasks=_tasks(situation, needs),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
-        standbys=_restricted(present.standbys, live - situation.flooded),
-        warmups=_restricted(present.warmups, live - situation.flooded),
+        standbys=_restrict_to(present.standbys, live - situation.flooded),
+        warmups=_restrict_to(present.warmups, live - situation.flooded),
         lags=lags,
         pins=situation.pins,
         prior_owners={t: m for t, m in situation.prior_owners.items() if m in live or m in awaited},
-        awaited=tuple(member.member() for member in awaited.values()),
+        awaited=tuple(member.to_assignor_member() for member in awaited.values()),
         pointers=_pointers(present, lags, live) if uses_pointers(settings) else {},
         target=present.target,
         drained=situation.drained,
@@ -154,7 +156,7 @@ def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.Member
     free = {name: int(size * (disk_limit - used)) for name, (used, size) in members.disks.items() if used < disk_limit}
     needs = {t: _COPY_TIMES * situation.bytes(t) for t in situation.tasks} if free else {}
     if needs and min(free.values()) < sum(needs.values()):
-        return _with_present(free, {name: situation.placed_tasks(name) for name in free}, needs), needs
+        return _add_held_copies(free, {name: situation.placed_tasks(name) for name in free}, needs), needs
     memory_limit = settings.local_memory_limit
     shares = members.memory_shares
     free = {}
@@ -166,10 +168,10 @@ def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.Member
     needs = {t: round(size) for t, size in situation.memory.items() if t in tasks}
     if not free or min(free.values()) * len(shares) > sum(needs.values()):
         return {}, {}
-    return _with_present(free, {name: situation.owned_tasks(name) for name in free}, needs), needs
+    return _add_held_copies(free, {name: situation.owned_tasks(name) for name in free}, needs), needs
 
 
-def _with_present(
+def _add_held_copies(
     free: Mapping[model.MemberId, int],
     present: Mapping[model.MemberId, set[model.TaskId]],
     needs: Mapping[model.TaskId, int],
@@ -190,7 +192,7 @@ def _pointers(
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
     """Return the live standbys of each task that have no copy, only a pointer to a snapshot."""
     pointers = {t: tuple(m for m in members if m not in lags.get(t, {})) for t, members in present.standbys.items()}
-    return _restricted(pointers, live)
+    return _restrict_to(pointers, live)
 
 
 def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[model.Task, ...]:
@@ -220,7 +222,7 @@ def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[mod
     return tuple(tasks)
 
 
-def _restricted(
+def _restrict_to(
     copies: Mapping[model.TaskId, tuple[model.MemberId, ...]], members: frozenset[model.MemberId]
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
     """Return the copies that are on ``members``. Tasks without such a copy are left out."""

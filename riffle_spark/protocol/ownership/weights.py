@@ -82,17 +82,17 @@ class Weights:
                 _add(partition_rows.setdefault(task_of(key_group), {}), partition, count)
         self._times.append(times)
         if memory := _memory_by_task(receipts, groups):
-            self.memory = _faded(self.memory, memory)
+            self.memory = _fading_mean(self.memory, memory)
         if work:
-            self._counted_work = _faded(self._counted_work, work)
+            self._counted_work = _fading_mean(self._counted_work, work)
         if rows:
-            self._rows = _faded(self._rows, rows)
+            self._rows = _fading_mean(self._rows, rows)
         typical = self._typical_times()
         tasks = sorted({*self._counted_work, *typical}) if typical else self._counted_work
         self.measured = {t: self._counted_work.get(t, 0.0) + typical.get(t, 0.0) for t in tasks}
         if partition_rows:
             for t in sorted({*self._partition_rows, *partition_rows}):
-                self._partition_rows[t] = _faded_sum(self._partition_rows.get(t, {}), partition_rows.get(t, {}))
+                self._partition_rows[t] = _fading_sum(self._partition_rows.get(t, {}), partition_rows.get(t, {}))
 
     def _work_of(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
         """Yield (key-group, microseconds) for the rows and bytes of a slot: first of its input, then of its changes."""
@@ -236,7 +236,7 @@ def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:
     totals[key] = totals.get(key, 0.0) + amount
 
 
-def _faded(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[TaskId, float]:
+def _fading_mean(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[TaskId, float]:
     """Return the fading mean after a batch, without values near zero. ``mean`` is the mean before it."""
     if not mean:
         return dict(batch)
@@ -244,7 +244,7 @@ def _faded(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[
     return {t: value for t, value in faded.items() if value > 1e-3}
 
 
-def _faded_sum(total: Mapping[int, float], batch: Mapping[int, float]) -> dict[int, float]:
+def _fading_sum(total: Mapping[int, float], batch: Mapping[int, float]) -> dict[int, float]:
     """Return the fading sum after a batch, without values near zero. ``total`` is the sum before it."""
     faded = {n: _FADING * total.get(n, 0.0) + batch.get(n, 0.0) for n in sorted({*total, *batch})}
     return {n: value for n, value in faded.items() if value > 1e-3}

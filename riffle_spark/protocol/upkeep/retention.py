@@ -10,7 +10,7 @@ from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Deletes", "Retention", "orphans"]
+__all__ = ["Deletes", "Retention", "find_orphans"]
 
 _DELETES_PER_REQUEST = 1_000
 """The most names that S3 accepts in one request."""
@@ -48,8 +48,8 @@ class Retention:
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Start with the records ``first`` to ``tail`` of a log. ``now_ms`` is the time of a monotonic clock.
 
-        Until a scan has read the records before ``tail`` (``swept``), they count as written now, and as needing all
-        records that a record can need.
+        Until a scan has read the records before ``tail`` (``record_scan``), they count as written now. They also count
+        as needing all records that a record can need.
         """
         self._outputs = {link.object for _, link in tail.outputs}
         self._references = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
@@ -60,7 +60,7 @@ class Retention:
         self._retired.clear()
         self._first_kept = first
 
-    def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
+    def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
         """Record a new record and the objects that it no longer lists.
 
         ``manifest`` is the manifest before its ``changes``.
@@ -90,7 +90,7 @@ class Retention:
         """
         self._retired.extend((sequence, name) for name in names)
 
-    def swept(self, oldest: int, kept_from: int) -> None:
+    def record_scan(self, oldest: int, kept_from: int) -> None:
         """Record the result of a scan.
 
         Records before ``oldest`` are not retained, and records before ``kept_from`` are deleted.
@@ -135,7 +135,7 @@ class Retention:
         return self._records[0][0] if self._records else 0
 
 
-def orphans(
+def find_orphans(
     names: Iterable[str], listed: set[str], epoch: int, version: int, may_be_listed: Collection[str] | None = None
 ) -> list[str]:
     """Return the objects among ``names`` that a driver of ``epoch`` may delete, because no record will list them.
@@ -173,14 +173,14 @@ def _is_superseded(objects: ObjectStore, tail: Record) -> bool:
 class Deletes:
     """The deletes of one claim.
 
-    The driver calls ``committed`` after each record, and the background runs the steps of ``run``.
+    The driver calls ``set_tail`` after each record, and the background runs the steps of ``run``.
     """
 
     def __init__(self, objects: ObjectStore, tail: Record | None = None) -> None:
         self._objects = objects
         self._tail = tail
 
-    def committed(self, record: Record) -> None:
+    def set_tail(self, record: Record) -> None:
         """Set the driver's newest record. Deletes stop once another driver has appended after it."""
         self._tail = record
 

@@ -147,13 +147,13 @@ class Rounds:
         try:
             for _ in range(_MOST_ROUNDS):
                 started = self._clock.seconds()
-                receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
+                receipts = self._cluster.upkeep(self._limit_piece(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
                 taken_addresses = {
                     (store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots
                 }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
-                orders = _unfinished(orders, receipts)
+                orders = _unfinished_orders(orders, receipts)
                 self._background.rest(self._rest_seconds(self._clock.seconds() - started))
                 if not orders or self._next:
                     break
@@ -166,7 +166,7 @@ class Rounds:
         """Return the pause after a round that took ``round_seconds``, 0 while no batch runs."""
         return min(round_seconds * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
 
-    def _cut(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
+    def _limit_piece(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
         """Return the orders with the limits of the next piece. ``period`` is the time since the last piece started."""
         seconds = _BUSY_PIECE_SECONDS if self.in_batch else _PIECE_SECONDS
         fetch_bytes = int(bandwidth * max(period, seconds)) if bandwidth else None
@@ -197,7 +197,7 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Addre
     return {executor: order for executor, order in remaining.items() if order.has_work}
 
 
-def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
+def _unfinished_orders(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
     """Return the orders that remain after a round: of executors that made progress and are not finished.
 
     Failed work is left out, so every round fetches, folds or shortens the plan. If a piece was overdue, the receipts of

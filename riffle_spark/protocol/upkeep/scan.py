@@ -7,7 +7,7 @@ from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps
-from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
+from riffle_spark.protocol.upkeep.retention import Deletes, Retention, find_orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log, first_sequence
@@ -87,7 +87,7 @@ def scan(
 
     def delete(names: Sequence[str]) -> Steps[None]:
         if not (yield from deletes.run(names)):
-            raise _fenced(tail.sequence, "is no longer the newest of its driver")
+            raise _fenced_error(tail.sequence, "is no longer the newest of its driver")
 
     names = objects.list("")
     may_be_listed = own_snapshots()  # after the LIST, which has no later snapshot
@@ -103,7 +103,7 @@ def scan(
             yield
     yield from delete([paths.record(sequence) for sequence in range(begin, oldest_kept.full)])
     if is_complete:
-        yield from delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+        yield from delete(find_orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     # What only the promise retains is left for another scan soon.
     return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
@@ -118,7 +118,7 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
     record_names = (name for name in names if name.startswith(paths.LOG))
     listed = [sequence for sequence in map(paths.record_sequence, record_names) if sequence is not None]
     if tail.sequence not in listed:
-        raise _tail_not_listed(objects, tail, max(listed, default=0))
+        raise _tail_not_listed_error(objects, tail, max(listed, default=0))
     begin = min(listed if first is None else [first, *listed])
     while begin > 0 and objects.exists(paths.record(begin - 1)):
         begin -= 1
@@ -132,7 +132,7 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
     return first_sequence(objects, [begin, *listed], promised.full) if begin < promised.full else begin
 
 
-def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
+def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
     """Return the error for a LIST that does not show ``tail``. ``newest`` is the last record in it."""
     name = paths.record(tail.sequence)
     if objects.exists(name):
@@ -145,7 +145,7 @@ def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> Unavail
         )
     later = Log(objects, "").find(newest) if newest > tail.sequence else None
     if later is None or later.epoch != tail.epoch:
-        return _fenced(tail.sequence, "was deleted by another driver")
+        return _fenced_error(tail.sequence, "was deleted by another driver")
     # Cause: Retention of this driver deleted the record before the scan had its turn.
     return UnavailableError(
         f"Record {tail.sequence} was deleted while its scan waited.",
@@ -183,12 +183,12 @@ def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]
     """Yield the records after ``tail``, and pass each to ``deletes``. Raises ``FencedError`` at another epoch."""
     for record in log.after(tail.sequence):
         if record.epoch != tail.epoch:
-            raise _fenced(record.sequence, "was appended by another driver")
-        deletes.committed(record)
+            raise _fenced_error(record.sequence, "was appended by another driver")
+        deletes.set_tail(record)
         yield record
 
 
-def _fenced(sequence: int, reason: str) -> FencedError:
+def _fenced_error(sequence: int, reason: str) -> FencedError:
     """Return the error that another driver has taken over. ``reason`` is what happened to record ``sequence``."""
     # Cause: A second driver was started on this root, or a rollback ran on it.
     return FencedError(
@@ -220,13 +220,15 @@ class Scans:
         self._failed_tail = None
         self._is_running = False
 
-    def before_first_batch(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
+    def submit_before_first_batch(
+        self, tail: Record, retention: Retention, clock_seconds: float, interval: float
+    ) -> None:
         """Submit a scan during the first batch if the driver before did not scan. ``interval`` is that of scans."""
         if self._follows_claim:
             self._follows_claim = False
             self._submit(tail, retention, clock_seconds, interval)
 
-    def after_commit(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
+    def submit_if_due(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
         """Submit a scan if one is due and none is running. ``interval`` is the setting ``orphan_scan_interval``."""
         lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
         is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
@@ -247,15 +249,15 @@ class Scans:
 
     def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[ScanResult]:
         """Return the steps of a scan."""
-        own_snapshots = self._taken.may_be_listed
+        own_snapshots = self._taken.listable_names
         try:
             return (yield from scan(self._objects, tail, versions, for_ms, first=first, own_snapshots=own_snapshots))
         finally:
             self._is_running = False
 
-    def finished(self, result: ScanResult, retention: Retention, interval: float) -> None:
+    def record_result(self, result: ScanResult, retention: Retention, interval: float) -> None:
         """Record the result of a scan, and set the time of the next one."""
         self._failed_tail = None
-        retention.swept(result.oldest, result.kept_from)
+        retention.record_scan(result.oldest, result.kept_from)
         if result.is_complete:
             self._next = self._started_at + interval

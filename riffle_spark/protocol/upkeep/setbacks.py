@@ -70,7 +70,7 @@ class Setbacks:
         for delays in (self._work, self._executors, self._overdue):
             delays.clear()
 
-    def keep_live(self, live: Mapping[str, str]) -> None:
+    def keep_members(self, live: Mapping[str, str]) -> None:
         """Forget the failures of members other than ``live`` ones, which are given with their executors."""
         executors = set(live.values())
         with self._lock:
@@ -88,10 +88,13 @@ class Setbacks:
         Orders without work are left out. Delayed snapshots were left out by ``ready``.
         """
         with self._lock:
-            allowed = {executor: self._allowed(executor, order, clock_seconds) for executor, order in orders.items()}
+            allowed = {
+                executor: self._without_delayed_work(executor, order, clock_seconds)
+                for executor, order in orders.items()
+            }
         return {executor: order for executor, order in allowed.items() if order.has_work}
 
-    def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
+    def _without_delayed_work(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
         """Return an executor's order without delayed work, with open drops first. A delayed executor gets no work."""
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
@@ -101,14 +104,18 @@ class Setbacks:
         follows = tuple(
             follow
             for follow in order.follows
-            if not self._is_delayed(_following(member, follow), follow.entry.head, clock_seconds)
+            if not self._is_delayed(_copy_work(member, follow), follow.entry.head, clock_seconds)
         )
         return replace(order, drops=drops, follows=follows)
 
-    def ready(self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float) -> list[SnapshotOrder]:
+    def ready_snapshots(
+        self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float
+    ) -> list[SnapshotOrder]:
         """Return those snapshots of a member that are not delayed."""
         with self._lock:
-            return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, clock_seconds)]
+            return [
+                s for s in snapshots if not self._is_delayed(_snapshot_work(member, s), s.entry.head, clock_seconds)
+            ]
 
     def _is_delayed(self, work: _Work, head: Head, clock_seconds: float) -> bool:
         """Return whether work on a key-group with this head may not be tried yet, or is given up."""
@@ -159,27 +166,27 @@ class Setbacks:
         for follow in order.follows:
             address = (follow.store, follow.key_group)
             if address in failed:
-                given_up += self._failed(_following(member, follow), follow.entry.head, clock_seconds)
+                given_up += self._record_failure(_copy_work(member, follow), follow.entry.head, clock_seconds)
             elif address not in unfinished:
-                self._succeeded(_following(member, follow))
+                self._record_success(_copy_work(member, follow))
         failed_snapshots = set(receipt.failed_snapshots)
         taken_addresses = {(store, key_group) for store, key_group, _ in receipt.snapshots}
         for snapshot in order.snapshots:
             address = (snapshot.store, snapshot.key_group)
             if address in failed_snapshots:
-                given_up += self._failed(_snapshotting(member, snapshot), snapshot.entry.head, clock_seconds)
+                given_up += self._record_failure(_snapshot_work(member, snapshot), snapshot.entry.head, clock_seconds)
             elif address in taken_addresses:
-                self._succeeded(_snapshotting(member, snapshot))
+                self._record_success(_snapshot_work(member, snapshot))
         if given_up:
             self._warnings.append(_given_up_warning(receipt.executor, given_up))
 
-    def _failed(self, work: _Work, head: Head, clock_seconds: float) -> list[_Work]:
+    def _record_failure(self, work: _Work, head: Head, clock_seconds: float) -> list[_Work]:
         """Record a failure; return the work in a list if it is given up now, else an empty list."""
         self._work.record_failure(work, clock_seconds)
         self._heads[work] = head
         return [work] if self._work.failures(work) == _TRIES else []
 
-    def _succeeded(self, work: _Work) -> None:
+    def _record_success(self, work: _Work) -> None:
         """Forget the failures of work that succeeded."""
         self._work.forget(work)
         self._heads.pop(work, None)
@@ -192,12 +199,12 @@ class Setbacks:
         return warnings
 
 
-def _following(member: str, follow: Follow) -> _Work:
+def _copy_work(member: str, follow: Follow) -> _Work:
     """Return the work of bringing a member's copy up to date."""
     return _Work(member, "copy", follow.store, follow.key_group)
 
 
-def _snapshotting(member: str, snapshot: SnapshotOrder) -> _Work:
+def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
     """Return the work of taking a snapshot on a member."""
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 

@@ -9,7 +9,15 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["CHAIN_SHARE", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "is_too_long", "listed"]
+__all__ = [
+    "CHAIN_SHARE",
+    "LongChains",
+    "SnapshotPolicy",
+    "TakenSnapshots",
+    "is_too_long",
+    "list_snapshots",
+    "needs_snapshot",
+]
 
 CHAIN_SHARE = 2.0
 """A snapshot is due once the changes exceed this multiple of the last snapshot's bytes."""
@@ -44,7 +52,7 @@ class SnapshotPolicy:
         )
 
 
-def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
+def needs_snapshot(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
     """Return whether the chain of ``entry`` exceeds a limit at ``version``, so that its key-group needs a snapshot."""
     if not entry.chain:
         return False
@@ -61,7 +69,7 @@ def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) ->
 def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
     """Return whether the chain of ``entry`` is so long at ``version`` that its snapshots must have failed."""
     is_old = bool(entry.chain) and version - entry.chain[0].head.version >= _TOO_LONG_VERSIONS
-    return is_old and due(policy.times(_TOO_LONG_FACTOR), address, entry, version)
+    return is_old and needs_snapshot(policy.times(_TOO_LONG_FACTOR), address, entry, version)
 
 
 def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
@@ -69,7 +77,7 @@ def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
-def listed(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
+def list_snapshots(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
     """Return the manifest entries that list the snapshots taken, by (store, key-group).
 
     A snapshot whose head is not in the chain any more is left out.
@@ -152,11 +160,11 @@ class TakenSnapshots:
         """Return the censuses of the executors that answered."""
         return self._cluster.census(executors, order)
 
-    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+    def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
         """Return the lost executors that were removed on purpose."""
-        return self._cluster.planned(executors)
+        return self._cluster.find_planned_removals(executors)
 
-    def may_be_listed(self) -> frozenset[str] | None:
+    def listable_names(self) -> frozenset[str] | None:
         """Return the names of the snapshots that a record may still list, ``None`` while a call may report more."""
         with self._lock:
             return None if self._running_calls else frozenset(self._names)

@@ -20,7 +20,14 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import OldestRetained, ScanResult, Scans, find_oldest_retained
-from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, LongChains, SnapshotPolicy, due, is_too_long, listed
+from riffle_spark.protocol.upkeep.snapshots import (
+    CHAIN_SHARE,
+    LongChains,
+    SnapshotPolicy,
+    is_too_long,
+    list_snapshots,
+    needs_snapshot,
+)
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
@@ -130,7 +137,7 @@ class Upkeep:
             self._work.submit(self._first_search)
             self._first_search = None
         interval = self._settings.orphan_scan_interval
-        self._scans.before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
+        self._scans.submit_before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
 
     def _take_overdue_snapshots(self, current: UpkeepInput) -> None:
         """Take the snapshots of chains that are far too long, and wait for them."""
@@ -146,10 +153,10 @@ class Upkeep:
         # Cause: The error names the cause. Batches are not affected.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
-    def snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
+    def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
         """Return the manifest entries that list the snapshots taken since the last commit."""
         self.gather(ownership)
-        return listed(manifest, self._taken)
+        return list_snapshots(manifest, self._taken)
 
     def promise_after(self, first: int, tail: Record) -> int:
         """Return the promise for a claim that follows ``tail``: the number of the oldest record to roll back to.
@@ -174,14 +181,14 @@ class Upkeep:
         oldest = self._retention.oldest_after(sequence, self._now_ms) if sequence >= self._next_sweep else 0
         return min(max(self._promised, self._oldest_found, oldest), sequence)
 
-    def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
+    def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
         """Record a commit: objects that it no longer lists may be deleted later.
 
         ``manifest`` is the manifest before its ``changes``.
         """
-        self._deletes.committed(record)
+        self._deletes.set_tail(record)
         self._promised = record.promised
-        self._retention.committed(record, manifest, changes, self._now_ms)
+        self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
         self._retention.retire(record.sequence, unused)
@@ -211,7 +218,7 @@ class Upkeep:
             if deletable:
                 self._work.submit(partial(self._deletes.run, deletable))
             current.ownership.copies.known.forget_trails(self._retention.oldest)
-        self._scans.after_commit(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
+        self._scans.submit_if_due(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
 
     def plan_idle(self, current: UpkeepInput, clock_seconds: float) -> bool:
         """Plan the upkeep while no batch arrives; return whether there is any, now or after a delay."""
@@ -231,11 +238,11 @@ class Upkeep:
             live,
             clock_seconds,
             self._settings.state_cleanup_delay,
-            at_once=ownership.placement.triggers.quarantine.emptied,
+            at_once=ownership.placement.triggers.quarantine.members_to_empty,
         )
         follows = follow_orders(ownership, current.manifest, [operator.store for operator in current.operators])
         orders = self._orders(current, self._snapshot_orders(due_entries, current), follows, drops)
-        self._rounds.setbacks.keep_live({member: living.executor.id for member, living in live.items()})
+        self._rounds.setbacks.keep_members({member: living.executor.id for member, living in live.items()})
         self._rounds.submit(orders, self._settings.upkeep_bandwidth)
         return bool(orders)
 
@@ -255,7 +262,7 @@ class Upkeep:
             if owner is not None and address not in unlisted:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
         clock_seconds = self._clock.seconds()
-        ready = {owner: setbacks.ready(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
+        ready = {owner: setbacks.ready_snapshots(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
         return {owner: orders[:_SNAPSHOTS_PER_EXECUTOR] for owner, orders in ready.items() if orders}
 
     def _orders(
@@ -305,10 +312,10 @@ class Upkeep:
                 self._warn_of_failure(result if isinstance(result, Exception) else repr(result))
             elif isinstance(result, OldestRetained):
                 self._oldest_found = max(self._oldest_found, result.oldest)
-                self._retention.swept(result.oldest, self._retention.first)
+                self._retention.record_scan(result.oldest, self._retention.first)
             elif isinstance(result, ScanResult):
                 self._oldest_found = max(self._oldest_found, result.oldest)
-                self._scans.finished(result, self._retention, self._settings.orphan_scan_interval)
+                self._scans.record_result(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
             self._take_receipt(self._rounds.arrived.popleft(), ownership)
         self._warnings.update(self._rounds.setbacks.take_warnings())
@@ -379,7 +386,7 @@ def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, 
     return {
         address: entry
         for address, entry in current.manifest.entries.items()
-        if address[0] in stores and due(policy, address, entry, current.record.version)
+        if address[0] in stores and needs_snapshot(policy, address, entry, current.record.version)
     }
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
     "RAISED",
-    "SCALA",
+    "REPLACING_RULES",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -44,8 +44,10 @@ __all__ = [
     "cogrouped_in_jvm",
     "conf_of",
     "error_of_class",
+    "has_python_source",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
     "replace_executed_plan",
     "slot_udf",
     "to_arrow",
@@ -54,7 +56,7 @@ __all__ = [
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
 RAISED: Final = "java.lang.RuntimeException: "
-SCALA: Final = "2.12"
+REPLACING_RULES: Final = ("ReplaceExpressions",)
 _BEAT_MS: Final = 1000
 _PLACE: Final = "__riffle_place"
 _Error = TypeVar("_Error", bound=PySparkException)
@@ -96,6 +98,16 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     """Return the JVM's frame of ``cogrouped``."""
     del jvm
     return cogrouped(left, right, by, function, output)._jdf
+
+
+def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
+    """Return whether a Python data source has a name. Spark 3.5 has none."""
+    return False
+
+
+def progress_of(progress: dict[str, Any]) -> Any:
+    """Return a batch's progress as PySpark's ``StreamingQuery`` does."""
+    return progress
 
 
 def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines

@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -28,7 +29,7 @@ __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
     "RAISED",
-    "SCALA",
+    "REPLACING_RULES",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -43,8 +44,10 @@ __all__ = [
     "cogrouped_in_jvm",
     "conf_of",
     "error_of_class",
+    "has_python_source",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
     "replace_executed_plan",
     "slot_udf",
     "to_arrow",
@@ -56,8 +59,8 @@ LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
-SCALA: Final = "2.13"
-"""The Scala version in the names of Spark's connectors."""
+REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
+"""The optimiser's rules that replace functions such as ``count_if`` by others."""
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -79,6 +82,16 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     call = udf._unwrapped._judf.apply(scala_seq(jvm, columns))
     groups = [frame._jdf.groupBy(scala_seq(jvm, [frame._jdf.apply(by)])) for frame in (left, right)]
     return groups[0].flatMapCoGroupsInArrow(groups[1], call)
+
+
+def has_python_source(state: Any, name: str) -> bool:
+    """Return whether a Python data source has a name. ``state`` is the JVM's state of a session."""
+    return bool(state.dataSourceManager().dataSourceExists(name))
+
+
+def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
+    """Return a batch's progress as PySpark's ``StreamingQuery`` does. ``progress`` is that of Spark's JSON."""
+    return StreamingQueryProgress.fromJson(progress)
 
 
 def no_stream(none: Any) -> list[Any]:

@@ -164,7 +164,7 @@ class BackgroundThread:
             self._results.clear()
         return results
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether submitted work is unfinished."""
         with self._changed:
             return self._running or bool(self._work)

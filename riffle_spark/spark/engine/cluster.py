@@ -77,9 +77,9 @@ class SparkCluster:
             ids = {executor.id for executor in executors}
             self._run(ids, lambda _: warm_function(home), str, deadline, every_core=True)
 
-    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+    def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
         """Return the lost executors that were removed on purpose."""
-        return inventory.planned(self._spark, executors)
+        return inventory.find_planned_removals(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:
         """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end. Idempotent."""

@@ -25,13 +25,13 @@ __all__ = [
     "connected",
     "executors",
     "expected_executors",
+    "find_planned_removals",
     "has_executors",
     "is_active",
     "is_stopping",
     "latest_offsets",
     "may_rest",
     "offsets_before",
-    "planned",
     "reason_of",
     "running_query",
     "source_options",
@@ -321,7 +321,7 @@ def _items(seq: Any) -> list[Any]:
     return [seq.apply(index) for index in range(seq.size())]
 
 
-def planned(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
+def find_planned_removals(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
     """Return the executors that were removed on purpose. ``executors`` are executors that no longer get tasks."""
     deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))

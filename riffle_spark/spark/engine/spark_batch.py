@@ -102,7 +102,7 @@ class SparkWork:
         self._routing: dict[str, Callable[[], DataFrame]] = {}
         self._losses = Losses(batch.sparkSession, settings.batch_attempts)
 
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """Return whether slots are placed by executor, not by hash."""
         return self._frames.placeable
 
@@ -195,7 +195,7 @@ class SparkWork:
             batch = routing.with_initial(batch, order, self._initial[order.store])
         return routing.routed(batch, order, layout)
 
-    def routed(self) -> Mapping[str, int | None]:
+    def count_routed_rows(self) -> Mapping[str, int | None]:
         """Return how many rows were shuffled per store, from Spark's metrics or else by counting again."""
         observed = {store: result.routed() for store, result in self._results.items()}
         return {store: self.recount(store) if count is None else count for store, count in observed.items()}

@@ -51,6 +51,8 @@ _NOTHING = "-"
 _TICK_OFFSET = re.compile(r"-?\d*")
 _SAME_OFFSET_FORM: Final = ("RateStreamTable", "TextSocketTable", "MemoryStreamTable")
 """The tables of sources whose offsets have the form of a tick's."""
+_AVAILABLE_NOW = "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow"
+_WRAPPER = "AvailableNowMicroBatchStreamWrapper"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """If it is false, Spark's own operators have no batch either when the watermark moves."""
 _RETRY_MS = 1_000
@@ -111,6 +113,8 @@ class Tick:
         try:
             if by_watermark and self._without_rows and _moves(batch, incoming.watermark_ms or 0):
                 self.now()
+                if incoming.available_now:
+                    _admit_latest(batch, self._stream)
             elif clock_ms is not None and not incoming.available_now:
                 self._alarm.set(max(clock_ms, incoming.time_ms + _RETRY_MS if clock_ms <= incoming.time_ms else 0))
         except Exception as error:
@@ -230,6 +234,19 @@ def _moves(batch: DataFrame, watermark_ms: int) -> bool:
     tracker = execution.watermarkTracker()
     tracker.updateWatermark(execution.lastExecution().executedPlan())
     return int(tracker.currentWatermark()) > watermark_ms
+
+
+def _admit_latest(batch: DataFrame, stream: Any) -> None:
+    """Make a run of ``availableNow`` read the newest tick.
+
+    Until Spark 4.0 such a run wraps the stream, and reads it up to its offset at the start of the run.
+    """
+    if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
+        return
+    sources = inventory.running_query(batch).uniqueSources().keys().toSeq()
+    for source in map(sources.apply, range(sources.size())):
+        if _kind(source) == _WRAPPER and source.delegate().equals(stream):
+            source.prepareForTriggerAvailableNow()
 
 
 def _class_named(spark: SparkSession, names: Sequence[str]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -29,6 +30,7 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
 
+_OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
 """Methods whose arguments Spark's own writer checks, and which are recorded."""
 
@@ -161,6 +163,21 @@ def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., o
     return call
 
 
+def _refused(name: str) -> Callable[..., object]:
+    """Return a method of grouped data that raises ``ConfigError``."""
+
+    def call(self: object, *_positional: object, **_named: object) -> object:  # noqa: ARG001 - a method
+        # Cause: PySpark has transformWithStateInPandas since 4.0, and transformWithState since 4.1.
+        raise ConfigError(
+            f"PySpark {pyspark.__version__} has no {name}.",
+            remedy="Install PySpark 4.1 or newer, or write the function for applyInPandasWithState.",
+            where=name,
+            id="RIFFLE-1030",
+        )
+
+    return call
+
+
 def _public_methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
     for name in dir(base):
         if not name.startswith("_") and callable(member := getattr(base, name)):
@@ -172,7 +189,7 @@ def _wrap_methods(wrapper: type, base: type) -> None:
     for name, member in _public_methods(base):
         if name in vars(wrapper):
             continue
-        has_function = name.startswith("transformWithState") or name == "applyInPandasWithState"
+        has_function = name in (*_OF_PROCESSORS, "applyInPandasWithState")
         setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
@@ -193,6 +210,9 @@ for _name in _RECORDED:
         setattr(StreamWriter, _name, _recorded(_name))
 _wrap_methods(StreamFrame, ClassicFrame)
 _wrap_methods(StreamGroups, GroupedData)
+for _name in _OF_PROCESSORS:
+    if not hasattr(GroupedData, _name):
+        setattr(StreamGroups, _name, _refused(_name))
 
 
 def on(

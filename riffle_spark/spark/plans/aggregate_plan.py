@@ -24,15 +24,16 @@ from riffle_spark.process.plans.grouping_keys import (
     GroupingKey,
     KeyColumn,
     Result,
+    choose_store_name,
     counts_distinct,
-    read_elements,
-    read_keys,
-    store_for,
-    time_spec,
+    make_time_spec,
+    read_element_columns,
+    read_grouping_keys,
 )
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
@@ -88,7 +89,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     path, aggregate = next((path, node) for path, node in nodes_with_paths(prepared) if node.kind == "Aggregate")
     parts = _read_parts(reader, aggregate)
     random = reader.random_columns(child)
-    keys = read_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
+    keys = read_grouping_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
     key_names = [column for key in keys for column in key.columns]
     elements = _read_elements(reader, parts, random, key_names)
     functions = named_functions(reader, parts.functions, parts.results, [*key_names, *elements.names])
@@ -99,10 +100,10 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     rows = _MapSideRows(reader, keys, functions, parts.child, elements)
     specs, key_schema = rows.function_specs()
     map_side = rows.plan(specs)
-    store = store_for("exact" if elements.names else "aggregate", [*keys, *elements.keys], used_stores)
+    store = choose_store_name("exact" if elements.names else "aggregate", [*keys, *elements.keys], used_stores)
     is_keyless = all(key.column is None for key in keys)
     element_schema = rows.element_schema(map_side)
-    spec = AggregateSpec(store, key_schema, specs, time_spec(keys), keyless=is_keyless, elements=element_schema)
+    spec = AggregateSpec(store, key_schema, specs, make_time_spec(keys), keyless=is_keyless, elements=element_schema)
     if not len(spec.routing_key):
         raise ConfigError(
             "A session window cannot be the only grouping column.",
@@ -120,12 +121,13 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
 def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
     """Return an aggregate over a leaf, with functions like ``count_if`` replaced by others.
 
-    Only two of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
+    Only these of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
     depend on them.
     """
     plan = node.withNewChildInternal(leaf)
-    plan = catalyst.object_named("optimizer.ReplaceExpressions").apply(plan)
-    return catalyst.object_named("optimizer.RewriteWithExpression").apply(plan)
+    for rule in compat.REPLACING_RULES:
+        plan = catalyst.object_named(f"optimizer.{rule}").apply(plan)
+    return plan
 
 
 def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
@@ -134,7 +136,7 @@ def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
     child = reader.fetch(node.children[0].handle)
     parts = catalyst.object_named("planning.PhysicalAggregation").unapply(reader.fetch(node.handle)).get()
     grouping = reader.read_columns(catalyst.project_to(parts._1(), child))
-    plan = catalyst.class_named("plans.logical.Aggregate")(parts._2(), parts._3(), child, catalyst.none())
+    plan = catalyst.aggregate(parts._2(), parts._3(), child)
     expressions = reader.read(plan).expressions
     functions = expressions.get("groupingExpressions", ())
     results = expressions.get("aggregateExpressions", ())
@@ -183,7 +185,7 @@ def _read_elements(
         ]
         columns = reader.read_columns(reader.catalyst.project(arguments, parts.child))
         distinct.append((function, reader.sql(function), [_key_column(reader, column, random) for column in columns]))
-    return read_elements(distinct, key_names)
+    return read_element_columns(distinct, key_names)
 
 
 def _function_results(
@@ -261,7 +263,7 @@ class _MapSideRows:
             )
         output = self.child.output()
         if initial:
-            output = output.appendedAll(catalyst.seq(initial))
+            output = catalyst.concat(output, catalyst.seq(initial))
         self._initialised = catalyst.project_to(output, self.child)
         builder = TreeBuilder(self.reader)
         key_values = (column for key in self.keys for column in key.column_values().items())

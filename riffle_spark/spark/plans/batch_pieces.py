@@ -9,7 +9,7 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from riffle_spark.process.plans.cut import Hole, PlanPiece, piece_of
+from riffle_spark.process.plans.cut import Hole, PlanPiece, make_piece
 from riffle_spark.process.plans.plan_values import PlanNode, find_node
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_changes import set_current_time
@@ -63,7 +63,7 @@ def read_piece(reader: PlanReader, plan: Node, holes: tuple[Hole, ...] | None = 
     values = reader.read(plan)
     if holes is None:
         holes = (Hole(tuple(_path_to_leaf(values)), 0),)
-    return Piece(reader, piece_of(values, holes))
+    return Piece(reader, make_piece(values, holes))
 
 
 def _path_to_leaf(plan: PlanNode) -> Iterator[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 
 from riffle_spark.process.plans import rules
-from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut, table_of
+from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut_plan, find_table
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, transform_up, walk, walk_expression
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.batch_pieces import Piece
@@ -63,7 +63,7 @@ def read_frame(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 def cut_query(frame: DataFrame) -> CutQuery:
     """Read and cut a frame's plan. Raises ``ConfigError`` if its marks have several roots."""
     reader, plan = read_query(frame)
-    values = cut(plan)
+    values = cut_plan(plan)
     return CutQuery(reader, values, Piece(reader, values.top))
 
 
@@ -97,7 +97,7 @@ def check_plan(query: CutQuery, mode: str) -> None:
         if stage.kind == "join":
             join = query.reader.fetch(stage.node.handle)
             if catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(join).isEmpty():
-                raise rules.refusal("join_keys", stage.node.join_type)
+                raise rules.refusal_error("join_keys", stage.node.join_type)
 
 
 def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, str]]:
@@ -107,7 +107,7 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
     """
 
     def make_static(node: PlanNode) -> PlanNode:
-        table = table_of(node)
+        table = find_table(node)
         if table is None:
             return node
         children = list(node.children)
@@ -118,7 +118,7 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
 
     yield transform_up(plan, make_static), mode
     for node in walk(plan):
-        table = table_of(node)
+        table = find_table(node)
         if table is not None:
             yield from _with_static_tables(table.changes, "append" if mode == "complete" else mode)
 

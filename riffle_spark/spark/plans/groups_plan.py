@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.grouping_keys import store_for
+from riffle_spark.process.plans.grouping_keys import choose_store_name
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.spark_schemas import schema_of_json
@@ -38,7 +38,7 @@ class GroupsPlan:
 
     def command(self) -> bytes:
         """Return the function as PySpark pickled it."""
-        return bytes(self.node.functionExpr().func().command().unsafeArray())
+        return self.catalyst.pickled_function(self.node.functionExpr())
 
 
 def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_stores: tuple[str, ...] = ()) -> GroupsPlan:
@@ -62,7 +62,7 @@ def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_store
     event_time = rows.add_event_time(columns)
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
     schema = arrow_schema(catalyst.frame(map_side))
-    store = store_for(stage_kind, keys, used_stores)
+    store = choose_store_name(stage_kind, keys, used_stores)
     results = catalyst.no_rows(node.output())
     output = arrow_schema(catalyst.frame(results))
     spec = GroupsSpec(store, pa.schema(list(schema)[: len(keys)]), schema, rows.arguments, output, event_time)

@@ -12,9 +12,9 @@ from typing import Final
 from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import Hole
-from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
+from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_grouping_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, walk
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, split_conjuncts, walk
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
@@ -74,10 +74,10 @@ def read_join(
     columns = {column.id: column for side in inputs for column in side.columns}
     rows = JoinMapSide(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
     map_side, holes = _map_side(reader, optimised, inputs, rows)
-    spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
+    spec = rows.make_spec(arrow_schema(catalyst.frame(map_side)), used_stores)
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
-    results = [builder.alias(column.name, rows.result(column), column.expression) for column in output]
+    results = [builder.alias(column.name, rows.result_value(column), column.expression) for column in output]
     plan = catalyst.project(results, leaf)
     for condition in rows.spark_conditions:
         plan = catalyst.filter(reader.fetch(condition.handle), plan)
@@ -117,7 +117,7 @@ def _read_equi_join(
         for expressions, join_input in zip((equi_keys._2(), equi_keys._3()), inputs, strict=True)
     )
     if [len(key.parts) for key in left_keys] != [len(key.parts) for key in right_keys]:
-        raise rules.refusal("join_structs", ", ".join(key.name for key in left_keys))
+        raise rules.refusal_error("join_structs", ", ".join(key.name for key in left_keys))
     pairs = enumerate(zip(left_keys, right_keys, strict=True))
     event_time_key = next((index for index, pair in pairs if any(key.delay_ms is not None for key in pair)), None)
     event_times = [
@@ -126,7 +126,7 @@ def _read_equi_join(
     residual_conditions = list[Expression]()
     if equi_keys._4().isDefined():
         filtered = reader.read(reader.catalyst.filter(equi_keys._4().get(), inputs[0].leaf))
-        residual_conditions = list(conjuncts(filtered.expressions["condition"][0]))
+        residual_conditions = list(split_conjuncts(filtered.expressions["condition"][0]))
     delays = (None, None) if event_time_key is not None else _eviction_delays(reader, join, event_times)
     return join, EquiJoin(
         node.join_type,
@@ -153,16 +153,15 @@ def _optimised_join(
         equi_keys = catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(reader.fetch(join.handle))
         if equi_keys.isDefined():
             return join, equi_keys.get()
-    raise rules.refusal("join_keys", node.join_type)
+    raise rules.refusal_error("join_keys", node.join_type)
 
 
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
     """Return the keys of a side. Their JVM expressions are read as grouping expressions of an aggregate."""
     catalyst = reader.catalyst
-    aggregate = catalyst.class_named("plans.logical.Aggregate")
-    plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
+    plan = catalyst.aggregate(expressions, catalyst.seq([]), join_input.leaf)
     grouping = reader.read(plan).expressions.get("groupingExpressions", ())
-    return read_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
+    return read_grouping_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
 
 
 def key_columns(
@@ -202,7 +201,7 @@ def _eviction_delays(
     columns for bounds.
     """
     time_ids = {column.id for column in event_times if column is not None}
-    conditions = [part for condition in join.expressions.get("condition", ()) for part in conjuncts(condition)]
+    conditions = [part for condition in join.expressions.get("condition", ()) for part in split_conjuncts(condition)]
     on_times = [reader.fetch(part.handle) for part in conditions if attribute_ids(part) <= time_ids]
     if not on_times:
         return None, None

@@ -96,8 +96,7 @@ class Catalyst:
 
     def construct(self, name: str, *arguments: object) -> Node:
         """Return a new instance of a class. Further parameters differ by Spark version and are ``False``."""
-        java_class = self._lookup("java.lang.Class", "forName")(f"{_CATALYST}.{name}")
-        count = int(java_class.getConstructors()[0].getParameterCount())
+        count = self._parameter_count(f"{_CATALYST}.{name}")
         return self.class_named(name)(*[*arguments, *[False] * count][:count])
 
     def output_mode(self, name: str) -> Node:
@@ -107,6 +106,11 @@ class Catalyst:
     def seq(self, nodes: Sequence[Node]) -> Node:
         """Return nodes as a Scala sequence."""
         sequence: Node = scala_seq(context(self.spark)._jvm, list(nodes))
+        return sequence
+
+    def concat(self, first: Node, second: Node) -> Node:
+        """Return the items of two Scala sequences as one. Lists have the same method in all versions of Scala."""
+        sequence: Node = getattr(second.toList(), "$colon$colon$colon")(first.toList())
         return sequence
 
     def frame(self, plan: Node) -> DataFrame:
@@ -128,6 +132,10 @@ class Catalyst:
     def filter(self, condition: Node, child: Node) -> Node:
         """Return a plan with only the rows that fulfil a condition."""
         return self.class_named("plans.logical.Filter")(condition, child)
+
+    def aggregate(self, keys: Node, results: Node, child: Node) -> Node:
+        """Return an aggregate of a plan. ``keys`` and ``results`` are Scala sequences."""
+        return self.construct("plans.logical.Aggregate", keys, results, child, self.none())
 
     def alias(self, expression: Node, name: str | Node, expression_id: Node | None = None) -> Node:
         """Return an expression as a named column, with the given expression id or a new id."""
@@ -217,12 +225,10 @@ class Catalyst:
         The result is null for values that sketches ignore: nulls, and empty strings and binaries.
         """
         class_for = self._lookup("java.lang.Class", "forName")
-        static = self.class_named("expressions.objects.StaticInvoke")
 
         def invoke(class_name: str, method: str, result: Node, *arguments: Node) -> Node:
-            flags = (True, True, True)
-            no_types = self.seq([])
-            return static(class_for(class_name), result, method, self.seq(arguments), no_types, *flags, self.none())
+            call = (class_for(class_name), result, method, self.seq(arguments), self.seq([]), True, True, True)
+            return self.construct("expressions.objects.StaticInvoke", *call, self.none())
 
         type_name = str(expression.dataType().catalogString())
         if " collate " in type_name:
@@ -278,6 +284,11 @@ class Catalyst:
             array[index] = argument
         return node.makeCopy(array)
 
+    def pickled_function(self, call: Node) -> bytes:
+        """Return the Python function of a call, as PySpark pickled it."""
+        byte = self._lookup("scala.reflect.ClassTag", "Byte")()
+        return bytes(call.func().command().toArray(byte))
+
     def is_instance(self, value: Node, name: str) -> bool:
         """Return whether a value is a JVM object of a class."""
         if name not in self._shared:
@@ -295,6 +306,14 @@ class Catalyst:
     def _lookup(self, name: str, member: str = "") -> Node:
         node: Node = looked_up(context(self.spark)._jvm, name, member)
         return node
+
+    def _parameter_count(self, class_name: str) -> int:
+        """Return the number of parameters of a class's constructor, which differs by Spark version."""
+        count_name = f"parameters of {class_name}"
+        if count_name not in self._shared:
+            java_class = self._lookup("java.lang.Class", "forName")(class_name)
+            self._shared[count_name] = java_class.getConstructors()[0].getParameterCount()
+        return int(self._shared[count_name])
 
     def _type(self, ddl: str) -> Node:
         return self._lookup(f"{_TYPES}.DataType", "fromDDL")(ddl)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from riffle_spark.process.plans.columns import Column, quoted_name
+from riffle_spark.process.plans.columns import Column, quote_name
 from riffle_spark.process.plans.plan_values import (
     Access,
     Expression,
@@ -175,9 +175,9 @@ class PlanReader:
         State is stored under this text, so it must not change if a view gets another name.
         """
         if expression.kind == _ATTRIBUTE:
-            return quoted_name(expression.name)
+            return quote_name(expression.name)
         text = str(self.fetch(expression.handle).sql())
         for part in walk_expression(expression):
             if part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
-                text = text.replace(str(self.fetch(part.handle).sql()), quoted_name(part.name))
+                text = text.replace(str(self.fetch(part.handle).sql()), quote_name(part.name))
         return text

@@ -17,7 +17,7 @@ from riffle_spark.batch_times import TimeMode
 from riffle_spark.process.blocks.block import Batch, IndexArray
 from riffle_spark.process.types.fields import Fields, Values
 from riffle_spark.process.types.simple_converters import Misfit
-from riffle_spark.process.types.stage_specs import free_name
+from riffle_spark.process.types.stage_specs import make_unique_name
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.spark_errors import misfit
 from riffle_spark.state.formats.arrow_casts import cast_table
@@ -55,11 +55,11 @@ class StateColumns:
         names = list(key)
         timeout_fields = list[pa.Field]()
         for name, kind in (("due_ms", pa.int64()), ("has_state", pa.bool_())) if timeout != "NoTimeout" else ():
-            timeout_fields.append(pa.field(free_name(name, names), kind))
+            timeout_fields.append(pa.field(make_unique_name(name, names), kind))
             names.append(timeout_fields[-1].name)
         fields = list[pa.Field]()
         for field in state:
-            fields.append(field.with_name(free_name(field.name, names)).with_nullable(True))
+            fields.append(field.with_name(make_unique_name(field.name, names)).with_nullable(True))
             names.append(fields[-1].name)
         return StateColumns(tuple(timeout_fields), pa.schema(fields), timeout)
 

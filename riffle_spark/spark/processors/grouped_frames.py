@@ -19,8 +19,8 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
-from riffle_spark.process.processors.processing import rare_garbage_collection
-from riffle_spark.process.processors.processor import InputByKey, Key, windows
+from riffle_spark.process.processors.processing import collect_garbage_rarely
+from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
 from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.process.types.stage_specs import GroupsSpec
@@ -63,7 +63,7 @@ class GroupedFrames:
         frames = FramesByKey(grouped, self._options())
         return self._call(batch, frames, _changed_update, has_timed_out=False)
 
-    def expired(self, batch: Batch) -> Update:
+    def expire_keys(self, batch: Batch) -> Update:
         """Call the function for each key that has timed out, with an empty frame."""
         frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
         return self._call(batch, frames, _remaining_update, has_timed_out=True)
@@ -88,7 +88,7 @@ class GroupedFrames:
         failures = dict[int, Failure]()
         first_error: UserFunctionError | None = None
         try:
-            with rare_garbage_collection():
+            with collect_garbage_rarely():
                 calls = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
                 for index, (key, key_frames, state) in enumerate(calls):
                     try:
@@ -149,7 +149,7 @@ class FramesByKey:
     def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
         """Yield the frames of each key. They are made when they are read."""
         positions = self._positions
-        for first, end in windows(positions, self._rows_max):
+        for first, end in split_into_windows(positions, self._rows_max):
             start = positions[first]
             stop = positions[end]
             if stop - start > self._rows_max:

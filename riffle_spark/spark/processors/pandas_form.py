@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.pandas.types import _create_converter_to_pandas, from_arrow_type
 
-from riffle_spark.process.processors.processor import Key, windows
-from riffle_spark.process.types.fields import converted, pylist
+from riffle_spark.process.processors.processor import Key, split_into_windows
+from riffle_spark.process.types.fields import convert_column, to_python_list
 from riffle_spark.spark.processors.pandas_output import NO_LIMIT, PandasOptions, PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
@@ -35,7 +35,7 @@ class PandasForm:
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         rows_max = self._max_rows_per_frame(rows)
         together = rows_max if rows_max == self._rows_max else 0  # keys with large rows are converted one by one
-        for first, end in windows(positions, together):
+        for first, end in split_into_windows(positions, together):
             start = positions[first]
             stop = positions[end]
             if stop - start > rows_max:
@@ -75,7 +75,7 @@ class PandasForm:
         """Return the values of a key column. Timestamps are pandas objects, all other values Python objects."""
         if pa.types.is_timestamp(column.type):
             return list(series_of(name, column, self._options.timezone))
-        return converted(name, column, pylist)
+        return convert_column(name, column, to_python_list)
 
 
 def frame_of(rows: pa.Table, timezone: str) -> pd.DataFrame:
@@ -93,7 +93,7 @@ def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
     Raise ``NotText`` if the column holds text that is not UTF-8.
     """
     options = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
-    return converted(name, column, lambda array: _converter(array.type, timezone)(array.to_pandas(**options)))
+    return convert_column(name, column, lambda array: _converter(array.type, timezone)(array.to_pandas(**options)))
 
 
 @cache

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 from pyspark.sql import Row
 
-from riffle_spark.process.processors.processor import Form, Key, windows
-from riffle_spark.process.types.fields import rows_of
+from riffle_spark.process.processors.processor import Form, Key, split_into_windows
+from riffle_spark.process.types.fields import rows_as_tuples
 from riffle_spark.spark.processors.spark_errors import emitted_late
 
 __all__ = ["EventTimeForm", "RowForm", "RowMaker", "row_maker"]
@@ -34,10 +34,10 @@ class RowForm:
         self._rows: list[Row] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
-        return rows_of(keys)
+        return rows_as_tuples(keys)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        for first, end in windows(positions, ROWS_MAX):
+        for first, end in split_into_windows(positions, ROWS_MAX):
             start = positions[first]
             stop = positions[end]
             if stop - start > ROWS_MAX:
@@ -97,7 +97,7 @@ class EventTimeForm:
 
 
 def _objects(rows: pa.Table) -> list[Row]:
-    return list(map(row_maker(rows.column_names), rows_of(rows)))
+    return list(map(row_maker(rows.column_names), rows_as_tuples(rows)))
 
 
 def _pieces(rows: pa.Table) -> Iterator[Row]:

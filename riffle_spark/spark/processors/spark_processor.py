@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.processors.cells import DeclaredVariable, declare_all
+from riffle_spark.process.processors.cells import DeclaredVariable, declare_variables
 from riffle_spark.process.processors.processor import Key
 from riffle_spark.process.processors.session import Session
 from riffle_spark.spark.compat import ExpiredTimerInfo, StatefulProcessor, TimerValues
@@ -43,7 +43,7 @@ def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
 
 def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:
     """Return the variables with converters that turn structs into PySpark's rows."""
-    return declare_all(schema, row_maker)
+    return declare_variables(schema, row_maker)
 
 
 class SparkProcessor:

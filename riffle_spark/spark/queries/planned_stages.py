@@ -121,7 +121,7 @@ def _read_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
         query.below(stage),
         spec.store,
         spec.stored_key,
-        lambda mode: session_groups.groups_of(spec, mode),
+        lambda mode: session_groups.make_group_computation(spec, mode),
         plan.map_side,
         plan.evaluation,
         # The session of a single row is late or not before it is merged with any other session.
@@ -242,10 +242,10 @@ def planned_stages(query: cut_query.CutQuery, stores_option: str | None) -> list
     Raises ``ConfigError`` for unsupported terms and for wrong store names.
     """
     if len(query.top.holes) > 1:
-        raise rules.refusal("several_results", query.values.top.plan.kind)
+        raise rules.refusal_error("several_results", query.values.top.plan.kind)
     for stage in query.stages:
         if stage.kind != "table" and len({type(part) for part in stage.below}) > 1:
-            raise rules.refusal("result_and_input", stage.node.kind)
+            raise rules.refusal_error("result_and_input", stage.node.kind)
     names = [name.strip() for name in stores_option.split(",")] if stores_option else []
     if len(names) > len(query.stages):
         raise ConfigError(

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.grouping_keys import find_event_time
-from riffle_spark.process.plans.new_expressions import end_value
+from riffle_spark.process.plans.new_expressions import event_time_value
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job_operators import JobOperator
@@ -182,7 +182,7 @@ def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
         bare = [expression.children[0] if expression.kind == "Alias" else expression for expression in grouping]
         columns = tuple(by_id[expression.id] for expression in bare if expression.kind == "AttributeReference")
     time = find_event_time(columns)
-    return None if time is None else TreeBuilder(reader).expression(end_value(time))
+    return None if time is None else TreeBuilder(reader).expression(event_time_value(time))
 
 
 def late_rows(stages: Sequence[PlannedStage], mode: str, place: Place | None) -> LateRows | None:

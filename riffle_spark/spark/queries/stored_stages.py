@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.stage_specs import stage_kind, unnumbered_name
+from riffle_spark.process.types.stage_specs import stage_kind, strip_store_number
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema
 from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
@@ -105,7 +105,7 @@ def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) 
 def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
     """Refuse to add or remove a stage if others have the same kind and key. Only their order names their stores."""
     for store in changed:
-        same_name = (name for name in continued if unnumbered_name(name) == unnumbered_name(store))
+        same_name = (name for name in continued if strip_store_number(name) == strip_store_number(store))
         other = next(same_name, None)
         if other is not None and not _is_listed(store, accepted):
             # Cause: Stores of operators with equal kind and keys are numbered by the order of the operators.

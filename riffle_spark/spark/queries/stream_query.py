@@ -11,6 +11,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.settings import Settings
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import RunningJob
@@ -123,7 +124,7 @@ class StreamQuery(StreamingQuery):
             changes = {} if report.version == progress["batchId"] else _IDLE
             operators = [self._state_operator(operator, report) for operator in reversed(self.job.operators)]
             progress["stateOperators"] = [{**operator, **changes} for operator in operators]
-        return StreamingQueryProgress.fromJson(progress)
+        return compat.progress_of(progress)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
         """Return a stage's figures in the form of Spark's state operators."""

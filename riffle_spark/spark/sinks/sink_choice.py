@@ -218,7 +218,7 @@ def _delivery_options(writer_settings: WriterSettings, source: str, delivery: De
     """Return the options for a delivery. Delta skips a transaction that it already has."""
     if source.lower() not in _DELTA:
         return writer_settings.sink_options
-    return {**writer_settings.sink_options, "txnAppId": delivery.line, "txnVersion": str(delivery.batch_id)}
+    return {**writer_settings.sink_options, "txnAppId": delivery.id_prefix, "txnVersion": str(delivery.batch_id)}
 
 
 def _check_delta(writer_settings: WriterSettings, source: str) -> None:

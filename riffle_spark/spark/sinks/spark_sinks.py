@@ -12,6 +12,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
 __all__ = [
@@ -92,7 +93,7 @@ class FileSink:
 
 def line_folder(delivery: Delivery) -> str:
     """Return the folder name of a query's line."""
-    return delivery.line.replace("/", "-")
+    return delivery.id_prefix.replace("/", "-")
 
 
 def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
@@ -153,7 +154,7 @@ def is_files(spark: SparkSession, source: str) -> bool:
 def check_format(spark: SparkSession, source: str) -> None:
     """Raise Spark's own error if it finds neither a Java class nor a Python data source for a format."""
     state = session(spark).sessionState()
-    if not state.dataSourceManager().dataSourceExists(source):
+    if not compat.has_python_source(state, source):
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
 
 

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import transform_with_state
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE

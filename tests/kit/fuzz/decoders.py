@@ -37,7 +37,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import Groups
-from riffle_spark.protocol.ownership.view import recorded
+from riffle_spark.protocol.ownership.view import recorded_assignment
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
@@ -131,7 +131,7 @@ def _logs() -> list[bytes]:
 def _record(data: bytes) -> None:
     record = decode(data, "record")
     manifest_of_record(record, record.entries)
-    recorded(record)
+    recorded_assignment(record)
     Weights().resume(record.weights, Groups())
     will = read_requests(record.orders)
     apply_stored_settings(Settings(), will.settings)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
 __all__ = ["InPandas", "InRows", "Logic", "Output", "collect", "millis", "plain", "sparks_own"]
 

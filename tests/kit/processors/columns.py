@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
 __all__ = ["Columns"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessorHandle
 
+from riffle_spark import StatefulProcessorHandle
 from tests.kit.processors.both_forms import Logic, Output
 from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 

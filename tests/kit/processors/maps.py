@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from tests.kit.processors.both_forms import Logic, Output
 from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.streaming import StatefulProcessor
 
+from riffle_spark import StatefulProcessor
 from tests.kit.processors.both_forms import InPandas, InRows, Logic
 
 __all__ = ["Case", "batches_of", "forms", "seeded"]

@@ -9,7 +9,8 @@ from decimal import Decimal
 from typing import Any
 
 import pandas as pd
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 
 __all__ = ["ANSWER", "STATE", "STATE_CELLS", "GivesBack", "gives_back", "keeps_types"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from tests.kit.queries.typed_functions import VALUES, shown
 
 __all__ = ["KeepsTypes"]

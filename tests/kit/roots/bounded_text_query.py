@@ -12,9 +12,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import transform_with_state
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import IncomingBatch

@@ -15,9 +15,17 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import Stateful, aggregate, arrow_function, count, sum_, transform_with_state
+from riffle_spark import (
+    Stateful,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    aggregate,
+    arrow_function,
+    count,
+    sum_,
+    transform_with_state,
+)
 from tests.kit.simulated.world import last_three
 
 __all__ = ["DDL", "DELAY_MS", "ROWS", "STORES", "Oracle", "State", "as_json", "batch", "operators", "table"]

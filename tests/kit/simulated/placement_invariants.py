@@ -38,7 +38,7 @@ def view_now(world: World) -> tuple[View, frozenset[str]]:
     manifest = world.driver._log.manifest  # private: what the driver holds
     placement = world.driver.ownership.placement
     situation = placement.situation(manifest, stores, second)
-    situation = replace(situation, quarantined=placement.triggers.quarantine.of(situation))
+    situation = replace(situation, quarantined=placement.triggers.quarantine.members_without_copies(situation))
     return view_of(situation, world.driver.settings), situation.drained
 
 

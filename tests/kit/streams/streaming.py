@@ -115,7 +115,7 @@ def running(job: StatefulJob) -> RunningJob:
 
 def rest(job: StatefulJob) -> None:
     """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
-    wait_for(lambda: not running(job)._background.busy(), "nothing beside them")  # private: what waits
+    wait_for(lambda: not running(job)._background.is_busy(), "nothing beside them")  # private: what waits
 
 
 def records(root: str) -> list[Record]:

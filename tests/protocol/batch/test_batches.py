@@ -71,7 +71,7 @@ def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.Mon
     """A count that is too high beside the shuffle is checked exactly; a real difference fails the batch, be it rows
     that were lost or rows that came twice.
     """
-    monkeypatch.setattr(SimWork, "routed", lambda _: {"totals": 5, "tails": None})
+    monkeypatch.setattr(SimWork, "count_routed_rows", lambda _: {"totals": 5, "tails": None})
     world.batch(0, one(1))
     monkeypatch.setattr(SimWork, "recount", lambda *_: exact)
     with pytest.raises(ConflictError, match="RIFFLE-0513"):

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import transform_with_state
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Watermark
 from riffle_spark.process.blocks.arrow_function import arrow_function

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.errors import ConfigError, ConflictError
-from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide
+from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
@@ -70,19 +70,19 @@ def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, d
     sealed = replace(TAIL, delivers_after_commit=True, outputs=(("old", link),))
     given = [replace(totals(store), delivers=delivers)]
     for tail, decision in ((sealed, Decision.RUN), (replace(sealed, delivers_after_commit=False), Decision.REPEAT)):
-        check_fixed(tail, Settings(key_groups=8), given, ROOT, "", decision)
+        check_matches_stored_state(tail, Settings(key_groups=8), given, ROOT, "", decision)
     if (store, delivers) == ("old", True) or not rows:
-        check_fixed(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
         return
     with pytest.raises(ConflictError, match="RIFFLE-0217"):
-        check_fixed(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        check_matches_stored_state(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
 
 
 @pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
 def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked: str) -> None:
     """From key-groups on it takes a function of the user's, without which the printed command would be refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
-        check_fixed(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
+        check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
     assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
     assert printed(caught.value.remedy)[0][0] == "dispatch"
 
@@ -90,7 +90,7 @@ def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked
 def test_another_number_of_key_groups_is_refused() -> None:
     """A key's state would be looked for in the key-group of another key."""
     with pytest.raises(ConfigError, match="RIFFLE-0219"):
-        check_fixed(TAIL, Settings(key_groups=16), [], ROOT)
+        check_matches_stored_state(TAIL, Settings(key_groups=16), [], ROOT)
 
 
 def test_a_later_batch_on_an_empty_root_is_refused() -> None:

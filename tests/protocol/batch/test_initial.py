@@ -12,7 +12,7 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.offline.recovery import adopt, rollback
-from riffle_spark.protocol.batch.initial import check_initial, is_due, loaded, with_initial
+from riffle_spark.protocol.batch.initial import check_initial, is_initial_state_due, loaded_names, with_initial_state
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
@@ -37,21 +37,21 @@ def after(*names: str, stores: tuple[str, ...] = ("totals",)) -> Record:
 
 def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is() -> None:
     """By store; an operator without initial state is never due."""
-    assert is_due(after(), given("a"))
-    assert is_due(after("a"), given("b"))
-    assert not is_due(after("a", "b"), given("a"))
-    assert is_due(after("a", stores=("totals", "other")), given("a", "other"))
-    assert is_due(PLAIN, given(USUAL_INITIAL))
-    assert not is_due(after(), given(USUAL_INITIAL))
-    assert not is_due(PLAIN, totals())
+    assert is_initial_state_due(after(), given("a"))
+    assert is_initial_state_due(after("a"), given("b"))
+    assert not is_initial_state_due(after("a", "b"), given("a"))
+    assert is_initial_state_due(after("a", stores=("totals", "other")), given("a", "other"))
+    assert is_initial_state_due(PLAIN, given(USUAL_INITIAL))
+    assert not is_initial_state_due(after(), given(USUAL_INITIAL))
+    assert not is_initial_state_due(PLAIN, totals())
 
 
 def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
     """Stores that are not run now keep theirs, and a name is listed once."""
     tail = after("a")
-    assert loaded(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
-    assert loaded(tail, [given("a")]) == {"totals": ("a",)}
-    assert loaded(PLAIN, [totals()]) == {}
+    assert loaded_names(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
+    assert loaded_names(tail, [given("a")]) == {"totals": ("a",)}
+    assert loaded_names(PLAIN, [totals()]) == {}
 
 
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
@@ -67,8 +67,8 @@ def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: st
 def test_an_aggregate_takes_none() -> None:
     """It has nobody to call."""
     with pytest.raises(ConfigError, match="RIFFLE-0804"):
-        with_initial(totals(), COLUMNS, "a")
-    assert with_initial(totals(), None, "a") == totals()
+        with_initial_state(totals(), COLUMNS, "a")
+    assert with_initial_state(totals(), None, "a") == totals()
 
 
 def test_batches_without_initial_state_keep_what_is_listed(tmp_path: Path) -> None:

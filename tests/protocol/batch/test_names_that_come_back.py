@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import rollback, transform_with_state
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle, rollback, transform_with_state
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
 from tests.kit.examples import costly

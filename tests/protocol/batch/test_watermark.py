@@ -283,7 +283,7 @@ def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
 def test_a_cache_has_timers_too() -> None:
     """Its entries live in the driver, and tell when to visit its key-groups."""
     caches = CacheEntries()
-    caches.committed([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
+    caches.replace_entries([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
     assert caches.entries["seen", 3].timer_ms == 30
 
 

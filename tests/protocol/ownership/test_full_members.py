@@ -39,7 +39,7 @@ def quarantined_as(
     """Look at disks; return who should have no copy of which key-group."""
     situation = on_disks(used, owners)
     quarantine.update_marks(situation, Settings())
-    return {t.key_group: members for t, members in quarantine.of(situation).items()}
+    return {t.key_group: members for t, members in quarantine.members_without_copies(situation).items()}
 
 
 def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:

@@ -29,7 +29,7 @@ def test_hashed_owners_follow_from_the_members_alone() -> None:
     """The hash names a slot, slots are counted over members by name; neither history nor executors matter."""
     members = living_members(a=1, b=2, c=1)
     ring = ["a", "b", "b", "c"]
-    dealt = SHARDS.hashed(4)
+    dealt = SHARDS.shards_by_slot(4)
     assignment = hashed_assignment(members, SHARDS, hashed_assignment(living_members(a=9), SHARDS, NOTHING))
     assert {t.key_group: owner for t, owner in assignment.owners.items()} == {
         shard: ring[slot] for slot in range(4) for shard in dealt[slot]

@@ -22,7 +22,7 @@ def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_lat
     home = replace(cluster.home, live=frozenset({"app/1", "app/2"}))
 
     def live(now: float) -> set[str]:
-        discovery.look(cluster.executors(), members, copies, home, now)
+        discovery.update_members(cluster.executors(), members, copies, home, now)
         return {living.executor.id for living in members.live.values()}
 
     cluster.add("1")

@@ -10,7 +10,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.messages.upkeep_orders import Census
-from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.settings import Settings
 from riffle_spark.spark.stateful import JobOperations
@@ -28,7 +28,7 @@ def running(tmp_path: Path, **settings: Any) -> Elastic:
     return world
 
 
-def orders(world: Elastic) -> Operations:
+def orders(world: Elastic) -> RequestRegister:
     """Return where operators ask."""
     return world.driver.operations
 
@@ -118,7 +118,7 @@ def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names
 
 def test_an_executor_that_has_become_a_member_meanwhile_is_called_that() -> None:
     """Whoever asks may have seen it before its census."""
-    asked = Operations(8, "key_group", InlineBackground().lock())
+    asked = RequestRegister(8, "key_group", InlineBackground().lock())
     asked.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
     asked.drain("1")
     asked.replace_executor_names({"1": "m1", "2": "m2"})
@@ -169,7 +169,7 @@ def test_before_the_first_batch_orders_are_refused(tmp_path: Path) -> None:
 
 def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
     """There the owner follows from the membership alone."""
-    operations = Operations(8, "hashed", InlineBackground().lock())
+    operations = RequestRegister(8, "hashed", InlineBackground().lock())
     with pytest.raises(ConfigError, match="RIFFLE-0237"):
         operations.pin(0, "1")
 
@@ -286,7 +286,7 @@ class AfterAnother:
 def test_orders_of_two_threads_are_checked_one_after_the_other() -> None:
     """Whoever is second is checked against what the first has asked, and takes nothing of it back."""
     lock = AfterAnother()
-    asked = Operations(8, "key_group", lock)
+    asked = RequestRegister(8, "key_group", lock)
     asked.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
     lock.first.append(lambda: asked.drain("m2"))
     with pytest.raises(ConfigError, match="RIFFLE-0751"):

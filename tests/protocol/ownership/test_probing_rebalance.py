@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment, Move, TaskId
-from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
 
 TASK = TaskId("query", 0)
 ACCEPTABLE, INTERVAL = 10, 60.0
@@ -24,7 +24,7 @@ def probing(assignment: Assignment = WAITING) -> Probes:
 
 def due(probes: Probes, lags: list[int], now: float, assignment: Assignment = WAITING) -> bool:
     """Ask whether to probe."""
-    return probes.due(assignment, lags, (ACCEPTABLE, INTERVAL), now)
+    return probes.is_due(assignment, lags, (ACCEPTABLE, INTERVAL), now)
 
 
 @given(LAGS.filter(bool), st.floats(0, 500))
@@ -46,7 +46,7 @@ def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None
     settled = Assignment({TASK: "a"})
     probes = probing(settled)
     assert not due(probes, lags, now, settled)
-    assert probes.take() == (0, 0)
+    assert probes.take_counts() == (0, 0)
 
 
 def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
@@ -54,7 +54,7 @@ def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
     probes = probing()
     assert not due(probes, [0, 99], INTERVAL - 1)
     assert due(probes, [0, 99], INTERVAL)
-    assert probes.take() == (1, 0)
+    assert probes.take_counts() == (1, 0)
 
 
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60))
@@ -64,7 +64,7 @@ def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None
     for step in steps:
         now += step
         assert not due(probes, [99], now)
-        run, more = probes.take()
+        run, more = probes.take_counts()
         skipped += more
         assert run == 0
     assert skipped <= now / INTERVAL
@@ -99,9 +99,9 @@ def test_the_band_is_around_the_mean_of_work_per_slot(weights: dict[int, float],
     """By slots, not by members; work in proportion to slots is never outside."""
     owners = {group: ("a" if group % 2 else "b") for group in weights}
     load = {name: sum(w for group, w in weights.items() if owners[group] == name) for name in ("a", "b")}
-    found = outside_band(weights, owners, {"a": a, "b": b}, band)
+    found = is_outside_band(weights, owners, {"a": a, "b": b}, band)
     mean = sum(load.values()) / (a + b)
     assert found == (
         mean > 0 and any(not (1 - band) * mean <= load[m] / s <= (1 + band) * mean for m, s in (("a", a), ("b", b)))
     )
-    assert not outside_band({0: float(a), 1: float(b)}, {0: "a", 1: "b"}, {"a": a, "b": b}, band)
+    assert not is_outside_band({0: float(a), 1: float(b)}, {0: "a", 1: "b"}, {"a": a, "b": b}, band)

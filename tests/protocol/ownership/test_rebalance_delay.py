@@ -150,7 +150,7 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
     world = three(tmp_path, num_standbys=1)
     world.cluster.lose("1", planned=True)
     world.feed()
-    assert not world.ownership.membership.awaited(world.clock.seconds(), DELAY)
+    assert not world.ownership.membership.awaited_members(world.clock.seconds(), DELAY)
     world.settle()
     assert all(len(members) == 1 for members in world.ownership.placement.present.standbys.values())
     assert len(world.ownership.placement.present.standbys) == world.settings.key_groups

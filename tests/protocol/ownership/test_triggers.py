@@ -16,7 +16,7 @@ from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.readiness import Readiness
 from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
-from riffle_spark.protocol.ownership.triggers import Measured, Patience
+from riffle_spark.protocol.ownership.triggers import MeasuredTriggers, Patience
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
@@ -156,7 +156,7 @@ def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
     weights, patience = Weights(), Patience()
     weights.measured = {task(n): 1.0 for n in range(60)}
     owners, slots = {task(n): "abcde"[n % 5] for n in range(60)}, dict.fromkeys("abcdef", 1)
-    measured, fired = Measured(weights, patience), 0
+    measured, fired = MeasuredTriggers(weights, patience), 0
     for _ in range(30):
         if measured.is_unlevel(owners, slots, 0.25, settled=True):
             fired += 1

@@ -154,20 +154,20 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
             """Answer with a snapshot."""
-            seen.append((told.may_be_listed(), sorted(orders)))
+            seen.append((told.listable_names(), sorted(orders)))
             return [receipt]
 
     told = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
-    assert told.may_be_listed() == frozenset()
+    assert told.listable_names() == frozenset()
     told.upkeep({"1": order})
     assert seen == [(None, ["1"])]
     name = paths.snapshot("totals", 2, snapshot.id)
-    assert told.may_be_listed() == frozenset({name})
+    assert told.listable_names() == frozenset({name})
     told.forget_before(1)
-    assert told.may_be_listed() == frozenset({name})
+    assert told.listable_names() == frozenset({name})
     told.forget_before(2)
-    assert told.may_be_listed() == frozenset()
+    assert told.listable_names() == frozenset()
 
 
 def failing(attempt: Attempt) -> object:

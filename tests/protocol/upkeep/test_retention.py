@@ -17,8 +17,8 @@ from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan
 from riffle_spark.protocol.upkeep.claim_work import run_to_end
-from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
-from riffle_spark.protocol.upkeep.snapshots import listed
+from riffle_spark.protocol.upkeep.retention import Deletes, Retention, find_orphans
+from riffle_spark.protocol.upkeep.snapshots import list_snapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
@@ -67,7 +67,7 @@ class Model:
         ]
         for (store, key_group), snapshot in taken:
             self.present.add(paths.snapshot(store, key_group, snapshot.id))
-        changes = listed(before, taken)
+        changes = list_snapshots(before, taken)
         unused = [paths.snapshot(*a, s.id) for a, s in taken if changes.get(a, Entry()).snapshot != s]
         for slot in range(self.chance.randint(0, 2)):
             head = Head(sequence, f"{self.epoch}-{sequence * 10 + slot:032x}")
@@ -82,7 +82,7 @@ class Model:
         self.manifests.append(before.changed(changes))
         self.written.append(self.now)
         record = self._record(sequence)
-        self.tracker.committed(record, before, changes, self.now)
+        self.tracker.record_commit(record, before, changes, self.now)
         self.tracker.retire(sequence, unused)
 
     def _record(self, sequence: int) -> Record:
@@ -113,7 +113,7 @@ class Model:
     def scan(self) -> None:
         """Delete orphans of older epochs; what is retained stays, and what nobody lists goes."""
         listed_names = set().union(*(m.objects() for m in self.manifests[self.tracker.oldest :]))
-        gone = orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
+        gone = find_orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
         assert not set(gone) & self.retained()
         self.present -= set(gone)
 
@@ -130,7 +130,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
         free = tracker.take_deletable(sequence)
         assert link.object not in free, "somebody has it"
         changes = {address: Entry(taken)}
-        tracker.committed(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
+        tracker.record_commit(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
         both = both.changed(changes)
     assert link.object not in tracker.take_deletable(21)
     assert link.object in tracker.take_deletable(22)
@@ -187,8 +187,8 @@ def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
     in_flight = named(2, version=9)
     foreign = ["log/" + "0" * 20, "photos/1", "delta/readme", "totals/schema.json"]
     names = [*old, *own, *newer, *in_flight, *foreign]
-    assert orphans(names, set(), epoch=2, version=9) == [*old, own[0]]
-    assert orphans(names, {old[0], own[0]}, epoch=2, version=9) == [old[1]]
+    assert find_orphans(names, set(), epoch=2, version=9) == [*old, own[0]]
+    assert find_orphans(names, {old[0], own[0]}, epoch=2, version=9) == [old[1]]
 
 
 @pytest.mark.usefixtures("short_cycles")
@@ -310,7 +310,7 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
     assert own is not None
     for name in names:
         store.put_if_absent(name, b"")
-    deletes.committed(own)
+    deletes.set_tail(own)
     taken_over_by_each_delete(store)
     assert not run_to_end(deletes.run(names))
     assert sum(map(store.exists, names)) == 1_500
@@ -531,9 +531,9 @@ def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     before, after = Manifest({("totals", 0): state}), Manifest({("totals", 0): snapshot})
     retention = Retention(1, 0)
     retention.start(16, batch, before, 0)
-    retention.committed(replace(batch, sequence=17), before, {("totals", 0): snapshot}, 1)
+    retention.record_commit(replace(batch, sequence=17), before, {("totals", 0): snapshot}, 1)
     assert link.object not in retention.take_deletable(17), "record 17 is promised, and has it"
-    retention.committed(replace(batch, sequence=18, outputs=()), after, {}, 2)
+    retention.record_commit(replace(batch, sequence=18, outputs=()), after, {}, 2)
     assert link.object in retention.take_deletable(18)
 
 

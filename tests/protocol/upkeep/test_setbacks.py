@@ -211,8 +211,8 @@ def test_a_snapshot_that_was_given_up_is_not_due() -> None:
     """It takes no place among those that an executor takes at once."""
     setbacks, due = Setbacks(InlineBackground().lock()), SnapshotOrder("s", 5, EMPTY)
     order = replace(ORDER, snapshots=(due,))
-    assert setbacks.ready("m1", [due], 0.0) == [due]
+    assert setbacks.ready_snapshots("m1", [due], 0.0) == [due]
     setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, failed_snapshots=(("s", 5),))], 0.0)
-    assert not setbacks.ready("m1", [due], 0.5)
-    assert setbacks.ready("m2", [due], 0.5) == [due]
-    assert setbacks.ready("m1", [due], 2.0) == [due]
+    assert not setbacks.ready_snapshots("m1", [due], 0.5)
+    assert setbacks.ready_snapshots("m2", [due], 0.5) == [due]
+    assert setbacks.ready_snapshots("m1", [due], 2.0) == [due]

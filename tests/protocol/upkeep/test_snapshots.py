@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.upkeep import snapshots, upkeep
-from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due, listed
+from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, list_snapshots, needs_snapshot
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
@@ -48,7 +48,7 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
         assert len(entry.chain) <= (4 if entry.snapshot else 1) * links
         assert entry.chain_bytes <= max(FLOOR, share * held) + length
         assert version - entry.chain[0].head.version <= 50
-        if due(policy, ("totals", key_group), entry, version):
+        if needs_snapshot(policy, ("totals", key_group), entry, version):
             replaced = entry.replaced(taken(entry.head, size))
             assert replaced is not None
             entry = replaced
@@ -61,7 +61,7 @@ def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], 
     for version, length in enumerate(deltas):
         entry = entry.extended(link(version, length))
         state = max(state, min(state + length, keys_bytes + FLOOR))
-        if due(policy, ADDRESS, entry, version):
+        if needs_snapshot(policy, ADDRESS, entry, version):
             written += state
             replaced = entry.replaced(taken(entry.head, state))
             assert replaced is not None
@@ -74,7 +74,7 @@ def test_key_groups_do_not_all_fall_due_at_once() -> None:
     policy, when = SnapshotPolicy(2.0, 32, 1000), []
     for key_group in range(128):
         entry, version = EMPTY, 0
-        while not due(policy, ("totals", key_group), entry, version):
+        while not needs_snapshot(policy, ("totals", key_group), entry, version):
             entry, version = entry.extended(link(version)), version + 1
         when.append(version)
     assert max(when) == 32
@@ -98,7 +98,7 @@ def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], cha
         elif waiting:
             chosen = chance.sample(waiting, chance.randint(1, len(waiting)))
             chosen.append((ADDRESS, taken(Head(version, "1-zz"), 1)))
-            changes = listed(manifest, chosen)
+            changes = list_snapshots(manifest, chosen)
             _check_listed(entry, changes, chosen)
             manifest = manifest.changed(changes)
 

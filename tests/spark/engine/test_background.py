@@ -17,9 +17,9 @@ ERRORS = 20
 def ended(worker: BackgroundThread) -> bool:
     """Wait a while for the worker to be idle."""
     deadline = time.monotonic() + SOON_SECONDS
-    while worker.busy() and time.monotonic() < deadline:
+    while worker.is_busy() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not worker.busy()
+    return not worker.is_busy()
 
 
 def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
@@ -50,12 +50,12 @@ def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
     worker.submit(rest)
     worker.submit(lambda: ran.append("behind"))
     assert resting.wait(SOON_SECONDS)
-    assert worker.busy()
+    assert worker.is_busy()
     worker.stop()
     worker.stop()
     assert ended(worker)
     worker.submit(lambda: ran.append("after"))
-    assert not worker.busy()
+    assert not worker.is_busy()
     assert worker.collect() == [True]
     assert ran == []
 

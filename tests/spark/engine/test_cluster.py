@@ -114,7 +114,7 @@ def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path)
     with deadline.watched():
         assert spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 2
     assert (deadline.passed, deadline.overdue) == (False, ())
-    wait_for(lambda: not worker.busy(), "the cores are free")
+    wait_for(lambda: not worker.is_busy(), "the cores are free")
     worker.stop()
 
 
@@ -126,7 +126,7 @@ def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkS
     began = time.monotonic()
     jobs.stop(10)
     jobs.stop(10)
-    wait_for(lambda: not worker.busy(), "the job has ended")
+    wait_for(lambda: not worker.is_busy(), "the job has ended")
     assert time.monotonic() - began < LONG_SECONDS / 2
     assert worker.collect() == [["stopped"]]
     assert jobs.run(lambda: ["ran"], ["stopped"]) == ["stopped"]
@@ -152,7 +152,7 @@ def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp
     asked.set()
     stopping.join(LONG_SECONDS / 2)
     assert not stopping.is_alive()
-    wait_for(lambda: not worker.busy(), "the job has ended")
+    wait_for(lambda: not worker.is_busy(), "the job has ended")
     assert worker.collect() == [["stopped"]]
     worker.stop()
 

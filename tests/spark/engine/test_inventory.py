@@ -67,11 +67,11 @@ def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSess
     leaving, staying = two
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
     wait_for(lambda: leaving.id not in executor_ids(spark), "Spark knows that it leaves")
-    assert SparkCluster(spark).planned([leaving.id, staying.id, "77"]) == {leaving.id}
+    assert SparkCluster(spark).find_planned_removals([leaving.id, staying.id, "77"]) == {leaving.id}
     told = spark.sparkContext._jsc.sc().statusStore().executorSummary
     wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
     assert "decommission" in str(told(leaving.id).removeReason().get())
-    assert SparkCluster(spark).planned([leaving.id]) == {leaving.id}
+    assert SparkCluster(spark).find_planned_removals([leaving.id]) == {leaving.id}
 
 
 def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
@@ -79,14 +79,14 @@ def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSessi
     leaving = two[0]
     assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
     assert leaving.id not in executor_ids(spark)
-    assert inventory.planned(spark, [leaving.id]) == {leaving.id}
+    assert inventory.find_planned_removals(spark, [leaving.id]) == {leaving.id}
 
 
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """A killed process is soon gone from the list, and it was not planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
     wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has noticed")
-    assert inventory.planned(spark, [two[1].id]) == frozenset()
+    assert inventory.find_planned_removals(spark, [two[1].id]) == frozenset()
     assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
 

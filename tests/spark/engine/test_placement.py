@@ -70,7 +70,7 @@ class Slots:
             home=self._home, store="totals", key=("k",), schema=operator.schema.to_text(),
             output=operator.declared.output, rows=operator.rows,
             per_key_group=False, order_by=(), total=TOTAL, epoch=1, sequence=version,
-            version=version, time_ms=0, watermark_ms=None, slots=layout.orders(), entries={},
+            version=version, time_ms=0, watermark_ms=None, slots=layout.key_groups_by_slot(), entries={},
         )  # fmt: skip
 
 
@@ -104,10 +104,10 @@ def test_every_slot_of_random_assignments_runs_where_wanted(
         layout = random_layout(chance, executors)
         work = slots.work(rows(spark))
         receipts = list(work.run(layout, [slots.order(layout, version)]))
-        assert {receipt.slot for receipt in receipts} == set(layout.orders())
+        assert {receipt.slot for receipt in receipts} == set(layout.key_groups_by_slot())
         assert failed(receipts) == []
         assert ran_elsewhere(layout, receipts) == []
-        assert work.placed()
+        assert work.is_placed()
         seen += len(receipts)
         work.release()
     assert seen == batches * len(executors)
@@ -131,7 +131,7 @@ def test_rows_are_counted_on_both_sides_of_the_shuffle(
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(4), executors)
     work = slots.work(rows(spark).where("k < 321"))
     receipts = work.run(layout, [slots.order(layout, 0)])
-    assert work.routed() == {"totals": 321}
+    assert work.count_routed_rows() == {"totals": 321}
     assert work.recount("totals") == sum(receipt.rows for receipt in receipts) == 321
 
 

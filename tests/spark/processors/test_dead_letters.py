@@ -13,9 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
 
-from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
+from riffle_spark import Stateful, StatefulProcessor, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.messages.slot_orders import LETTER, LateRule
 from riffle_spark.process.types.spark_schemas import schema_of_ddl

@@ -10,10 +10,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructType
 
-from riffle_spark import transform_with_state, transform_with_state_in_pandas
+from riffle_spark import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.routing import watermark_in
 from riffle_spark.spark.processors.spark_processor import declare

@@ -11,9 +11,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
 
-from riffle_spark import Stateful, arrow_function, transform_with_state, transform_with_state_in_pandas
+from riffle_spark import (
+    Stateful,
+    StatefulProcessor,
+    arrow_function,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames

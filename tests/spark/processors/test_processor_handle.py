@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.spark.compat import ListState, MapState, StatefulProcessorHandle, ValueState
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.state.schemas.variable_kinds import Variable
 from tests.kit.streams.processor_runs import SEEN, Run, Told, has_seen, see

@@ -13,10 +13,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 import riffle_spark
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark.errors import ConfigError, ConflictError
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException, PySparkNotImplementedError, StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
 
+from riffle_spark import StatefulProcessor
 from riffle_spark.errors import ConfigError
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.queries.played_query import QUICK, ROCKSDB

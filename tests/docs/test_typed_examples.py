@@ -1,0 +1,88 @@
+"""The calls in all examples type-check, as a user's editor and a user's CI check them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import riffle_spark
+from tests.kit.pages import CHECKOUT, PAGES, Block, blocks
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+EXAMPLES = [block for page in PAGES for block in blocks(page) if block.info.startswith("python")]
+FREE_NAMES = {
+    "spark": "spark = SparkSession.builder.getOrCreate()",
+    "events": "events = SparkSession.builder.getOrCreate().readStream.load()",
+}
+"""What fragments use without defining it. Other undefined names count as of any type."""
+NOT_OURS = re.compile("DataFrameLike")
+"""A type of PySpark that mypy does not know without stubs of pandas."""
+MYPY = [
+    *("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls"),  # the examples' own functions
+    *("--disable-error-code", "var-annotated", "--disable-error-code", "no-redef"),  # and variables
+    *("--disable-error-code", "name-defined", "--disable-error-code", "used-before-def"),  # fragments
+]
+PYRIGHT = {
+    "pythonVersion": "3.11",
+    "extraPaths": [str(CHECKOUT)],
+    "reportUndefinedVariable": False,
+    "reportPossiblyUnbound": False,
+    # PySpark's own types: names that it documents and does not export, and rows where it declares frames.
+    "reportPrivateImportUsage": False,
+    "reportIncompatibleMethodOverride": False,
+    "reportOptionalSubscript": False,
+}
+
+
+def module(block: Block) -> str:
+    """Return an example as a module: a fragment gets the imports that its page has in another example."""
+    if block.info == "python runnable":
+        return block.code
+    own = set(re.findall(r"(?m)^\s*(?:def |class |for )?(\w+)(?:, \w+)*\s*(?:=|\(|in )", block.code))
+    own |= set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^(?:from \S+ )?import .*", block.code))))
+    used = set(re.findall(r"(?<![.\w])(\w+)", block.code)) - own
+    lines = ["import riffle_spark", "from pyspark.sql import SparkSession, functions as F"]
+    lines += [f"from riffle_spark import {name}" for name in riffle_spark.__all__ if name in used]
+    lines += [line for name, line in FREE_NAMES.items() if name in used or re.search(rf"= .*\b{name}\b", block.code)]
+    return "\n".join([*lines, block.code])
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write each example to a file that is named after its page and line."""
+    folder = tmp_path_factory.mktemp("examples")
+    for block in EXAMPLES:
+        (folder / f"{block.page.stem.replace('-', '_')}_{block.line}.py").write_text(module(block))
+    (folder / "wrong_call.py").write_text('import riffle_spark\nriffle_spark.Settings(retained_for=["2 h"])\n')
+    return folder
+
+
+def test_mypy_accepts_every_example(examples: Path) -> None:
+    """By the strict rules. It finds the one planted wrong type."""
+    files = sorted(map(str, examples.glob("*.py")))
+    command = [sys.executable, "-m", "mypy", *MYPY, "--cache-dir", str(examples / "cache"), *files]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=500, check=False)
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line and not NOT_OURS.search(line)]
+    assert [error for error in errors if "wrong_call.py" not in error] == []
+    assert ['Argument "retained_for"' in error for error in errors] == [True], done.stdout + done.stderr
+
+
+def test_pyright_accepts_every_example(examples: Path) -> None:
+    """If this machine has it: `pip install pyright` in any environment on the path."""
+    program = shutil.which("pyright")
+    if program is None:
+        pytest.skip("pyright is not installed")
+    (examples / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
+    command = [program, "--pythonpath", sys.executable, "--outputjson", "."]
+    done = subprocess.run(command, cwd=examples, capture_output=True, text=True, timeout=500, check=False)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    errors = [f"{Path(error['file']).name}: {error['message']}" for error in found if error["severity"] == "error"]
+    assert [error for error in errors if "wrong_call.py" not in error] == []
+    assert ['"retained_for"' in error for error in errors] == [True]
