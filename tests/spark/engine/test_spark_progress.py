@@ -151,7 +151,7 @@ def test_a_spark_without_these_nodes_costs_one_warning(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If Spark has moved its classes, all batches are committed, and one warning says that listeners get no operators."""
+    """If Spark has moved its classes, every batch is committed, and one warning says what listeners lack."""
     monkeypatch.setattr(
         spark_progress, "_PLACES", ("org.apache.spark.nowhere",)
     )  # private: where a later Spark moves it
