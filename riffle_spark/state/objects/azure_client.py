@@ -165,7 +165,7 @@ class _Token:
         return prepared
 
     def _fetch(self) -> None:
-        pip = "Run pip install 'riffle-spark[azure]' on the driver and the executors, or set AZURE_STORAGE_KEY."
+        pip = "Run pip install 'azure-identity>=1.16' on the driver and the executors, or set AZURE_STORAGE_KEY."
         check_importable("azure.identity", "A root in Azure without an account key", pip, where="root")
         from azure.core import exceptions as azure_errors
         from azure.identity import DefaultAzureCredential
