@@ -28,6 +28,7 @@ from riffle_spark.spark.compat.stateful_processor import (
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
     "ClassicFrame",
@@ -55,6 +56,7 @@ __all__ = [
 
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
+PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
 _BEAT_MS: Final = 1000

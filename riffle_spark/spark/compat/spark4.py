@@ -28,6 +28,7 @@ from riffle_spark.spark.compat.java import looked_up, opened_field, scala_seq
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
     "ClassicFrame",
@@ -57,6 +58,8 @@ CLASSIC: Final = "org.apache.spark.sql.classic"
 """The Java package of ``SparkSession`` and ``Dataset``."""
 LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
+PARTITION_METRICS: Final[tuple[str, ...]] = ()
+"""The metrics of a state operator that hold the number of its partitions. Since Spark 4 it has no such metric."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")

@@ -106,7 +106,8 @@ class SparkProgress:
             plan = _state_node(jvm, *key, plan) if known is None else known.withNewChildInternal(plan)
             self._nodes[key] = plan
             metrics = plan.metrics()
-            for name, value in operator.metrics.items():
+            partitions = dict.fromkeys(compat.PARTITION_METRICS, operator.partitions)
+            for name, value in {**operator.metrics, **partitions}.items():
                 if value:
                     metrics.apply(name).set(value)
         return plan
