@@ -42,7 +42,8 @@ class RunningJob:
     """The batch loop of a job in this process.
 
     ``watermark_source`` is ``spark`` if the query uses Spark's own ``withWatermark`` (``IncomingBatch``). In that case
-    ``tick`` starts batches without rows, and ``side_output`` receives late rows.
+    ``tick`` starts batches without rows, and ``side_output`` receives late rows. ``time_shift_ms`` is added to
+    the time of each batch.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RunningJob:
         self._source = watermark_source
         self._tick = tick
         self._side_output = side_output
+        self.time_shift_ms = 0
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
         self._progress = SparkProgress()
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
@@ -114,6 +116,7 @@ class RunningJob:
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
+        incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
         self._calls.check(batch, incoming)
         if self._run_id != incoming.run_id:

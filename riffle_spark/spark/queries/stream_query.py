@@ -27,7 +27,10 @@ _IDLE: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark":
 
 
 class StreamJob(StatefulJob):
-    """The ``foreachBatch`` function of a wrapped query. Its operators are known before the first batch."""
+    """The ``foreachBatch`` function of a wrapped query. Its operators are known before the first batch.
+
+    ``time_shift_ms`` is added to the time of each batch, for tests.
+    """
 
     def __init__(
         self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
@@ -38,10 +41,15 @@ class StreamJob(StatefulJob):
         self._tick = tick
         self._late_rows = late_rows
         self._stored_rows: dict[int, Mapping[str, int]] = {}
+        self.time_shift_ms = 0
 
     def stored_rows(self, version: int) -> Mapping[str, int]:
         """Return how many rows the parts of each store had after a batch. A store has at most that many keys."""
         return self._stored_rows.get(version, {})
+
+    def set_step_listener(self, reached: Callable[[str], None]) -> None:
+        """Call a function at each step of a batch, from the next start of the driver on."""
+        self._reached = reached
 
     def end(self) -> None:
         """Stop the job's threads, after the query has ended."""
@@ -49,7 +57,9 @@ class StreamJob(StatefulJob):
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
         """Return the batch loop of this query."""
-        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
+        job = RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
+        job.time_shift_ms = self.time_shift_ms
+        return job
 
     def _call_on_report(self, report: BatchReport) -> None:
         """Keep the number of stored rows for the reports that are kept, and call the user's ``on_report``."""
