@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat.java import opened_field
 from riffle_spark.spark.compat.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -27,6 +28,7 @@ from riffle_spark.spark.compat.stateful_processor import (
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
     "ClassicFrame",
@@ -47,12 +49,14 @@ __all__ = [
     "local_checkpoint",
     "no_stream",
     "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
 
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
+PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
 _BEAT_MS: Final = 1000
@@ -165,3 +169,8 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     fields = spark.createDataFrame([], schema).schema.fields
     rate = spark.readStream.format("rate").option("numPartitions", 1).load()
     return rate.where("value < 0").select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in fields])
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "executedPlan").set(execution, plan)

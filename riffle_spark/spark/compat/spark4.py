@@ -23,11 +23,12 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import scala_seq
+from riffle_spark.spark.compat.java import looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
     "ClassicFrame",
@@ -48,6 +49,7 @@ __all__ = [
     "local_checkpoint",
     "no_stream",
     "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
@@ -56,6 +58,8 @@ CLASSIC: Final = "org.apache.spark.sql.classic"
 """The Java package of ``SparkSession`` and ``Dataset``."""
 LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
+PARTITION_METRICS: Final[tuple[str, ...]] = ()
+"""The metrics of a state operator that hold the number of its partitions. Since Spark 4 it has no such metric."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
@@ -128,3 +132,10 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     """Return a stream without rows that has a new offset every ``every_ms`` milliseconds."""
     spark.dataSource.register(Heartbeat)
     return spark.readStream.format(Heartbeat.name()).schema(schema).option(EVERY_MS, every_ms).load()
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    holder = opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "lazyExecutedPlan").get(execution)
+    planned = looked_up(jvm, "scala.util.Success")(plan)
+    opened_field(jvm, "org.apache.spark.util.LazyTry", "tryT").set(holder, planned)

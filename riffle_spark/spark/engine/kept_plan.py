@@ -128,7 +128,7 @@ def _result_or_none(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """The nodes of a plan, and the arguments of the nodes that each batch makes anew."""
+    """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
