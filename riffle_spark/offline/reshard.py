@@ -50,6 +50,7 @@ class SharedKey(Exception):
     """A key has state in two shards that would be merged. ``key`` shows its columns."""
 
     def __init__(self, key: str, shards: tuple[int, int]) -> None:
+        """Create the error. ``key`` is the key as text, ``shards`` the two old shards with its state."""
         super().__init__(key, shards)
         self.key = key
         self.shards = shards
@@ -160,6 +161,10 @@ class _Runs:
     """Rows of a store in a temporary folder, written in files that are sorted by new shard."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        """Create runs without rows in a folder.
+
+        ``schema`` is that of the rows, with the columns of source and target.
+        """
         self.schema = schema
         self.row_count = 0
         self._folder = folder

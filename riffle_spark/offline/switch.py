@@ -291,7 +291,10 @@ class _Switch:
                 raise self._two_partitions_error(schema.store, error) from error
 
     def rewrite_entry(self, address: Address, entry: Entry, folder: Path) -> Entry:
-        """Return a key-group's entry with its state as a new snapshot."""
+        """Return a key-group's entry with its state as a new snapshot. Without state return the entry itself.
+
+        ``folder`` is used for temporary files.
+        """
         store, key_group = address
         schema = schema_of_text(store, self.tail.schemas[store])
         if entry.head == EMPTY_HEAD:
@@ -328,6 +331,7 @@ class _ByKey:
     """Maps keys to key-groups. ``shards`` stays empty."""
 
     def __init__(self, total: int) -> None:
+        """Create a mapping to ``total`` key-groups."""
         self.shards = Shards()
         self._total = total
 
@@ -340,6 +344,10 @@ class _ByPartition:
     """Maps keys to shards by the user's ``partition_of``. ``shards`` grows with the partitions that it returns."""
 
     def __init__(self, partition_of: PartitionOf, total: int, offsets: str | None) -> None:
+        """Create a mapping to at most ``total`` shards.
+
+        ``offsets`` is Spark's offset-log entry, which names partitions.
+        """
         self._known = partitions_in(offsets)
         self.shards = Shards().extended(self._known or (), total)
         self._partition_of = partition_of

@@ -89,12 +89,14 @@ def _present_conf(builder: SparkSession.Builder) -> dict[str, str]:
 
 
 def _is_submitted() -> bool:
+    """Return whether ``spark-submit`` runs this process."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _add_packages(
     builder: SparkSession.Builder, conf: dict[str, str], *, kafka: bool, s3a: bool
 ) -> SparkSession.Builder:
+    """Return the builder with the packages that are missing. Under ``spark-submit`` warn of them instead."""
     present = f"{conf.get(_PACKAGES, '')},{conf.get(_JARS, '')}"
     missing = packages(
         kafka=kafka and "spark-sql-kafka" not in present,
@@ -150,6 +152,7 @@ def warm_up(spark: SparkSession, settings: Settings | None = None) -> threading.
 
 
 def _warm_up(spark: SparkSession, code_settings: Settings | None) -> None:
+    """Start Python workers until enough executors are ready or the time is over. Errors are only logged."""
     try:
         settings = settings_of(spark, code_settings)
         home = home_of(spark, settings)

@@ -87,7 +87,7 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
 
 
 def settings_of(spark: SparkSession, code_settings: Settings | None) -> Settings:
-    """Return the settings in effect for a session, from all sources."""
+    """Return the settings in effect for a session: from the code, ``spark.riffle.*`` and ``conf/riffle.toml``."""
     conf: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else compat.conf_of(spark)
     riffle_conf = {name: value for name, value in conf.items() if name.startswith(CONF_PREFIX)}
     return from_sources(code_settings, riffle_conf, _TOML)

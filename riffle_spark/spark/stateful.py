@@ -292,6 +292,10 @@ class JobOperations:
         return self._driver.ownership.copies.readiness if self._driver else ()
 
     def _running_driver(self) -> Driver:
+        """Return the driver of the running query.
+
+        Raise ``ConfigError`` if it does not run or has not run a batch yet.
+        """
         if self._driver is None:
             raise ConfigError(
                 "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0373"
@@ -303,6 +307,7 @@ class JobOperations:
         return self._driver
 
     def _is_active(self) -> bool:
+        """Return whether the query runs."""
         return True
 
 
@@ -406,6 +411,7 @@ class StatefulJob(JobOperations):
             self.resume()
 
     def _start_or_continue(self, spark: SparkSession) -> RunningJob:
+        """Return the batch loop of this session's application, a new one if there is none."""
         if self._running is None or not self._running.is_of(spark):
             self._running = self._create_running_job(spark)
             self._driver = self._running.driver
@@ -413,18 +419,22 @@ class StatefulJob(JobOperations):
         return self._running
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
+        """Return a new batch loop for the job's operators."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
+        """Return whether the query of the last batch still runs."""
         return self._running is not None and self._running.is_active()
 
     def _stop_running_job(self) -> None:
+        """Stop the batch loop, if there is one."""
         if self._running is not None:
             self._running.stop()
         self._running = None
 
     def _call_on_report(self, report: BatchReport) -> None:
+        """Call the user's ``on_report``. Its errors are logged."""
         try:
             if self.on_report:
                 self.on_report(report)
@@ -435,6 +445,7 @@ class StatefulJob(JobOperations):
 
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
+    """Return an operator and its sink as an operator of a job."""
     return JobOperator(
         store=operator.store,
         key=operator.key,

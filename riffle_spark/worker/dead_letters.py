@@ -60,6 +60,10 @@ class _Trials:
     """Runs a slot with fewer and fewer keys until none of them fails. Rows of initial state are always included."""
 
     def __init__(self, rows: pa.Table, touched: TouchedKeys, is_initial: npt.NDArray[np.bool_], run: Run) -> None:
+        """Create trials on a slot's rows.
+
+        ``is_initial`` marks rows of initial state, ``run`` runs the slot on some rows.
+        """
         self._rows = rows
         self._touched = touched
         self._is_initial = is_initial

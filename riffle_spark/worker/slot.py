@@ -99,6 +99,7 @@ class _Attempt:
     """One attempt of a slot: its folder, store and keys, and what its receipt will report (``facts``)."""
 
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
+        """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
         self.compute = make_store_computation(computation, order.store)

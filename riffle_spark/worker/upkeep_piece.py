@@ -56,6 +56,7 @@ class _Piece:
     """One piece of upkeep, and what its receipt will report."""
 
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
+        """Create a piece of upkeep. ``random_bytes`` names snapshots, ``budget`` limits time and fetched bytes."""
         self.errors: list[str] = []
         self.facts: dict[str, object] = {"ran": False}
         self._order = order

@@ -122,6 +122,7 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 
 
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
+    """Check that a package is installed in a version that PySpark and riffle_spark accept."""
     own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1] if name != "pandas" else "0"
     needed = max(minimum, own_minimum, key=_numbers)
     below = ",<3" if name == "pandas" else ""
@@ -310,24 +311,30 @@ def memory_bytes(text: str, unit: int) -> int | None:
 
 
 def _size(number: int) -> str:
+    """Return a number of bytes as Spark writes it, such as ``4g``."""
     return f"{number / _MIB:.0f}m" if number < 10 << 30 else f"{number / (1 << 30):.0f}g"
 
 
 def _whole(text: str | None, default: int) -> int:
+    """Return a text as a whole number, or ``default`` if it is none."""
     return int(text) if text is not None and text.strip().isdigit() else default
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers in a version, to compare it."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _release(version: str) -> str:
+    """Return a version without a suffix, such as ``4.0.1`` for ``4.0.1.dev0``."""
     return ".".join(re.findall(r"\d+", version)[:3])
 
 
 def _dotted(version: Sequence[int]) -> str:
+    """Return the numbers of a version as text."""
     return ".".join(map(str, version))
 
 
 def _choice(numbers: Sequence[int]) -> str:
+    """Return numbers as text, such as ``17 or 21``."""
     return " or ".join(map(str, numbers))

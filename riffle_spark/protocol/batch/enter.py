@@ -162,11 +162,11 @@ def check_matches_stored_state(
     key_id: str = "",
     decision: Decision = Decision.RUN,
 ) -> None:
-    """Raise unless settings, operators and the encryption ``key`` fit each other and the stored state.
+    """Raise unless settings, operators and the encryption key fit each other and the stored state ``tail``.
 
-    Raises ``ConfigError``, ``ConflictError`` for a repeat with sealed rows that no sink would receive, and
-    ``CorruptStateError`` for operator requests that cannot be read. The driver calls this before its claim, because a
-    claim would fence a driver that works.
+    ``key_id`` is the id of the key to write with. Raises ``ConfigError``, ``ConflictError`` for a repeat with sealed
+    rows that no sink would receive, and ``CorruptStateError`` for operator requests that cannot be read. The driver
+    calls this before its claim, because a claim would fence a driver that works.
     """
     if tail is not None:
         read_requests(tail.orders)

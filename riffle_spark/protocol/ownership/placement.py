@@ -39,6 +39,7 @@ class Placement:
     def __init__(
         self, settings: Settings, membership: Membership, copies: CopyTracking, operations: RequestRegister
     ) -> None:
+        """Create a placement without owners. ``operations`` has the requests of operators."""
         self.settings = settings
         self.present = Assignment({})
         self.layout: SlotLayout | None = None

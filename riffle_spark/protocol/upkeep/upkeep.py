@@ -73,6 +73,7 @@ class Upkeep:
     def __init__(
         self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
     ) -> None:
+        """Create the upkeep of a driver. ``objects`` is the store for deletes and scans, ``rounds`` runs the plans."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention = Retention(*_retention_limits(settings))
@@ -97,7 +98,7 @@ class Upkeep:
         self._done: Counter[str] = Counter()
 
     def change_settings(self, settings: Settings) -> None:
-        """Apply changed settings."""
+        """Use changed settings from the next plan on, and allow failed work to be tried again."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention.set_limits(*_retention_limits(settings))

@@ -53,6 +53,7 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
 
 
 def _kafka_options(batch: DataFrame) -> list[dict[str, str]]:
+    """Return the options of the query's Kafka sources, with names in lower case."""
     return [options for options in source_options(batch) if _BOOTSTRAP in options]
 
 
@@ -75,6 +76,7 @@ def unbounded_batches(batch: DataFrame) -> str | None:
 
 
 def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
+    """Return the topics that a source with these options reads."""
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",")]
     if "assign" in options:
@@ -84,7 +86,7 @@ def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
 
 
 def _topics_read(batch: DataFrame) -> list[str]:
-    """Return the topics in the latest offsets. Kafka's offsets map topics to partitions."""
+    """Return the topics in the query's latest offsets. Kafka's offsets map topics to partitions."""
     sources = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
     return [topic for offsets in sources for topic, partitions in offsets.items() if isinstance(partitions, dict)]
 
@@ -122,6 +124,7 @@ def partition_racks(
 def _describe(
     servers: Sequence[str], topics: Sequence[str], security: Mapping[str, Any], seconds: float
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return Kafka's descriptions of the brokers and of the topics."""
     with administrator(servers, seconds, security) as admin:
         return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
 
@@ -129,6 +132,10 @@ def _describe(
 def _partition_racks(
     described: Iterable[Mapping[str, Any]], racks: Mapping[int, str | None]
 ) -> Iterable[tuple[tuple[str, int], tuple[str, ...]]]:
+    """Yield ((topic, partition), racks of its replicas). Warns of topics that Kafka does not describe.
+
+    ``described`` are Kafka's descriptions of topics, ``racks`` has the rack of each broker.
+    """
     for topic in described:
         name = str(_field(topic, "name", "topic"))
         if topic["error_code"]:

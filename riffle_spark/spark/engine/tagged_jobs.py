@@ -64,6 +64,7 @@ class TaggedJobs:
     """
 
     def __init__(self, spark: SparkSession, pool: str) -> None:
+        """Create jobs with a tag of their own, for the scheduler pool ``pool``."""
         self._spark = spark
         self._pool = pool
         self._tag = f"{pool}-{uuid.uuid4().hex}"
@@ -104,6 +105,7 @@ class TaggedJobs:
                 self._ended.wait(_CANCEL_AGAIN_SECONDS)
 
     def _cancel(self) -> None:
+        """Cancel all running jobs with the tag. Errors are ignored."""
         with suppress(Exception):
             if handles.is_classic(self._spark):
                 handles.context(self._spark).cancelJobsWithTag(self._tag)
@@ -139,6 +141,7 @@ class Deadline:
     """
 
     def __init__(self, spark: SparkSession, seconds: float) -> None:
+        """Create a deadline of ``seconds`` for each task."""
         self.seconds = seconds
         self.passed = False
         self.overdue: tuple[str, ...] = ()
@@ -156,6 +159,7 @@ class Deadline:
             yield
 
     def _watch(self) -> None:
+        """Cancel the jobs once a task of them has run too long, or if they get no core for too long."""
         start = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
@@ -189,6 +193,7 @@ class Losses:
     """Watches the runs of a batch for lost executors. The last of ``runs`` is not cancelled."""
 
     def __init__(self, spark: SparkSession, runs: int) -> None:
+        """Create the watch over a batch that runs at most ``runs`` times."""
         self._spark = spark
         self._runs_left = runs
         self._start = time.time()
@@ -218,7 +223,7 @@ class Losses:
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
-        """Raise an error with a remedy if Python or executors ran out of memory.
+        """Replace an error of the block by one with a remedy if Python or executors ran out of memory.
 
         Spark itself only reports the lost tasks and blocks.
         """
@@ -234,7 +239,7 @@ class Losses:
             raise
 
     def _removals(self) -> list[str]:
-        """Return the reasons for the removals of executors since the batch started."""
+        """Return Spark's reasons for the removals of executors since the batch started, empty if they are unknown."""
         with suppress(Exception):  # the JVM may raise any error; then Spark's error is raised
             return handles.removals_since(self._spark, self._start)
         return []
@@ -272,6 +277,7 @@ class _Watch:
     """The jobs that this thread runs in the block, and the executors that were lost meanwhile."""
 
     def __init__(self, spark: SparkSession, executors: frozenset[str]) -> None:
+        """Create a watch over jobs that use these executors."""
         self.lost: frozenset[str] = frozenset()
         self._cancelled = False
         self._spark = spark
@@ -281,6 +287,7 @@ class _Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """Watch the jobs that this thread runs in the block."""
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 

@@ -65,7 +65,7 @@ def worker_python_error(error: BaseException) -> ConfigError | None:
 
 
 def _cause(text: str) -> tuple[str, str] | None:
-    """Return the problem and the remedy for Spark's error text, or ``None`` if it has another cause."""
+    """Return the problem and the remedy for Spark's error text, or ``None`` if Python workers are not the cause."""
     if match := _OTHER_RELEASE.search(text):
         problem = f"The executors have another version of riffle_spark than the driver: {match[0]}."
         return problem, "Install the driver's version of riffle_spark on every executor, or send it with --py-files."

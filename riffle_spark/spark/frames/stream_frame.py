@@ -24,11 +24,12 @@ from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
+from riffle_spark.spark.queries.stream_query import StreamJob
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "start_prepared"]
 
 _OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
@@ -39,6 +40,7 @@ class StreamWriter(DataStreamWriter):
     """A wrapped frame's writer, with all of Spark's methods. ``start`` runs stateful operators on riffle."""
 
     def __init__(self, frame: Any, options: StreamOptions) -> None:
+        """Create the writer of a wrapped frame, with the options that ``riffle_spark.on`` got."""
         super().__init__(frame)
         self._frame = frame
         self._options = options
@@ -113,12 +115,17 @@ class StreamWriter(DataStreamWriter):
         return self
 
 
+def start_prepared(writer: StreamWriter, prepare: Callable[[StreamJob], object]) -> StreamingQuery:
+    """Start a query as ``writer.start()`` does, and call ``prepare`` with its job before."""
+    return start_query(writer._frame, WriterSettings(tuple(writer._calls)), writer._options, prepare)
+
+
 class StreamFrame(ClassicFrame):
     """A streaming ``DataFrame`` with stateful operators that run on riffle."""
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
-        """The writer that starts the query."""
+        """Return the writer that starts the query."""
         return StreamWriter(self, options_in(self))
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
@@ -127,17 +134,17 @@ class StreamFrame(ClassicFrame):
 
 
 class StreamGroups(GroupedData):
-    """A wrapped frame's groups."""
+    """The grouped data of a wrapped frame. Its methods return wrapped frames."""
 
 
-def _wrapped(result: object) -> object:
+def _wrap(result: object) -> object:
     """Return Spark's frames and grouped data as wrapped ones, lists of frames too, and any other object unchanged."""
     if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
         return StreamFrame(result._jdf, result.sparkSession)
     if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
         return StreamGroups(result._jgd, result._df)
     if isinstance(result, list) and result and isinstance(result[0], DataFrame):
-        return [_wrapped(frame) for frame in result]
+        return [_wrap(frame) for frame in result]
     return result
 
 
@@ -146,7 +153,7 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        return _wrapped(method(self, *positional, **named))
+        return _wrap(method(self, *positional, **named))
 
     return call
 
@@ -159,7 +166,7 @@ def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., o
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        frame = _wrapped(method(self, *positional, **named))
+        frame = _wrap(method(self, *positional, **named))
         assert isinstance(frame, StreamFrame), name
         function = function_id(analysed(frame))
         if function is not None:
@@ -200,7 +207,7 @@ def _wrap_methods(wrapper: type, base: type) -> None:
         setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
-def _recorded(name: str) -> Callable[..., StreamWriter]:
+def _recording_method(name: str) -> Callable[..., StreamWriter]:
     """Return a writer's method that records its call after Spark's own method has checked the arguments."""
     method = getattr(DataStreamWriter, name)
 
@@ -214,7 +221,7 @@ def _recorded(name: str) -> Callable[..., StreamWriter]:
 
 for _name in _RECORDED:
     if hasattr(DataStreamWriter, _name):
-        setattr(StreamWriter, _name, _recorded(_name))
+        setattr(StreamWriter, _name, _recording_method(_name))
 _wrap_methods(StreamFrame, ClassicFrame)
 _wrap_methods(StreamGroups, GroupedData)
 for _name in _OF_PROCESSORS:

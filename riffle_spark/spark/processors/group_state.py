@@ -94,7 +94,7 @@ class StateColumns:
     def table(self, states: Sequence[tuple[Values | None, int | None]]) -> pa.Table:
         """Return the stored columns for these (state, due time in ms) pairs, a row for each.
 
-        ``None`` stands for none.
+        The state or the time may be ``None``.
         """
         nulls = (None,) * len(self.state)
         fields = Fields(self.state, row_maker).columns([nulls if values is None else values for values, _ in states])
@@ -109,6 +109,10 @@ class GroupStates:
     """The states of a batch's keys, passed to the user's function one by one and read back after each call."""
 
     def __init__(self, columns: StateColumns, batch: Batch, *, has_timed_out: bool, has_watermark: bool) -> None:
+        """Create the states of a batch's keys.
+
+        The flags are those that the user's function reads from a ``GroupState``.
+        """
         self._columns = columns
         self._batch = batch
         self._values = columns.values(batch)

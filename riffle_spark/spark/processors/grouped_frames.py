@@ -64,7 +64,10 @@ class GroupedFrames:
         return self._call(batch, frames, _changed_update, has_timed_out=False)
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Call the function for each key that has timed out, with an empty frame."""
+        """Call the function for each key of the batch, which has timed out, with an empty frame.
+
+        Return the update for its output and the new states. Raise ``UserFunctionError`` if the function fails.
+        """
         frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
         return self._call(batch, frames, _remaining_update, has_timed_out=True)
 
@@ -146,6 +149,7 @@ class FramesByKey:
     """Iterates over the rows of each key as frames of at most ``rows_max`` rows."""
 
     def __init__(self, grouped: InputByKey, options: pandas_form.PandasOptions) -> None:
+        """Create the frames of rows that are grouped by key."""
         self._rows = grouped.rows
         self._positions = grouped.positions
         self._timezone = options.timezone

@@ -1,6 +1,6 @@
 """Provide the ``StatefulProcessorHandle`` of a processor. It checks the phase of each call."""
 
-# ruff: noqa: D102, N802, N803 - PySpark names and documents these methods
+# ruff: noqa: N802, N803 - PySpark names these methods
 
 from collections.abc import Iterator
 from operator import index
@@ -40,6 +40,7 @@ class Handle(StatefulProcessorHandle):
     """
 
     def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
+        """Create a handle without variables, for a processor in this phase."""
         self._time_mode = time_mode
         self.phase: Phase = phase
         self.variables: dict[str, Variable] = {}
@@ -48,10 +49,12 @@ class Handle(StatefulProcessorHandle):
         self._session: Session | None = None
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
+        """Declare and return a state variable with one value per key. ``schema`` is the type of the value."""
         self._declare(stateName, "value", schema, None, ttlDurationMs)
         return self._add(ValueOfCells(stateName))
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
+        """Declare and return a state variable with a list of values per key. ``schema`` is the type of a value."""
         self._declare(stateName, "list", schema, None, ttlDurationMs)
         return self._add(ListOfCells(stateName))
 
@@ -62,13 +65,16 @@ class Handle(StatefulProcessorHandle):
         valueSchema: Schema,
         ttlDurationMs: int | None = None,
     ) -> MapState:
+        """Declare and return a state variable with a map per key."""
         variable = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
         return self._add(MapOfCells(stateName, row_maker(variable.value.names)))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer for the current key at a time (milliseconds since the epoch)."""
         self._current_session("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete the timer of the current key at a time, if there is one."""
         self._current_session("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
@@ -76,6 +82,7 @@ class Handle(StatefulProcessorHandle):
         return self._current_session("listing timers", "list_timers").timers.list()
 
     def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable of an earlier version of the processor, during ``init``."""
         if self.phase not in _DECLARING:
             raise spark_errors.wrong_phase("deleting state", "delete_if_exists", self.phase)
         self.variables.pop(stateName, None)
@@ -85,13 +92,13 @@ class Handle(StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
-        """Bind the state variables and timers to a session."""
+        """Bind the state variables and timers to the session of a key, before the processor is called for it."""
         self._session = session
         for name, state in self._states.items():
             vars(state)["cells"] = session.cells[name]
 
     def leave(self) -> None:
-        """Unbind the state variables and timers."""
+        """Unbind the state variables and timers, after the last key."""
         self._session = None
         for state in self._states.values():
             _unbind(state)

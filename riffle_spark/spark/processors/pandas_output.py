@@ -48,6 +48,7 @@ class PandasOutput:
     """Collects frames with the columns of a schema, matched by name, or by position if no label is a string."""
 
     def __init__(self, schema: pa.Schema, options: PandasOptions) -> None:
+        """Create an output without rows. ``schema`` has the declared columns."""
         self._schema = schema
         self._by_name = options.by_name
         self._labels: list[object] = []
@@ -69,7 +70,7 @@ class PandasOutput:
         if labels != self._labels:
             self._positions = self._positions_of(labels)
             self._labels = labels
-        self._frames.append((_copied_columns(frame), self._positions))
+        self._frames.append((_copy_columns(frame), self._positions))
 
     def table(self) -> pa.Table:
         """Return the rows of all frames in their order, and remove the frames."""
@@ -96,7 +97,7 @@ class PandasOutput:
         return [labels.index(name) for name in self._schema.names]
 
 
-def _copied_columns(frame: pd.DataFrame) -> Sequence[Values]:
+def _copy_columns(frame: pd.DataFrame) -> Sequence[Values]:
     """Return copies of a frame's columns, because the processor may change its frame later.
 
     Columns that pandas stores in a single array are copied together. Otherwise each column is copied.
@@ -119,6 +120,7 @@ class _Column:
     """Converts a column. Arrays of the same type are converted together."""
 
     def __init__(self, field: pa.Field, timezone: str, coercion: Mapping[str, Any], *, safe: bool) -> None:
+        """Create the converter of a column. ``coercion`` are further arguments of PySpark's converter."""
         self._field = field
         self._safe = safe
         spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
@@ -132,15 +134,15 @@ class _Column:
         for index, values in enumerate(arrays):
             by_type.setdefault(values.dtype, []).append(index)
         if len(by_type) <= 1:
-            return self._converted(arrays) if arrays else pa.array([], self._field.type)
-        parts = [self._converted([arrays[index] for index in indexes]) for indexes in by_type.values()]
+            return self._convert_alike(arrays) if arrays else pa.array([], self._field.type)
+        parts = [self._convert_alike([arrays[index] for index in indexes]) for indexes in by_type.values()]
         owners = [np.full(len(arrays[index]), index) for indexes in by_type.values() for index in indexes]
         order = np.argsort(np.concatenate(owners), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(order))
 
-    def _converted(self, arrays: Sequence[Values]) -> pa.Array:
+    def _convert_alike(self, arrays: Sequence[Values]) -> pa.Array:
         """Return the Arrow array of arrays with the same type. Raise PySpark's error if a value does not convert."""
-        series = pd.Series(_joined(arrays), name=self._field.name)
+        series = pd.Series(_join_arrays(arrays), name=self._field.name)
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.dtype.categories.dtype)
         series = self._converter(series)
@@ -171,7 +173,7 @@ class _Column:
         )
 
 
-def _joined(arrays: Sequence[Values]) -> Values:
+def _join_arrays(arrays: Sequence[Values]) -> Values:
     """Return arrays of the same type as one array."""
     if len(arrays) == 1:
         return arrays[0]

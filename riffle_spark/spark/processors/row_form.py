@@ -1,7 +1,5 @@
 """Convert rows to and from ``Row`` objects for ``transformWithState``, and check the event times of output."""
 
-# ruff: noqa: D102 - `Form` documents these methods
-
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -29,14 +27,17 @@ class RowForm:
     """
 
     def __init__(self, output: pa.Schema) -> None:
+        """Create a form whose output has the columns ``output``."""
         self._output = output
         self._is_flat = not any(pa.types.is_nested(kind) for kind in output.types)
         self._rows: list[Row] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
+        """Return each key as a tuple."""
         return rows_as_tuples(keys)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """Yield an iterator over each key's rows. ``positions`` has the first row of each key, and the end."""
         for first, end in split_into_windows(positions, ROWS_MAX):
             start = positions[first]
             stop = positions[end]
@@ -48,12 +49,18 @@ class RowForm:
                 yield iter(objects[positions[key] - start : positions[key + 1] - start])
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """Yield an iterator over each key's initial states.
+
+        ``positions`` has the first row of each key, and the end.
+        """
         return self.rows(states, positions)
 
     def collect(self, output: Iterable[object]) -> None:
+        """Add the rows that the processor returned for a key to the output."""
         self._rows.extend(output)  # type: ignore[arg-type]  # other types fail when they are read
 
     def output(self) -> pa.Table:
+        """Return all collected rows as a table, and forget them."""
         rows = self._rows
         self._rows = []
         if not rows:
@@ -82,6 +89,7 @@ class EventTimeForm:
     """A ``Form`` that checks that the event times of its output are after the watermark, as Spark does."""
 
     def __init__(self, form: Form, column: str, watermark_ms: int) -> None:
+        """Wrap a form. ``column`` is the output column with the event time."""
         self._form = form
         self._column = column
         self._watermark_ms = watermark_ms

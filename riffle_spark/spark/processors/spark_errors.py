@@ -176,6 +176,7 @@ class _StandIn:
     """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
+        """Create the stand-in of the state variable ``name``."""
         self._kind = kind
         self._name = name
 
@@ -198,6 +199,7 @@ class OnDriver(_StandIn):
     """Replaces cells on the driver, where variables are only declared."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:
+        """Return the error for a call on the driver."""
         return wrong_phase(doing, f"{self._name}.{operation}", "PRE_INIT")
 
 
@@ -205,6 +207,7 @@ class Keyless(_StandIn):
     """Replaces cells outside the processing of a key."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
+        """Return the error for a call outside the processing of a key."""
         return no_key(doing, self._name)
 
 
@@ -212,9 +215,11 @@ class Deleted(_StandIn):
     """Replaces the cells of a variable that ``init`` deleted. As in Spark, iterating over them yields nothing."""
 
     def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
+        """Return a function without results for a method that iterates. Raise Spark's error for any other method."""
         if (self._kind, method) in _ITERATORS:
             return lambda: iter(())
         return super()._method(method, operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
+        """Return the error for a call on a deleted variable."""
         return PySparkRuntimeError(f"Error {doing}: {self._kind.capitalize()} state {self._name} is not initialized.")

@@ -108,8 +108,11 @@ class PlannedStage:
         )
 
 
-def _read_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
-    """Return the planned stage of an aggregate."""
+def _plan_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of an aggregate.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = aggregate_plan.read_aggregate(query.reader, stage.node, used_stores)
     spec = plan.spec
     description = list[str]()
@@ -137,7 +140,11 @@ def _read_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
     )
 
 
-def _read_distinct(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_deduplication(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a de-duplication (``dropDuplicates``).
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = distinct_plan.read_distinct(query.reader, stage.node, used_stores)
     spec = plan.spec
     late = None if spec.time is None else LateRule(spec.time.column, "rows")
@@ -162,8 +169,11 @@ def _read_distinct(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tup
     )
 
 
-def _read_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
-    """Return the planned stage of a join of two streams."""
+def _plan_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a join of two streams.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = join_plan.read_join(query.reader, stage.node, used_stores, stage.used_columns)
     spec = plan.spec
     description = list[str]()
@@ -191,8 +201,11 @@ def _read_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[s
     )
 
 
-def _read_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
-    """Return the planned stage of a user's function per key."""
+def _plan_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a user's function per key.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = groups_plan.read_groups(query.reader, stage.node, stage.kind, used_stores)
     groups = GroupsStage.of(plan)
     compute = groups.of_frames() if stage.kind == "groups" else groups.of_processor()
@@ -213,8 +226,11 @@ def _read_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple
     )
 
 
-def _read_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
-    """Return the planned stage of a join with a table."""
+def _plan_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a join with a table.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = table_plan.read_table(query.reader, stage.node, used_stores, stage.used_columns)
     spec = plan.spec
     columns = ", ".join(spec.table_columns.names)
@@ -234,12 +250,12 @@ def _read_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[
 
 
 READERS: Final[Mapping[str, Callable[[cut_query.CutQuery, cut.Stage, tuple[str, ...]], PlannedStage]]] = {
-    "aggregate": _read_aggregate,
-    "distinct": _read_distinct,
-    "groups": _read_groups,
-    "join": _read_join,
-    "processor": _read_groups,
-    "table": _read_table,
+    "aggregate": _plan_aggregate,
+    "distinct": _plan_deduplication,
+    "groups": _plan_groups,
+    "join": _plan_join,
+    "processor": _plan_groups,
+    "table": _plan_table,
 }
 """Functions that read the node of a stage, by kind. They also get the names of the query's other stores."""
 

@@ -39,6 +39,7 @@ class StageRows:
     """
 
     def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, batch_column: str | None) -> None:
+        """Create the rows of ``stage``. ``stages`` are all stages of the query, by number."""
         self.after = tuple(stages[number].store for number in stage.source_stages)
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
         self._map_side = stage.map_side
@@ -145,6 +146,7 @@ class LateRows:
     """
 
     def __init__(self, stage: PlannedStage, event_time: plan_nodes.Node, give: sink_choice.Give) -> None:
+        """Create the side output of ``stage``. The class describes the other arguments."""
         catalyst = stage.map_side.catalyst
         (hole,) = stage.map_side.holes
         (stage_input,) = stage.inputs

@@ -69,7 +69,10 @@ def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
 
 
 def _column(frame: DataFrame, name: str) -> str:
-    """Return a column name in the spelling of the frame."""
+    """Return the name of a frame's column in the frame's own spelling.
+
+    Raises Spark's error for an unknown name, and ``ConfigError`` for an expression.
+    """
     columns = items(analysed(frame.select(name)).projectList())
     if [kind(column) for column in columns] != ["AttributeReference"]:
         raise ConfigError(
