@@ -44,6 +44,7 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
@@ -56,6 +57,7 @@ LOST_BLOCK: Final = "Checkpoint block rdd_"
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
 _BEAT_MS: Final = 1000
+_KEPT: Final = "__riffle_kept"
 _PLACE: Final = "__riffle_place"
 _Error = TypeVar("_Error", bound=PySparkException)
 
@@ -101,6 +103,15 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
 def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
     """Return whether a Python data source has a name. Spark 3.5 has none."""
     return False
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that stays in the plan of a batch in which it has no rows.
+
+    Spark 3.5 counts the rows of sources by the position of their leaves in the plan. Its optimiser removes an empty
+    leaf, but not below this generator, and then a batch has no figures of its sources.
+    """
+    return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
 
 
 def progress_of(progress: dict[str, Any]) -> Any:

@@ -45,6 +45,7 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
@@ -86,6 +87,11 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
 def has_python_source(state: Any, name: str) -> bool:
     """Return whether a Python data source has a name. ``state`` is the JVM's state of a session."""
     return bool(state.dataSourceManager().dataSourceExists(name))
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
+    return frame
 
 
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
