@@ -29,6 +29,7 @@ __all__ = [
     "LOST_BLOCK",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -56,6 +57,7 @@ CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True}
 _BEAT_MS: Final = 1000
 _KEPT: Final = "__riffle_kept"
 _PLACE: Final = "__riffle_place"

@@ -30,6 +30,7 @@ __all__ = [
     "LOST_BLOCK",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -61,6 +62,8 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+"""The options with which PySpark makes pandas' columns of Arrow's for a user's function."""
 _Error = TypeVar("_Error", bound=PySparkException)
 
 

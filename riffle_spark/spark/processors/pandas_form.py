@@ -92,7 +92,7 @@ def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
 
     Raise ``NotText`` if the column holds text that is not UTF-8.
     """
-    options = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+    options = compat.TO_PANDAS
     return convert_column(name, column, lambda array: _converter(array.type, timezone)(array.to_pandas(**options)))
 
 
