@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.spark_installation import SparkInstallation, find_spark, read_spark
+from riffle_spark.spark_installation import SparkInstallation, find_spark, python_problem, read_spark
 
 
 def installed(folder: Path, version: str, *jars: str) -> SparkInstallation:
@@ -54,6 +54,29 @@ def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scal
     """As with Spark Connect. The version of Hadoop is unknown then."""
     spark = installed(tmp_path, version)
     assert (spark.version, spark.scala, spark.hadoop, spark.hadoop_aws) == (version, scala, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "has_setuptools", "is_refused"),
+    [
+        ((3, 5), (3, 9), True, True),
+        ((3, 5), (3, 10), False, False),
+        ((3, 5), (3, 11, 7), False, False),
+        ((3, 5), (3, 12), True, False),
+        ((3, 5), (3, 12), False, True),
+        ((3, 5), (3, 13), True, True),
+        ((4, 0), (3, 9), True, True),
+        ((4, 0), (3, 13), False, False),
+        ((4, 3), (3, 14), True, True),
+    ],
+)
+def test_pairs_of_spark_and_python_that_spark_does_not_support_are_refused(
+    line: tuple[int, int], python: tuple[int, ...], has_setuptools: bool, is_refused: bool
+) -> None:
+    """With the reason. Spark 3.5 runs on 3.12 with setuptools, as on Databricks 16.4."""
+    problem = python_problem(line, python, has_setuptools=has_setuptools)
+    assert bool(problem) == is_refused
+    assert not problem or f"{python[0]}.{python[1]}" in problem
 
 
 def test_a_broken_installation_can_be_read(tmp_path: Path) -> None:

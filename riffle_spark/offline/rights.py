@@ -59,7 +59,7 @@ def iam_policy(
 
 
 def _check_key(kms_key: str, partition: str) -> None:
-    """Raise ``ConfigError`` for an alias or key id: IAM grants rights on a key by its ARN only."""
+    """Raise ``ConfigError`` unless ``kms_key`` is the ARN of a key in this AWS partition."""
     match = _KEY_ARN.match(kms_key)
     if match is None or match[1] != partition:
         # Cause: IAM grants rights on a key by its ARN only, not by a key id or an alias.

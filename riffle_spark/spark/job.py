@@ -53,6 +53,7 @@ class RunningJob:
         tick: Tick | None = None,
         side_output: SideOutput | None = None,
     ) -> None:
+        """Create the batch loop of these operators. ``reached`` is called with the name of each step of a batch."""
         check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT
@@ -102,7 +103,9 @@ class RunningJob:
         if not self._background.ended(_STOP_SECONDS):
             # Cause: A piece of upkeep hangs, for example on a disk or a store that does not answer.
             _logger.warning(
-                "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.", _STOP_SECONDS
+                "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.\n"
+                "  What to do: Check the disks of the executors and the store. Then end the application.",
+                _STOP_SECONDS,
             )
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
@@ -157,6 +160,7 @@ class RunningJob:
     def _schedule_tick(
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
+        """Schedule a batch without rows after this batch, if the watermark or a due time needs one."""
         closing = {operator.store for operator in self._operators.declared if operator.closes}
         by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
@@ -180,6 +184,7 @@ class RunningJob:
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
             self._failures.record_failure(_LOOK, seconds)
             # Cause: The housekeeping of an idle query failed, for example because the store did not answer.
+            # Remedy: The error names it. Otherwise do nothing, because the work is retried.
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)
@@ -196,4 +201,8 @@ class RunningJob:
                     file.write(report.to_json() + "\n")
         except OSError as error:
             # Cause: The file's folder is missing, read-only or full. The batch itself is committed.
-            _logger.warning("[RIFFLE-0310] Cannot append the batch report to report_file: %s", error)
+            _logger.warning(
+                "[RIFFLE-0310] Cannot append the batch report to report_file: %s\n"
+                "  What to do: Make the file writable, and free space for it. Later reports are appended again.",
+                error,
+            )

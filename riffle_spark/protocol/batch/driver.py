@@ -42,6 +42,7 @@ class Driver:
     """Runs the micro-batches of a query one after the other."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
+        """Create the driver of the query whose state is below the root of ``home``. Sends no request."""
         settings = load_assignor_setting(settings)
         self._settings = settings
         self._home = home

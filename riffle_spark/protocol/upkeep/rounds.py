@@ -43,6 +43,7 @@ class Rounds:
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
+        """Create rounds on the executors of ``cluster``, which run in ``background``."""
         self.taken = TakenSnapshots(cluster, background.lock())
         self._cluster: Cluster = self.taken
         self._background = background

@@ -85,7 +85,7 @@ class Setbacks:
     def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
         """Return the orders without delayed work, and with open drops.
 
-        Orders without work are left out. Delayed snapshots were left out by ``ready``.
+        Orders without work are left out. Delayed snapshots were left out by ``ready_snapshots``.
         """
         with self._lock:
             allowed = {

@@ -18,7 +18,7 @@ _caches: list[tuple[Any, dict[object, Any]]] = []
 
 
 def looked_up(jvm: Any, name: str, member: str = "") -> Any:
-    """Return a class of the JVM, or a static member of it. Each is looked up once per JVM.
+    """Return a class of the JVM by its full name, or its static ``member``. Each is looked up once per JVM.
 
     Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
     """
@@ -30,7 +30,10 @@ def looked_up(jvm: Any, name: str, member: str = "") -> Any:
 
 
 def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
-    """Return the first class in ``names`` that exists. It is looked up once per JVM: a Py4J error costs 80 calls."""
+    """Return the first of these classes that exists, by full name. Raise the JVM's error if none does.
+
+    It is looked up once per JVM, because a Py4J error costs 80 calls.
+    """
     cache = cache_of(jvm)
     if ("class", names) not in cache:
         for_name = looked_up(jvm, "java.lang.Class", "forName")
@@ -46,7 +49,7 @@ def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
 
 
 def cache_of(jvm: Any) -> dict[object, Any]:
-    """Return what was looked up in a JVM."""
+    """Return the dictionary of everything that was looked up in a JVM. It may be extended."""
     if not _caches or _caches[-1][0] is not jvm:
         _caches[:] = [(jvm, {})]
     return _caches[-1][1]
@@ -58,7 +61,10 @@ def nil(jvm: Any) -> Any:
 
 
 def scala_seq(jvm: Any, items: list[Any]) -> Any:
-    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than there are items."""
+    """Return a Scala Seq of ``items``. No item may be ``None``.
+
+    Many items are passed in fewer calls than there are items.
+    """
     if len(items) <= _CALLS_FOR_MANY:
         sequence = nil(jvm)
         for item in reversed(items):

@@ -65,11 +65,11 @@ _Error = TypeVar("_Error", bound=PySparkException)
 
 
 class VariantType:
-    """A type that Spark 3.5 does not have. Nothing is an instance of it."""
+    """Stands in for the type ``VARIANT``, which Spark 3.5 does not have. Nothing is an instance of it."""
 
 
 def slot_udf(function: Any) -> Any:
-    """Return a function for ``mapInArrow`` on a partition that has the rows of one slot."""
+    """Return a slot's function in the form that ``cogrouped`` calls: for ``mapInArrow`` on the rows of one slot."""
     return partial(_call_on_partition, function)
 
 
@@ -86,7 +86,7 @@ def _call_on_partition(function: Any, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return the result of a ``slot_udf`` per value of a column that both frames have.
+    """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames.
 
     Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
     partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
@@ -97,13 +97,13 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
 
 def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
-    """Return the JVM's frame of ``cogrouped``."""
+    """Return the result of ``cogrouped`` as the JVM's frame."""
     del jvm
     return cogrouped(left, right, by, function, output)._jdf
 
 
 def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
-    """Return whether a Python data source has a name. Spark 3.5 has none."""
+    """Return whether a Python data source ``name`` is registered. Spark 3.5 has none."""
     return False
 
 
@@ -117,7 +117,7 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
 
 
 def progress_of(progress: dict[str, Any]) -> Any:
-    """Return a batch's progress as PySpark's ``StreamingQuery`` does."""
+    """Return a batch's progress as the ``StreamingQuery`` of PySpark 3.5 does: the values of Spark's JSON."""
     return progress
 
 
@@ -127,7 +127,7 @@ def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all li
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. An eager one computes them now.
+    """Return a frame whose rows are stored on the executors. With ``eager`` they are computed now.
 
     Spark 3.5 has no argument for the level. But an RDD that is marked for a local checkpoint accepts another level.
     """
@@ -142,17 +142,20 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """Return the rows of a frame."""
+    """Return the rows of a frame as an Arrow table. Runs a job."""
     return pa.Table.from_batches(frame._collect_as_arrow())
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration without its JVM."""
+    """Return a session's configuration by name, without its JVM."""
     return {row[0]: row[1] for row in spark.sql("SET").collect()}
 
 
 def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return an error of PySpark with the message of an error class, or with its name if Spark 3.5 lacks it."""
+    """Return a PySpark error of class ``kind`` with the message of Spark's error class ``name``.
+
+    If Spark 3.5 lacks that error class, the message has its name and the parameters.
+    """
     try:
         return kind(error_class=name, message_parameters=dict(parameters))
     except ValueError:
@@ -160,7 +163,10 @@ def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str])
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
-    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows."""
+    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows.
+
+    Raise ``ConfigError`` for another interval.
+    """
     if every_ms != _BEAT_MS:
         # Cause: Spark 3.5 has no data sources in Python, and its source `rate` has an offset per second.
         raise ConfigError(

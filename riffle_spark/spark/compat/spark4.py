@@ -68,17 +68,20 @@ _Error = TypeVar("_Error", bound=PySparkException)
 
 
 def slot_udf(function: Any) -> Any:
-    """Return the function that Spark's workers call for a slot: from its key, number and rows to its result."""
+    """Return the function that Spark's workers call for a slot, with its key, its number and its rows."""
     return function
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return the result of a ``slot_udf`` per value of a column that both frames have."""
+    """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames."""
     return left.groupBy(by).cogroup(right.groupBy(by)).applyInArrow(function, output)
 
 
 def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
-    """Return the JVM's frame of ``cogrouped``, in fewer calls. Raise the JVM's error if it has no such method."""
+    """Return the result of ``cogrouped`` as the JVM's frame, in fewer calls.
+
+    Raise the JVM's error if it has no such method.
+    """
     eval_type = PythonEvalType.SQL_COGROUPED_MAP_ARROW_UDF
     udf: Any = F.pandas_udf(function, returnType=output, functionType=eval_type)  # type: ignore[call-overload]
     columns = [frame._jdf.apply(name) for frame in (left, right) for name in frame.columns]
@@ -88,7 +91,7 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
 
 
 def has_python_source(state: Any, name: str) -> bool:
-    """Return whether a Python data source has a name. ``state`` is the JVM's state of a session."""
+    """Return whether a Python data source ``name`` is registered. ``state`` is the JVM's state of a session."""
     return bool(state.dataSourceManager().dataSourceExists(name))
 
 
@@ -108,26 +111,29 @@ def no_stream(none: Any) -> list[Any]:
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. An eager one computes them now."""
+    """Return a frame whose rows are stored on the executors at a storage level.
+
+    With ``eager`` they are computed now.
+    """
     return frame.localCheckpoint(eager=eager, storageLevel=level)
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """Return the rows of a frame."""
+    """Return the rows of a frame as an Arrow table. Runs a job."""
     return frame.toArrow()
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration without its JVM."""
+    """Return a session's configuration by name, without its JVM."""
     return dict(spark.conf.getAll)
 
 
 def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return an error of PySpark with the message of an error class."""
+    """Return a PySpark error of class ``kind`` with the message of Spark's error class ``name``."""
     return kind(errorClass=name, messageParameters=dict(parameters))
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
-    """Return a stream without rows that has a new offset at an interval."""
+    """Return a stream without rows that has a new offset every ``every_ms`` milliseconds."""
     spark.dataSource.register(Heartbeat)
     return spark.readStream.format(Heartbeat.name()).schema(schema).option(EVERY_MS, every_ms).load()

@@ -39,6 +39,7 @@ class StreamWriter(DataStreamWriter):
     """A wrapped frame's writer, with all of Spark's methods. ``start`` runs stateful operators on riffle."""
 
     def __init__(self, frame: Any, options: StreamOptions) -> None:
+        """Create the writer of a wrapped frame, with the options that ``riffle_spark.on`` got."""
         super().__init__(frame)
         self._frame = frame
         self._options = options
@@ -108,6 +109,7 @@ class StreamWriter(DataStreamWriter):
                 getattr(self, method)(argument)
 
     def _record(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
+        """Record a call of a writer's method, to be repeated at the start. Return the writer."""
         self._calls.append(WriterCall(name, positional, dict(named)))
         return self
 
@@ -129,31 +131,36 @@ class StreamGroups(GroupedData):
     """A wrapped frame's groups."""
 
 
-def _wrapped(result: object) -> object:
-    """Return Spark's frames and grouped data as wrapped ones, and any other object unchanged."""
+def _wrap(result: object) -> object:
+    """Return Spark's frames and grouped data as wrapped ones, lists of frames too, and any other object unchanged."""
     if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
         return StreamFrame(result._jdf, result.sparkSession)
     if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
         return StreamGroups(result._jgd, result._df)
     if isinstance(result, list) and result and isinstance(result[0], DataFrame):
-        return [_wrapped(frame) for frame in result]
+        return [_wrap(frame) for frame in result]
     return result
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a method that calls ``method`` and wraps its result."""
+
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        return _wrapped(method(self, *positional, **named))
+        return _wrap(method(self, *positional, **named))
 
     return call
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of grouped data that keeps its arguments for the query's start."""
+    """Return a method of grouped data that calls ``method`` and keeps its arguments for the query's start.
+
+    ``name`` is the name of the method.
+    """
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        frame = _wrapped(method(self, *positional, **named))
+        frame = _wrap(method(self, *positional, **named))
         assert isinstance(frame, StreamFrame), name
         function = function_id(analysed(frame))
         if function is not None:
@@ -179,13 +186,14 @@ def _refused(name: str) -> Callable[..., object]:
 
 
 def _public_methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield the name and the function of each public method of a class."""
     for name in dir(base):
         if not name.startswith("_") and callable(member := getattr(base, name)):
             yield name, member
 
 
 def _wrap_methods(wrapper: type, base: type) -> None:
-    """Override all inherited public methods of a class so that their results are wrapped."""
+    """Override all public methods that ``wrapper`` inherits from ``base``, so that their results are wrapped."""
     for name, member in _public_methods(base):
         if name in vars(wrapper):
             continue
@@ -193,8 +201,8 @@ def _wrap_methods(wrapper: type, base: type) -> None:
         setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
-def _recorded(name: str) -> Callable[..., StreamWriter]:
-    """Return a writer's method that Spark checks and that is then recorded."""
+def _recording_method(name: str) -> Callable[..., StreamWriter]:
+    """Return a writer's method that records its call after Spark's own method has checked the arguments."""
     method = getattr(DataStreamWriter, name)
 
     @functools.wraps(method)
@@ -207,7 +215,7 @@ def _recorded(name: str) -> Callable[..., StreamWriter]:
 
 for _name in _RECORDED:
     if hasattr(DataStreamWriter, _name):
-        setattr(StreamWriter, _name, _recorded(_name))
+        setattr(StreamWriter, _name, _recording_method(_name))
 _wrap_methods(StreamFrame, ClassicFrame)
 _wrap_methods(StreamGroups, GroupedData)
 for _name in _OF_PROCESSORS:
@@ -314,6 +322,7 @@ def _check_stream(frame: object, function: str) -> None:
 
 
 def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
+    """Return a wrapped frame with these options in its plan. Raises ``ConfigError`` if it already has another root."""
     new_root = options.root or (options.settings.root if options.settings is not None else None) or ""
     old_root = options_in(frame).root
     if new_root and old_root and new_root != old_root:

@@ -87,7 +87,7 @@ class Catalyst:
     """JVM objects that all plans may share."""
 
     def class_named(self, name: str) -> Node:
-        """Return a class by its name below Catalyst's package."""
+        """Return a class of the JVM by its name below Catalyst's package."""
         return self._lookup(f"{_CATALYST}.{name}")
 
     def object_named(self, name: str) -> Node:
@@ -95,7 +95,10 @@ class Catalyst:
         return self._lookup(f"{_CATALYST}.{name}$", _MODULE)
 
     def construct(self, name: str, *arguments: object) -> Node:
-        """Return a new instance of a class. Further parameters differ by Spark version and are ``False``."""
+        """Return a new instance of a class, by its name below Catalyst's package.
+
+        Some versions of Spark have further parameters, which get ``False``.
+        """
         count = self._parameter_count(f"{_CATALYST}.{name}")
         return self.class_named(name)(*[*arguments, *[False] * count][:count])
 
@@ -114,7 +117,7 @@ class Catalyst:
         return sequence
 
     def frame(self, plan: Node) -> DataFrame:
-        """Return a plan as a frame."""
+        """Return a plan as a DataFrame."""
         return frame_of(self.spark, plan)
 
     def optimised(self, plan: Node) -> Node:
@@ -176,11 +179,11 @@ class Catalyst:
         return fields[0]
 
     def null_if(self, condition: Node, otherwise: Node) -> Node:
-        """Return null if a condition is true, else another expression."""
+        """Return an expression that is null if ``condition`` is true, else ``otherwise``."""
         return self.if_else(condition, self.null(otherwise), otherwise)
 
     def if_else(self, condition: Node, value: Node, otherwise: Node) -> Node:
-        """Return ``value`` if a condition is true, else ``otherwise``."""
+        """Return an expression that is ``value`` if ``condition`` is true, else ``otherwise``."""
         return self.class_named("expressions.If")(condition, value, otherwise)
 
     def expand(self, rows: Sequence[Sequence[Node]], names: Sequence[str], child: Node) -> Node:
@@ -197,15 +200,15 @@ class Catalyst:
         return self.project(output[:-1], self.filter(output[-1], plan))
 
     def is_null(self, expression: Node) -> Node:
-        """Return whether an expression is null."""
+        """Return an expression that is true if ``expression`` is null."""
         return self.class_named("expressions.IsNull")(expression)
 
     def field(self, struct: Node, index: int) -> Node:
-        """Return a field of a struct."""
+        """Return an expression for the field of a struct at ``index``."""
         return self.class_named("expressions.GetStructField")(struct, index, self.none())
 
     def struct(self, fields: Sequence[tuple[str, Node]]) -> Node:
-        """Return a struct with these fields."""
+        """Return an expression for a struct with these (name, value) fields."""
         names_and_values = [node for name, value in fields for node in (self.literal(name), value)]
         return self.class_named("expressions.CreateNamedStruct")(self.seq(names_and_values))
 
@@ -304,6 +307,7 @@ class Catalyst:
         return self._lookup("scala.None$", _MODULE)
 
     def _lookup(self, name: str, member: str = "") -> Node:
+        """Return a class of the JVM by its full name, or a ``member`` of it."""
         node: Node = looked_up(context(self.spark)._jvm, name, member)
         return node
 
@@ -316,6 +320,7 @@ class Catalyst:
         return int(self._shared[count_name])
 
     def _type(self, ddl: str) -> Node:
+        """Return a Spark type in the JVM, given as DDL."""
         return self._lookup(f"{_TYPES}.DataType", "fromDDL")(ddl)
 
 

@@ -43,14 +43,18 @@ _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 
 
 class PieceSink:
-    """The sink of the last stage: evaluates its results, applies the plan after it, and calls the query's sink."""
+    """The sink of a query's last stage: it evaluates the stage's rows, applies the plan after it, and delivers them.
+
+    ``give`` delivers a frame to the sink that the user has chosen.
+    """
 
     def __init__(self, results: batch_pieces.StageResults, give: sink_choice.Give) -> None:
+        """Create the sink. The class describes the arguments."""
         self._results = results
         self._give = give
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
-        """Deliver the rows of the last stage."""
+        """Deliver the results of a batch, given the ``rows`` that the slots of the last stage returned."""
         self._give(jvm.frame_of(rows.sparkSession, self._results.plan(rows, delivery.time_ms)), delivery)
 
 
@@ -75,7 +79,7 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
     settings = (options.settings or Settings()).but(root=own_root or shared_root)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
-    settings = _checked_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
+    settings = _choose_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
     results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
     operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
@@ -89,7 +93,10 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
 
 
 def explain_query(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
-    """Return Spark's plan of a wrapped query's inputs, its stages, and the plan after them."""
+    """Return as text Spark's plan of a wrapped query's inputs, its stages, and the plan after them.
+
+    ``extended`` and ``mode`` are the arguments of Spark's ``explain``.
+    """
     query = cut_query(frame)
     stages = planned_stages.planned_stages(query, None)
     lines = ["== Run by Spark =="]
@@ -123,6 +130,7 @@ def _start_in_spark(query: CutQuery, writer_settings: WriterSettings) -> Streami
 
 
 def _check_trigger(writer_settings: WriterSettings) -> None:
+    """Raise ``ConfigError`` for a trigger that does not run micro-batches."""
     for trigger in writer_settings.trigger:
         if trigger not in _TRIGGERS:
             raise ConfigError(
@@ -141,7 +149,7 @@ def _with_accepted(spark: SparkSession, settings: Settings, option: str | None) 
     return settings.but(accept=(*settings_of(spark, settings).accept, *names))
 
 
-def _checked_root(
+def _choose_root(
     spark: SparkSession,
     settings: Settings,
     stages: Sequence[planned_stages.PlannedStage],

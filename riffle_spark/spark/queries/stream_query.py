@@ -43,6 +43,7 @@ class StreamJob(StatefulJob):
     def __init__(
         self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
     ) -> None:
+        """Create the job of a wrapped query. ``tick`` starts batches without rows, ``late_rows`` gets late rows."""
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
@@ -54,13 +55,15 @@ class StreamJob(StatefulJob):
         return self._stored_rows.get(version, {})
 
     def end(self) -> None:
-        """End the job's threads after the query has ended."""
+        """Stop the job's threads, after the query has ended."""
         self._stop_running_job()
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
+        """Return the batch loop of this query."""
         return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
 
     def _call_on_report(self, report: BatchReport) -> None:
+        """Keep the number of stored rows for the reports that are kept, and call the user's ``on_report``."""
         if self._driver is not None:
             self._stored_rows[report.version] = self._driver.stored_rows()
         reported = {kept_report.version for kept_report in self.reports}
@@ -80,6 +83,7 @@ class StreamQuery(StreamingQuery):
     """
 
     def __init__(self, query: StreamingQuery, job: StreamJob, describe: Callable[[], Sequence[str]]) -> None:
+        """Wrap Spark's query. ``describe`` returns the lines that ``explain`` adds."""
         super().__init__(query._jsq)
         self.job = job
         self._describe = describe
@@ -87,7 +91,7 @@ class StreamQuery(StreamingQuery):
 
     @property
     def root(self) -> str:
-        """The root of the query's state, as commands take it."""
+        """Return the root of the query's state, as commands take it."""
         return (self.job.settings and self.job.settings.root) or ""
 
     @property
@@ -96,8 +100,8 @@ class StreamQuery(StreamingQuery):
         return self.job.reports
 
     def stop(self) -> None:
-        """Stop the query, also during a batch, and the job's threads."""
-        super().stop()
+        """Stop the query after its current batch, and the job's threads. After 10 seconds the batch is interrupted."""
+        self.job.stop(StreamingQuery(self._jsq))
         self.job.end()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
@@ -175,11 +179,12 @@ class StreamQuery(StreamingQuery):
         }
 
     def _variables_of(self, operator: JobOperator) -> Mapping[str, int]:
-        """Return the number of state variables of a processor by kind, once its ``init`` has run."""
+        """Return the number of a processor's state variables by kind, once its ``init`` has run. Empty for others."""
         if isinstance(operator.compute, TransformWithState) and operator.store not in self._variables:
             self._variables[operator.store] = operator.compute.counted()
         return self._variables.get(operator.store, {})
 
 
 def _ms(seconds: Mapping[str, float], *names: str) -> int:
+    """Return the sum of these steps in milliseconds."""
     return round(sum(seconds.get(name, 0.0) for name in names) * _MS)

@@ -44,6 +44,7 @@ class FileSink:
     """Spark's own file sink. It writes a repeated batch once."""
 
     def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+        """Create Spark's sink for files of the format ``source``. ``options`` include the path."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         none = looked_up(jvm, "scala.None$", "MODULE$")
@@ -59,7 +60,10 @@ class FileSink:
         self._line = ""
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Write a batch. Raises ``ConflictError`` if another query, or a rolled-back run, wrote the table's batches."""
+        """Write a batch.
+
+        Raises ``ConflictError`` if another query, or a run that was rolled back, wrote batches of this table.
+        """
         line = line_folder(delivery)
         if line != self._line:
             self._check_line(line, delivery.batch_id)
@@ -67,7 +71,10 @@ class FileSink:
         self._sink.addBatch(delivery.batch_id, frame._jdf)
 
     def _check_line(self, line: str, batch_id: int) -> None:
-        """Check that a line's batch fits the table's list, and mark the line."""
+        """Raise ``ConflictError`` if a batch does not fit the table's list of batches, and mark the query's folder.
+
+        ``line`` is the result of ``line_folder`` for the query. It changes when the query is rolled back.
+        """
         files, folder = _file_system(self._spark, self._folder)
         path_class = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
         marker = path_class(folder, f"{_LINES}/{line}")
@@ -92,7 +99,7 @@ class FileSink:
 
 
 def line_folder(delivery: Delivery) -> str:
-    """Return the folder name of a query's line."""
+    """Return the folder name for the deliveries of a query until it is rolled back."""
     return delivery.id_prefix.replace("/", "-")
 
 
@@ -107,6 +114,7 @@ def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
 
 
 def _write_empty(files: Any, path: Any) -> None:
+    """Write the list entry of a batch without files."""
     stream = files.create(path, True)
     stream.write(bytearray(_EMPTY))
     stream.close()
@@ -123,9 +131,10 @@ def _create_sink(data_source: Any, mode: Any, schema: Any) -> Any:
 
 
 class MemorySink:
-    """Rows in the driver's memory, as a temporary view that is always current."""
+    """Rows of a query in the driver's memory, as a temporary view ``name`` that is always current."""
 
     def __init__(self, frame: DataFrame, name: str, *, is_complete: bool) -> None:
+        """Create the sink and its view ``name``. With ``is_complete`` each batch replaces all rows."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         self._sink = looked_up(jvm, f"{_EXECUTION}.streaming.sources.MemorySink")()
@@ -141,7 +150,10 @@ class MemorySink:
 
 
 def is_files(spark: SparkSession, source: str) -> bool:
-    """Return whether Spark's file sink writes a format, by the format's class as in Spark. Hive tables are excluded."""
+    """Return whether Spark's own file sink writes the format ``source``. False for Hive tables.
+
+    As in Spark, the class of the format decides.
+    """
     jvm, conf = context(spark)._jvm, session(spark).sessionState().conf()
     class_named = looked_up(jvm, "java.lang.Class", "forName")
     try:
@@ -165,7 +177,7 @@ def call_for_each_row(frame: DataFrame, function: Any) -> None:
 
 
 def qualified_path(spark: SparkSession, path: str) -> str:
-    """Return a path with its scheme."""
+    """Return a path as Spark's file system shows it, with its scheme."""
     files, hadoop_path = _file_system(spark, path)
     return str(files.makeQualified(hadoop_path).toString())
 
@@ -177,11 +189,13 @@ def path_exists(spark: SparkSession, path: str) -> bool:
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return Hadoop's file system of a path, and the path as its object."""
     hadoop_path = looked_up(context(spark)._jvm, "org.apache.hadoop.fs.Path")(path)
     return hadoop_path.getFileSystem(session(spark).sessionState().newHadoopConf()), hadoop_path
 
 
 def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
+    """Return a mapping as a Scala map."""
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)

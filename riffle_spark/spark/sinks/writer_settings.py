@@ -23,7 +23,7 @@ class WriterCall:
 
     @property
     def first(self) -> object:
-        """The first argument."""
+        """Return the first argument."""
         return next(iter((*self.positional, *self.named.values())))
 
 
@@ -36,9 +36,11 @@ class WriterSettings:
     table: str | None = None
 
     def _last(self, *methods: str) -> WriterCall | None:
+        """Return the last call of one of these methods, or ``None``."""
         return next((call for call in reversed(self.calls) if call.method in methods), None)
 
     def _text(self, method: str) -> str | None:
+        """Return the first argument of the last call of a method as text, or ``None`` if it was not called."""
         call = self._last(method)
         return None if call is None else str(call.first)
 
@@ -80,6 +82,7 @@ class WriterSettings:
         return self._columns("clusterBy")
 
     def _columns(self, method: str) -> tuple[str, ...]:
+        """Return the column names of the last call of a method, empty if it was not called."""
         call = self._last(method)
         columns = () if call is None else call.positional
         if len(columns) == 1 and isinstance(columns[0], list | tuple):
@@ -119,9 +122,10 @@ class WriterSettings:
 
 
 def _pair(key: str, value: object) -> tuple[str, object]:
+    """Return the arguments of ``option`` as a pair."""
     return key, value
 
 
 def _option_text(value: object) -> str:
-    """Return an option's value in Spark's form."""
+    """Return an option's value as text in Spark's form."""
     return str(value).lower() if isinstance(value, bool) else str(value)

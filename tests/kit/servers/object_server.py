@@ -29,7 +29,7 @@ class ObjectServer:
     @property
     def options(self) -> StoreOptions:
         """Options to reach the server with."""
-        return StoreOptions(s3_endpoint=self.endpoint, s3_region="us-east-1", s3_max_attempts=2, s3_patience_seconds=0)
+        return StoreOptions(s3_endpoint=self.endpoint, s3_region="us-east-1", max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
         """Return the URL of a root that nobody has used."""
