@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import scala_seq
+from riffle_spark.spark.compat.java import checked, looked_up, scala_seq
 
 __all__ = [
     "CLASSIC",
@@ -33,6 +33,7 @@ __all__ = [
     "ExpiredTimerInfo",
     "ListState",
     "MapState",
+    "SlotCall",
     "StatefulProcessor",
     "StatefulProcessorHandle",
     "TimerValues",
@@ -57,6 +58,8 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 SCALA: Final = "2.13"
 """The Scala version in the names of Spark's connectors."""
+_PYTHON: Final = "org.apache.spark.sql.execution.python"
+_COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -80,6 +83,24 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     return groups[0].flatMapCoGroupsInArrow(groups[1], call)
 
 
+class SlotCall:
+    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+
+    Raise ``LookupError`` if the plan has another form.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.slots = checked(node, _COGROUP).left()
+        self.rows = node.right()
+        self.udf = node.func()
+        self.output = node.output()
+        self._groups = node.leftGroup(), node.rightGroup()
+
+    def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
+        """Return a node that calls another function on the rows of other nodes."""
+        return looked_up(jvm, f"{_PYTHON}.{_COGROUP}")(*self._groups, udf, self.output, slots, rows)
+
+
 def no_stream(none: Any) -> list[Any]:
     """Return the arguments of a ``LogicalRDD`` for its stream, if its constructor has any."""
     return [none]
@@ -100,9 +121,9 @@ def conf_of(spark: SparkSession) -> dict[str, str]:
     return dict(spark.conf.getAll)
 
 
-def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
     """Return an error of PySpark with the message of an error class."""
-    return kind(errorClass=name, messageParameters=dict(parameters))
+    return error(errorClass=name, messageParameters=dict(parameters))
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
