@@ -17,7 +17,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "check_names", "on_store"]
+__all__ = ["SlotState", "StoreComputation", "check_names", "make_store_computation"]
 
 _PART_COLUMNS = frozenset({HASH, DELETED, DUE_ORDER})
 _RESERVED_PREFIX = "__riffle_"
@@ -28,17 +28,21 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class SlotState(Protocol[Result_co]):
-    """The input of a slot and the state of its keys."""
+    """The input of a slot and the state of its keys. A computation calls the one method for its kind."""
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> Result_co:
-        """Read the state of all touched keys and call ``compute`` once, or once per key-group if so declared.
+        """Read the state of all touched keys as tables, and call ``compute`` once, or once per key-group if so
+        declared.
 
         Then do the same for expired keys.
         """
         ...
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> Result_co:
-        """Process each key-group that has rows or something due, with its copy open for reading."""
+        """Process each key-group that has rows or something due, with its copy open for reading.
+
+        ``processing`` returns the object that runs the processor, from the batch's times and the place in errors.
+        """
         ...
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> Result_co:
@@ -47,28 +51,34 @@ class SlotState(Protocol[Result_co]):
 
 
 class StoreComputation(Protocol):
-    """A computation of any kind on its store."""
+    """A computation of any kind, together with how its state is stored."""
 
     @property
     def takes_initial(self) -> bool:
-        """Whether it uses initial state."""
+        """Whether the computation can start from initial state."""
         ...
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> StoreSchema:
-        """Return the columns of its store."""
+        """Return the columns of the computation's store.
+
+        Raises ``ConfigError`` for names and columns that cannot be stored.
+        """
         ...
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        """Compute on one slot's input and state. ``schema`` is the stored text of the store's schema."""
+        """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockStore:
+    """A block computation on a store with one row per key."""
+
     compute: BlockComputation
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
+        """Return the key and state columns. Raises ``ConfigError`` for reserved names or an unsuitable due column."""
         check_names(store, [*key.names, *declared.state.names], _PART_COLUMNS)
         if declared.due is None:
             return PlainColumns(store, key, declared.state, routed_by=declared.routed_by)
@@ -76,11 +86,14 @@ class _BlockStore:
         return PlainColumns(store, key, declared.state, declared.due, declared.time_mode, routed_by=declared.routed_by)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
         return slot.over_tables(PlainColumns.of_text(store, schema), self.compute)
 
 
 def check_names(store: str, names: Iterable[str], reserved: Collection[str] = ()) -> None:
-    """Raise ``ConfigError`` for reserved column names: internal names, and ``reserved``."""
+    """Raise ``ConfigError`` if a column name is reserved: riffle_spark's own internal names, and those in
+    ``reserved``.
+    """
     for name in names:
         if name in reserved or name.lower().startswith(_RESERVED_PREFIX):
             # Cause: riffle stores columns of its own under such names.
@@ -93,7 +106,7 @@ def check_names(store: str, names: Iterable[str], reserved: Collection[str] = ()
 
 
 def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None:
-    """Raise ``ConfigError`` if the due column does not exist or has no time."""
+    """Raise ``ConfigError`` if the due column ``due`` does not exist or does not hold times."""
     columns = pa.schema([*key, *declared.state])
     type = columns.field(due).type if due in columns.names else None
     if type is None or not can_be_due(type):
@@ -114,37 +127,49 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
 
 @dataclass(frozen=True, slots=True)
 class _ProcessorStore:
+    """A processor on a store of state variables."""
+
     compute: ProcessorComputation
     takes_initial: bool = True
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        return _variable_columns(store, key, declared)
+        """Return the key and the variables. Raises ``ConfigError`` for reserved names."""
+        return _make_variable_columns(store, key, declared)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        """Return the result of the processor on one slot. ``schema`` is the store's schema as stored text."""
         columns = VariableColumns.of_text(store, schema)
-        return slot.over_readings(columns, partial(self.compute.processing, columns))
+        return slot.over_readings(columns, partial(self.compute.make_processing, columns))
 
 
 @dataclass(frozen=True, slots=True)
 class _ElementStore:
+    """An element computation on a store of state variables."""
+
     compute: ElementComputation
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        return _variable_columns(store, key, declared)
+        """Return the key and the variables. Raises ``ConfigError`` for reserved names."""
+        return _make_variable_columns(store, key, declared)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
         return slot.over_elements(VariableColumns.of_text(store, schema), self.compute)
 
 
-def _variable_columns(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+def _make_variable_columns(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+    """Return the schema of the declared variables. Raises ``ConfigError`` for reserved names."""
     variables = declared.variables or ()
     check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
     return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
 
 
-def on_store(compute: Computation, store: str) -> StoreComputation:
-    """Return the computation on its store, by the methods that it has. Raises ``ConfigError`` if it has none."""
+def make_store_computation(compute: Computation, store: str) -> StoreComputation:
+    """Return the computation on its store, by the kind of computation.
+
+    Raises ``ConfigError`` for an object of no known kind.
+    """
     if isinstance(compute, ProcessorComputation):
         return _ProcessorStore(compute)
     if isinstance(compute, ElementComputation):
@@ -153,8 +178,7 @@ def on_store(compute: Computation, store: str) -> StoreComputation:
         return _BlockStore(compute)
     raise ConfigError(
         f"compute = {compute!r} is not a computation.",
-        remedy="Pass aggregate(...), arrow_function(...), or an object with declare and __call__, over_elements or "
-        "processing.",
+        remedy="Pass the result of aggregate(...), arrow_function(...) or transform_with_state(...).",
         where=store,
         id="RIFFLE-0197",
     )

@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type, key_groups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
-from riffle_spark.process.store_computation import check_names, on_store
+from riffle_spark.process.store_computation import check_names, make_store_computation
 from riffle_spark.protocol.input_columns import Column, Input, column_of, find_column, input_of, source_of
 from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
@@ -69,9 +69,9 @@ class Operator:
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def compared_columns(self) -> tuple[str, ...]:
         """Return the input columns whose values the computation compares, without the columns of ``order_by``."""
-        return self.compute.compared if isinstance(self.compute, NamesColumns) else ()
+        return self.compute.compared_columns if isinstance(self.compute, NamesColumns) else ()
 
     @property
     def runs_on_watermark(self) -> bool:
@@ -85,7 +85,7 @@ class Operator:
     @property
     def takes_initial(self) -> bool:
         """Return whether the computation accepts initial state."""
-        return on_store(self.compute, self.store).takes_initial
+        return make_store_computation(self.compute, self.store).takes_initial
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema of this store, as text by part, that the driver of an ``epoch`` records.
@@ -167,7 +167,7 @@ def operator_of(
         check_storable(state_field.type, f"column {state_field.name!r}", with_dictionaries=True)
     _check_repeated_columns(store, declared, rows)
     return Operator(
-        on_store(compute, store).schema(store, key_schema, declared),
+        make_store_computation(compute, store).schema(store, key_schema, declared),
         compute,
         declared,
         tuple(column.name for column in order_columns),
@@ -204,7 +204,7 @@ def _resolve_columns(
         return compute, []
     resolved = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
     columns = {name: column for name, column in resolved.items() if column is not None}
-    return compute.on({name: column.name for name, column in columns.items()}), list(columns.values())
+    return compute.with_column_names({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
 def _check_repeated_columns(store: str, declared: Declared, rows: pa.Schema) -> None:
@@ -263,7 +263,10 @@ def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> O
 
 
 def _check_timestamp(column_type: pa.DataType | None, column: str, store: str) -> None:
-    """Raise ``ConfigError`` if a column's ``kind`` is not a timestamp type. ``None`` means that it is missing."""
+    """Raise ``ConfigError`` if a column's type is not a timestamp. ``None`` means that the column is missing.
+
+    ``column`` describes the column in the error.
+    """
     if column_type is None or not pa.types.is_timestamp(column_type):
         raise ConfigError(
             f"{column} is {f'of type {column_type}, not a timestamp' if column_type else 'missing'}.",

@@ -15,7 +15,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark.process.plans.cut import cut, table_of
+from riffle_spark.process.plans.cut import cut_plan, find_table
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.spark.plans.cut_query import read_query
 from riffle_spark.spark.plans.plan_reader import PlanReader
@@ -45,7 +45,7 @@ def record(frame: DataFrame) -> dict[str, Any]:
     leaves = root.collectLeaves()
     streams = [leaf for leaf in range(leaves.size()) if leaves.apply(leaf).isStreaming()]
     outputs = {}
-    for stage in cut(plan).stages:
+    for stage in cut_plan(plan).stages:
         outputs[str(stage.number)] = [_output(reader, child) for child in _children(stage.node)]
     recorded = {"plan": json.loads(str(root.toJSON())), "streams": streams, "outputs": outputs}
     normal: dict[str, Any] = _Normal().of(recorded)
@@ -54,7 +54,7 @@ def record(frame: DataFrame) -> dict[str, Any]:
 
 def _children(node: PlanNode) -> list[PlanNode]:
     children = list(node.children)
-    table = table_of(node)
+    table = find_table(node)
     if table is not None:
         children[table.side] = table.changes
     return children

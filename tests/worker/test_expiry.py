@@ -70,7 +70,7 @@ class Sessions:
         )
         return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.has_state[forgotten]])
 
-    def expired(self, batch: Batch) -> Update:
+    def expire_keys(self, batch: Batch) -> Update:
         """Tell sums; keep those of seven."""
         assert batch.rows.num_rows == len(batch.codes) == 0
         assert batch.has_state.all()
@@ -332,7 +332,7 @@ class Windows:
         state, output = pa.table([pa.array(n)], ["n"]), pa.schema([*batch.keys.schema, ("n", pa.int64())])
         return Update(output.empty_table(), np.arange(len(n)), state, np.empty(0, np.int64))
 
-    def expired(self, batch: Batch) -> Update:
+    def expire_keys(self, batch: Batch) -> Update:
         """Tell counts."""
         output = batch.keys.append_column("n", batch.state["n"])
         return Update(output, np.empty(0, np.int64), batch.state.schema.empty_table(), np.empty(0, np.int64))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
-from riffle_spark.process.types.conform import call_user_function, conform, function_name
+from riffle_spark.process.types.conform import call_user_function, conform_table, function_name
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 
@@ -94,15 +94,16 @@ def arrow_function(
             remedy="Name the column: due='until'. Or leave out time_mode and expired.",
             id="RIFFLE-0164",
         )
-    argument_count = _argument_count("the function", function, _PARAMETERS)
-    expired_argument_count = _argument_count("expired", expired, _EXPIRED_PARAMETERS) if expired is not None else 0
+    argument_count = _count_arguments("the function", function, _PARAMETERS)
+    expired_argument_count = _count_arguments("expired", expired, _EXPIRED_PARAMETERS) if expired is not None else 0
     return ArrowFunction(function, state, output, argument_count, due, mode, expired, expired_argument_count)
 
 
-def _argument_count(role: str, function: Callable[..., object], parameters: Sequence[str]) -> int:
-    """Return the number of arguments that the function takes: all ``parameters``, or all but the last.
+def _count_arguments(role: str, function: Callable[..., object], parameters: Sequence[str]) -> int:
+    """Return how many arguments to pass to a user's function: all ``parameters``, or all but the last.
 
-    Raises ``ConfigError`` if it takes neither."""
+    Raises ``ConfigError`` if the function accepts neither. ``role`` names the function in the error.
+    """
     if not callable(function):
         raise ConfigError(
             f"arrow_function(): {role} is a {type(function).__name__}, not a function.",
@@ -138,7 +139,10 @@ class ArrowFunction:
     expired_argument_count: int = 0
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the function may read any column
-        """Declare the schemas as given. Raises ``ConfigError`` if they repeat a name or if there is no state column."""
+        """Declare the state and output columns that the user gave.
+
+        Raises ``ConfigError`` if names repeat or there is no state column.
+        """
         for schema, names in (("state", [*key.names, *self.state.names]), ("output", self.output.names)):
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
@@ -164,59 +168,69 @@ class ArrowFunction:
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Call the function with rows. Raises ``UserFunctionError`` if it fails or its result is not as declared."""
-        where = _where(batch)
-        arguments = (batch.rows, self._state_table(batch), _context(batch))[: self.argument_count]
+        """Call the user's function with the rows and state of one key-group.
+
+        Raises ``UserFunctionError`` if it fails or its result is not as declared.
+        """
+        where = _error_place(batch)
+        arguments = (batch.rows, self._state_table(batch), _make_context(batch))[: self.argument_count]
         returned = call_user_function(self.function, arguments, where)
         if isinstance(returned, tuple) and len(returned) == 2:
             returned = (*returned, batch.keys.schema.empty_table())
         if not isinstance(returned, tuple) or len(returned) != 3:
-            raise _shape_error(returned, "(output, new_state) or (output, new_state, deleted)", where)
-        output = conform(returned[0], self.output, "output", where)
-        new_state = conform(returned[1], self._state_schema(batch), "new state", where)
-        deleted = conform(returned[2], batch.keys.schema, "table of deleted keys", where)
+            raise _result_shape_error(returned, "(output, new_state) or (output, new_state, deleted)", where)
+        output = conform_table(returned[0], self.output, "output", where)
+        new_state = conform_table(returned[1], self._state_schema(batch), "new state", where)
+        deleted = conform_table(returned[2], batch.keys.schema, "table of deleted keys", where)
         encoded = encode_keys(batch.keys.columns)
-        changed = _key_places(new_state.select(batch.keys.column_names), encoded, "new state", where)
-        removed = _key_places(deleted, encoded, "table of deleted keys", where)
+        changed = _find_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        removed = _find_keys(deleted, encoded, "table of deleted keys", where)
         _check_disjoint(changed, removed, batch.keys, where)
         return Update(output, changed, new_state.select(self.state.names), removed[batch.has_state[removed]])
 
-    def expired(self, batch: Batch) -> Update:
-        """Call the function for expired keys, if it is set. Raises ``UserFunctionError`` like ``__call__``."""
-        where = _where(batch)
+    def expire_keys(self, batch: Batch) -> Update:
+        """Delete expired keys, after a call of the user's function for expired keys, if there is one.
+
+        Raises ``UserFunctionError`` like ``__call__``.
+        """
+        where = _error_place(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
-            arguments = (self._state_table(batch), _context(batch))[: self.expired_argument_count]
+            arguments = (self._state_table(batch), _make_context(batch))[: self.expired_argument_count]
             returned = call_user_function(self.on_expired, arguments, where)
         if isinstance(returned, tuple) and len(returned) != 2:
-            raise _shape_error(returned, "the output or (output, new_state)", where)
+            raise _result_shape_error(returned, "the output or (output, new_state)", where)
         schema = self._state_schema(batch)
         output, new_state = returned if isinstance(returned, tuple) else (returned, schema.empty_table())
-        new_state = conform(new_state, schema, "new state", where)
+        new_state = conform_table(new_state, schema, "new state", where)
         encoded = encode_keys(batch.keys.columns)
-        remaining = _key_places(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        remaining = _find_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
         state = new_state.select(self.state.names)
-        return Update(conform(output, self.output, "output", where), remaining, state, deleted=remaining[:0])
+        return Update(conform_table(output, self.output, "output", where), remaining, state, deleted=remaining[:0])
 
     def _state_schema(self, batch: Batch) -> pa.Schema:
+        """Return the key columns and state columns of a state table."""
         return pa.schema([*batch.keys.schema, *self.state])
 
     def _state_table(self, batch: Batch) -> pa.Table:
-        """Return the keys that have state, with their state."""
+        """Return the state of the keys that have state, with their key columns."""
         columns = [*batch.keys.columns, *batch.state.select(self.state.names).columns]
         return pa.table(columns, schema=self._state_schema(batch)).filter(pa.array(batch.has_state))
 
 
-def _where(batch: Batch) -> str:
+def _error_place(batch: Batch) -> str:
+    """Return the store and key-group of a call, for errors."""
     return f"store {batch.store!r}, key-group {batch.key_group}"
 
 
-def _context(batch: Batch) -> Context:
+def _make_context(batch: Batch) -> Context:
+    """Return the ``context`` argument of the user's function for a call with one key-group."""
     assert batch.key_group is not None
     return Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
 
 
-def _shape_error(returned: object, expected: str, where: str) -> UserFunctionError:
+def _result_shape_error(returned: object, expected: str, where: str) -> UserFunctionError:
+    """Return the error for a user's function that returned something else than ``expected``, a text."""
     shape = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
     return UserFunctionError(
         f"The function returned {shape}.",
@@ -226,8 +240,12 @@ def _shape_error(returned: object, expected: str, where: str) -> UserFunctionErr
     )
 
 
-def _key_places(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> IndexArray:
-    """Return each key's place among the batch's keys. Raises ``UserFunctionError`` for other or repeated keys."""
+def _find_keys(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> IndexArray:
+    """Return for each row of ``keys``, which the user's function returned, its index among the batch's keys
+    (``encoded``).
+
+    Raises ``UserFunctionError`` for a key that is not among them or is repeated. ``table`` names the returned table.
+    """
     places = pc.index_in(encode_keys(keys.columns), value_set=encoded)
     if places.null_count:
         unknown = pc.index(places.is_null(), True).as_py()
@@ -252,6 +270,7 @@ def _key_places(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> In
 
 
 def _check_disjoint(changed: IndexArray, removed: IndexArray, keys: pa.Table, where: str) -> None:
+    """Raise ``UserFunctionError`` if a key is both changed and removed. Both hold indices into ``keys``."""
     both = np.intersect1d(changed, removed)
     if len(both):
         raise UserFunctionError(
@@ -263,4 +282,5 @@ def _check_disjoint(changed: IndexArray, removed: IndexArray, keys: pa.Table, wh
 
 
 def _key_text(keys: pa.Table, index: int) -> str:
+    """Return the key at this index as text for errors."""
     return str(readable_row(keys, index))

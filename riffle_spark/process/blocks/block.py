@@ -95,7 +95,7 @@ class Batch:
     collects: Collects | None = None
 
     def key_text(self, key: int) -> str:
-        """Return the text for a key in error messages, by its index."""
+        """Return the text of the key with this index, for errors."""
         return f"store {self.store!r}, key {readable_row(self.keys, key)}"
 
 
@@ -127,16 +127,19 @@ class NamesColumns(Computation, Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names, each once."""
+        """The names of the input columns as the user wrote them, each once."""
         ...
 
     @property
-    def compared(self) -> tuple[str, ...]:
-        """The names of the columns with values that are compared with each other."""
+    def compared_columns(self) -> tuple[str, ...]:
+        """The names of the input columns whose values are compared, such as those of ``min_``."""
         ...
 
-    def on(self, names: Mapping[str, str]) -> Computation:
-        """Return the computation with other column names. ``names`` maps the names in ``sources`` to the input's."""
+    def with_column_names(self, names: Mapping[str, str]) -> Computation:
+        """Return the computation with other input columns.
+
+        ``names`` maps the names in ``sources`` to names in the input.
+        """
         ...
 
 
@@ -151,23 +154,25 @@ class BlockComputation(Computation, Protocol):
 
 @runtime_checkable
 class ExpiringComputation(BlockComputation, Protocol):
-    """A computation that processes expired keys."""
+    """A computation that processes its expired keys. Other computations' expired keys are deleted without a call."""
 
-    def expired(self, batch: Batch) -> Update:
-        """Process expired keys, after the batch's rows. The batch has no rows, and its keys are in any order.
+    def expire_keys(self, batch: Batch) -> Update:
+        """Process expired keys, after the batch's rows. ``batch`` has no rows, and its keys are in any order.
 
-        Keys in ``changed`` keep their new state until its due time. All others are deleted.
+        Keys in ``Update.changed`` keep their new state until its due time. All others are deleted.
         """
         ...
 
 
 @runtime_checkable
 class PlainExpiry(BlockComputation, Protocol):
-    """A computation that may write each key once and emit nothing when it expires. Such keys are only counted."""
+    """A computation that writes each key at most once and emits nothing when it expires, so that expired keys need not
+    be read.
+    """
 
     @property
-    def forgets(self) -> bool:
-        """Whether this instance ignores the expiry of its keys."""
+    def ignores_expiry(self) -> bool:
+        """Whether this instance needs no call for its expired keys. They are deleted and counted without being read."""
         ...
 
 

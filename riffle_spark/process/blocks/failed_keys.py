@@ -24,7 +24,7 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of(error: BaseException) -> "Failure":
-        """Convert an exception, so that its frames can be freed."""
+        """Return an exception as text, so that its frames can be freed."""
         cls = type(error)
         name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
         try:
@@ -32,16 +32,20 @@ class Failure(NamedTuple):
         except Exception:  # noqa: BLE001 - the class of a user may raise anything
             message = "(str() of the error failed)"
         frames = "".join(traceback.format_tb(error.__traceback__, -_FRAMES))
-        return Failure(name, _text(message[:_CHARACTERS_MAX]), sys.intern(_text(frames[-_CHARACTERS_MAX:])))
+        return Failure(
+            name,
+            _replace_unencodable(message[:_CHARACTERS_MAX]),
+            sys.intern(_replace_unencodable(frames[-_CHARACTERS_MAX:])),
+        )
 
 
-def _text(text: str) -> str:
-    """Replace characters that UTF-8 cannot encode."""
+def _replace_unencodable(text: str) -> str:
+    """Return the text with characters that UTF-8 cannot encode replaced by escapes."""
     return text.encode("utf-8", "replace").decode()
 
 
 class FailedKeys(UserFunctionError):
-    """The failures of single keys by their number.
+    """The failures of single keys. ``by_key`` maps the number of a key to its failure.
 
     ``by_key`` is empty if the failing key is unknown, for example if the output of all keys does not fit its columns.
     """

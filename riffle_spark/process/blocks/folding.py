@@ -13,13 +13,13 @@ from riffle_spark.process.blocks.block import BoolArray, IndexArray
 __all__ = [
     "add_exactly",
     "add_floats",
-    "exceeds_precision",
     "fill_nulls",
     "fold_by_sorting",
     "fold_largest",
     "fold_smallest",
     "group_keys",
     "in_memory_type",
+    "mask_too_precise",
     "true_mask",
 ]
 
@@ -28,22 +28,26 @@ _WORD_MASK = (1 << _WORD_BITS) - 1
 
 
 def add_floats(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
-    """Add doubles to the old sums, in the order of the rows."""
+    """Return the old sum of each key plus its values, added in the order of the rows.
+
+    ``codes`` has the key of each value.
+    """
     total = fill_nulls(old, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.at(total, codes, values.to_numpy(zero_copy_only=False))
-    return _null_without_values(pa.array(total), old, codes)
+    return _nullify_empty_keys(pa.array(total), old, codes)
 
 
 def add_exactly(old: pa.Array, codes: IndexArray, values: pa.Array) -> tuple[pa.Array, BoolArray]:
-    """Add int64 or decimal128 values of one scale. Return the sums, and a mask of the sums that do not fit the type.
+    """Return the old sum of each key plus its values (int64, or decimal128 of one scale), and a mask of the sums that
+    do not fit the type.
 
     Numbers are split into words of 32 bits and added in 64 bits. The carry is computed once at the end, so only the
     final sum must fit.
     """
     zero = Decimal(0) if pa.types.is_decimal(old.type) else 0
-    totals = _words(pc.fill_null(old, pa.scalar(zero, old.type)))
-    for total, word in zip(totals, _words(values), strict=True):
+    totals = _split_words(pc.fill_null(old, pa.scalar(zero, old.type)))
+    for total, word in zip(totals, _split_words(values), strict=True):
         np.add.at(total, codes, word)
     for low, high in pairwise(totals):
         np.add(high, low >> _WORD_BITS, out=high)
@@ -52,18 +56,18 @@ def add_exactly(old: pa.Array, codes: IndexArray, values: pa.Array) -> tuple[pa.
     overflows = top != top.astype(np.int32)
     packed = np.stack([total.astype(np.uint32) for total in totals], axis=1)
     sums = pa.Array.from_buffers(old.type, len(old), [None, pa.py_buffer(packed.tobytes())])
-    return _null_without_values(sums, old, codes), overflows | exceeds_precision(sums, old.type)
+    return _nullify_empty_keys(sums, old, codes), overflows | mask_too_precise(sums, old.type)
 
 
-def _words(array: pa.Array) -> list[npt.NDArray[np.int64]]:
-    """Split little-endian integers into words, lowest first. The last word has the sign."""
+def _split_words(array: pa.Array) -> list[npt.NDArray[np.int64]]:
+    """Split little-endian integers into words of 32 bits, lowest first. The last word has the sign."""
     width = array.type.bit_width // _WORD_BITS
     raw = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint32)
     table = raw[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
     return [table[:, i].astype(np.int64) for i in range(width - 1)] + [table[:, -1].view(np.int32).astype(np.int64)]
 
 
-def exceeds_precision(values: pa.Array, type: pa.DataType) -> BoolArray:
+def mask_too_precise(values: pa.Array, type: pa.DataType) -> BoolArray:
     """Return a mask of the decimals with more digits before the point than ``type`` has."""
     if not pa.types.is_decimal(type):
         return np.zeros(len(values), dtype=np.bool_)
@@ -84,22 +88,23 @@ def fold_largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array
 
 
 def _fold_extreme(ufunc: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
+    """Return the extreme of each key's old result and values. ``ufunc`` is ``np.fmin`` or ``np.maximum``."""
     plain = in_memory_type(old.type)
-    result = fill_nulls(old.view(plain), _neutral(ufunc is np.fmin, plain))
+    result = fill_nulls(old.view(plain), _neutral_value(ufunc is np.fmin, plain))
     with np.errstate(invalid="ignore"):
         ufunc.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
-    return _null_without_values(pa.array(result).view(old.type), old, codes)
+    return _nullify_empty_keys(pa.array(result).view(old.type), old, codes)
 
 
 def in_memory_type(type: pa.DataType) -> pa.DataType:
-    """Return the number type with the memory layout of dates, times and numbers."""
+    """Return the integer or float type with the memory layout of a number, date or time type."""
     if pa.types.is_floating(type):
         return type
     return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[type.bit_width]
 
 
-def _neutral(for_smallest: bool, type: pa.DataType) -> float | int:
-    """Return the neutral number of the fold, which every value replaces. ``fmin`` prefers every number to NaN."""
+def _neutral_value(for_smallest: bool, type: pa.DataType) -> float | int:
+    """Return the number that every value replaces in a fold for the smallest (or greatest) value."""
     if pa.types.is_floating(type):
         return float("nan") if for_smallest else float("-inf")
     top: int = 2 ** (type.bit_width - 1) - 1
@@ -123,8 +128,8 @@ def _first_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _null_without_values(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
-    """Return the results, null for keys with neither an old result nor a value."""
+def _nullify_empty_keys(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
+    """Return the results with null for keys that have neither an old result nor a value."""
     if old.null_count == 0:
         return result
     has_value = true_mask(old.is_valid())

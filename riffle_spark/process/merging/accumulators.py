@@ -28,7 +28,7 @@ from pyarrow import types
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import BoolArray
-from riffle_spark.process.blocks.folding import exceeds_precision
+from riffle_spark.process.blocks.folding import mask_too_precise
 from riffle_spark.process.merging.merge_function import Columns, Groups, are_valid
 from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedPick
 from riffle_spark.process.merging.merged_sums import MergedSum, add_row_counts
@@ -40,7 +40,10 @@ _NUMBERS = "integers, float, double, decimal"
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(ABC):
-    """An aggregate of an input column (without a column, of the rows); ``function`` is its public name."""
+    """A running aggregate of an input column, or of the rows if ``column`` is ``None``.
+
+    ``function`` is its public name.
+    """
 
     function: str
     column: str | None
@@ -48,31 +51,40 @@ class Accumulator(ABC):
     supported_types: ClassVar[str] = "any type"
 
     def __str__(self) -> str:
+        """Return the call that declares the aggregate, such as ``sum_('amount')``."""
         return f"{self.function}({'' if self.column is None else repr(self.column)})"
 
     @property
     def meaning(self) -> str:
-        """The function with all arguments. It is stored and compared when a query restarts."""
+        """The aggregate as text with all arguments. It is stored, and compared when a query restarts."""
         return str(self)
 
-    def on(self, names: Mapping[str, str]) -> "Accumulator":
-        """Return the same aggregate of another column: ``names`` maps the present column to it."""
+    def with_column_names(self, names: Mapping[str, str]) -> "Accumulator":
+        """Return the aggregate with another name of its input column.
+
+        ``names`` maps the present name to the new one.
+        """
         return self if self.column is None else replace(self, column=names.get(self.column, self.column))
 
     @abstractmethod
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Return the types of the state columns by the suffix of their names; empty if the type is not supported."""
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return the types of the state columns by the suffix of their names, for an input column of this type; empty
+        if the type is not supported.
+        """
 
-    def result_type(self, type: pa.DataType) -> pa.DataType:
-        """Return the type of the result."""
-        return self.state_types(type)[""]
+    def result_type(self, input_type: pa.DataType) -> pa.DataType:
+        """Return the type of the result for an input column of this type."""
+        return self.state_types(input_type)[""]
 
     @abstractmethod
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
-        """Merge a batch's values into the old state, one row per key. ``has_state`` marks keys that are stored."""
+        """Return the state columns after a batch's values are merged into ``old``, one row per key.
 
-    def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:  # noqa: ARG002
-        """Return the results for a column of this type."""
+        ``has_state`` marks the keys that were stored before.
+        """
+
+    def finish(self, state: Columns, input_type: pa.DataType, groups: Groups) -> pa.Array:  # noqa: ARG002
+        """Return the result of each key from its state. ``input_type`` is the type of the aggregate's input column."""
         return state[0]
 
 
@@ -80,12 +92,15 @@ class Accumulator(ABC):
 class Count(Accumulator):
     """The number of rows, or of a column's values that are not null."""
 
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
-        """Keep one int64."""
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
+        """Return one int64 column, the count, for every input type."""
         return {"": pa.int64()}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
-        """Add the number of values. A null count, of a column that is new, is 0."""
+        """Add the number of rows, or of values that are not null.
+
+        An old null count, in a column that is new, counts as 0.
+        """
         codes = groups.codes if values.null_count == 0 else groups.codes[are_valid(values)]
         return [add_row_counts(old[0], codes, groups.size)]
 
@@ -96,17 +111,20 @@ class Sum(Accumulator):
 
     supported_types = _NUMBERS
 
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep the sum."""
-        if types.is_signed_integer(type):
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return one column, the sum: int64 for integers, double for floats, a wider decimal for decimals.
+
+        Empty for other input types.
+        """
+        if types.is_signed_integer(input_type):
             return {"": pa.int64()}
-        if types.is_float32(type) or types.is_float64(type):
+        if types.is_float32(input_type) or types.is_float64(input_type):
             return {"": pa.float64()}
-        return {"": _widen(type, digits=10)} if types.is_decimal128(type) else {}
+        return {"": _widen_decimal(input_type, digits=10)} if types.is_decimal128(input_type) else {}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
-        """Add the values."""
-        return _add(self, values, old, groups)
+        """Add the values to the old sums. Raises ``UserFunctionError`` if a sum does not fit its type."""
+        return _add_values(self, values, old, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,38 +133,50 @@ class Mean(Accumulator):
 
     supported_types = _NUMBERS
 
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep sum and count. Integers are summed as doubles."""
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return the columns of the sum (integers are summed as doubles) and the count.
+
+        Empty for input types that have no mean.
+        """
         total = (
-            pa.float64() if types.is_signed_integer(type) else Sum(self.function, self.column).state_types(type).get("")
+            pa.float64()
+            if types.is_signed_integer(input_type)
+            else Sum(self.function, self.column).state_types(input_type).get("")
         )
         return {"_sum": total, "_count": pa.int64()} if total is not None else {}
 
-    def result_type(self, type: pa.DataType) -> pa.DataType:
-        """Return double, or the decimal's type with four more digits on each side of the point."""
-        return _widen(type, digits=4, scale=4) if types.is_decimal(type) else pa.float64()
+    def result_type(self, input_type: pa.DataType) -> pa.DataType:
+        """Return double, or for decimals the input type with four more digits on each side of the point."""
+        return _widen_decimal(input_type, digits=4, scale=4) if types.is_decimal(input_type) else pa.float64()
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
-        """Add and count the values."""
-        sums = _add(self, values, old[:1], groups)
+        """Add the values to the old sums, and their number to the old counts.
+
+        Raises ``UserFunctionError`` if a sum does not fit its type.
+        """
+        sums = _add_values(self, values, old[:1], groups)
         return [*sums, *Count(self.function, self.column).fold(values, old[1:], groups, has_state)]
 
-    def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:
-        """Divide. Decimals are rounded half up."""
+    def finish(self, state: Columns, input_type: pa.DataType, groups: Groups) -> pa.Array:
+        """Return sum divided by count, null for no values. Decimals are rounded half up."""
         total, count = state
-        if not types.is_decimal(type):
+        if not types.is_decimal(input_type):
             return pc.divide(total, count.cast(pa.float64()))
-        result_type = self.result_type(type)
+        result_type = self.result_type(input_type)
         divisor = pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count).cast(pa.decimal256(19))
         exact = pc.divide(total.cast(pa.decimal256(38, total.type.scale)), divisor)
         rounded = pc.round(exact, ndigits=result_type.scale, round_mode="half_towards_infinity")
-        overflows = exceeds_precision(rounded, result_type)
+        overflows = mask_too_precise(rounded, result_type)
         if overflows.any():
             raise _overflow_error(self, result_type, groups.group_text(int(np.argmax(overflows))))
         return rounded.cast(result_type)
 
 
-def _add(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Groups) -> list[pa.Array]:
+def _add_values(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Groups) -> list[pa.Array]:
+    """Return the old sums plus the values.
+
+    Raises ``UserFunctionError`` that names the accumulator if a sum does not fit.
+    """
     type = old[0].type
     try:
         return MergedSum("ANSI").fold([values.cast(type, safe=not types.is_floating(type))], old, groups)
@@ -155,6 +185,7 @@ def _add(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Group
 
 
 def _overflow_error(accumulator: Accumulator, type: pa.DataType, where: str) -> UserFunctionError:
+    """Return the error for a sum of this accumulator that does not fit ``type``."""
     wider = "double, or a decimal with fewer digits after the point" if types.is_decimal(type) else "decimal(38, 0)"
     # Cause: The total of a key exceeds int64, or for decimals the type with ten more digits than the column.
     return UserFunctionError(
@@ -165,7 +196,8 @@ def _overflow_error(accumulator: Accumulator, type: pa.DataType, where: str) -> 
     )
 
 
-def _widen(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:
+def _widen_decimal(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:
+    """Return a decimal type with more digits in all, and ``scale`` more of them after the point, up to 38."""
     return pa.decimal128(min(38, type.precision + digits), min(38, type.scale + scale))
 
 
@@ -177,34 +209,41 @@ class Extreme(Accumulator):
 
     supported_types = "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
 
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep the value."""
-        is_supported = not types.is_nested(type) and MergedExtreme(self.greatest).state_types([type])
-        return {"": type} if is_supported else {}
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return one column of the input's type, the extreme value. Empty for types whose values have no order."""
+        is_supported = not types.is_nested(input_type) and MergedExtreme(self.greatest).state_types([input_type])
+        return {"": input_type} if is_supported else {}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
-        """Keep the old value or take a new one."""
+        """Return for each key the smaller (or greater) of the old extreme and the batch's values."""
         return MergedExtreme(self.greatest).fold([values], old, groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Pick(Accumulator):
-    """The first or the latest value by the order of the rows. It may be null, except with ``ignore_nulls``."""
+    """The first or the last value of a key, by the order of the rows.
+
+    It may be null, unless ``ignore_nulls`` is set.
+    """
 
     ignore_nulls: bool
     latest: bool
 
     @property
     def meaning(self) -> str:
-        """Return the function with all arguments: its name, the column and ``ignore_nulls``."""
+        """The aggregate as text with all arguments: its name, the column and ``ignore_nulls``."""
         return f"{self.function}({self.column!r}, ignore_nulls={self.ignore_nulls})"
 
-    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep the value."""
-        return {"": type}
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return one column of the input's type, the picked value, for every input type."""
+        return {"": input_type}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
-        """Keep the old value or take a new one. Every row counts, unless nulls are ignored."""
+        """Return for each key its first value (the old value, if there is one) or the last value of the batch (else the
+        old value).
+
+        Nulls are skipped only with ``ignore_nulls``.
+        """
         is_set = values.is_valid() if self.ignore_nulls else pa.repeat(True, len(values))
         was_set = old[0].is_valid() if self.ignore_nulls else pa.array(has_state)
         return MergedPick(self.latest).fold([values, is_set], [old[0], was_set], groups)[:1]

@@ -181,18 +181,26 @@ class Aggregates:
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def compared_columns(self) -> tuple[str, ...]:
         """The names of the input columns of ``min_`` and ``max_``."""
         extremes = (accumulator.column for _, accumulator in self.columns if isinstance(accumulator, Extreme))
         return tuple(column for column in extremes if column is not None)
 
-    def on(self, names: Mapping[str, str]) -> "Aggregates":
-        """Return the aggregates of other columns: ``names`` maps the present columns to them."""
-        return Aggregates(tuple((result, accumulator.on(names)) for result, accumulator in self.columns))
+    def with_column_names(self, names: Mapping[str, str]) -> "Aggregates":
+        """Return the aggregates with other input columns.
+
+        ``names`` maps the names in ``sources`` to names in the input.
+        """
+        return Aggregates(tuple((result, accumulator.with_column_names(names)) for result, accumulator in self.columns))
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare state and output. Raises ``ConfigError`` if a column is missing or its type is not supported."""
-        sources = [(name, accumulator, _source_type(name, accumulator, rows)) for name, accumulator in self.columns]
+        """Declare the state and output columns.
+
+        Raises ``ConfigError`` if an input column is missing or its type is not supported.
+        """
+        sources = [
+            (name, accumulator, _check_input_type(name, accumulator, rows)) for name, accumulator in self.columns
+        ]
         state = [
             pa.field(name + suffix, state_type)
             for name, accumulator, type in sources
@@ -206,12 +214,12 @@ class Aggregates:
         return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False, meanings=meanings)
 
     def __call__(self, batch: Batch) -> Update:
-        """Fold the batch's rows into the state of their keys."""
+        """Fold the batch's rows into the state of their keys. Return the new state and the results of these keys."""
         groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
         state: dict[str, pa.Array] = {}
         output = batch.keys
         for name, accumulator in self.columns:
-            values = _values(batch.rows, accumulator.column)
+            values = _input_values(batch.rows, accumulator.column)
             state_columns = [name + suffix for suffix in accumulator.state_types(values.type)]
             old = [one_array(batch.state.column(column)) for column in state_columns]
             folded = accumulator.fold(values, old, groups, batch.has_state)
@@ -221,8 +229,11 @@ class Aggregates:
         return Update(output, all_keys, pa.table(state), deleted=all_keys[:0])
 
 
-def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:
-    """Return the type of the aggregate's input column. Raises ``ConfigError`` if it is missing or not supported."""
+def _check_input_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:
+    """Return the type of an aggregate's input column, a boolean for rows.
+
+    Raises ``ConfigError`` if the column is missing or its type not supported. ``name`` is the result column.
+    """
     column = accumulator.column
     if column is None:
         return pa.null()
@@ -247,6 +258,7 @@ def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.Dat
 
 
 def _check_unique(names: list[str], table: str) -> None:
+    """Raise ``ConfigError`` if a column name is repeated. ``table`` says in the error whose columns these are."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         # Cause: aggregate stores a mean in the columns NAME_sum and NAME_count, and a count or sum in NAME.
@@ -258,5 +270,6 @@ def _check_unique(names: list[str], table: str) -> None:
         )
 
 
-def _values(rows: pa.Table, column: str | None) -> pa.Array:
+def _input_values(rows: pa.Table, column: str | None) -> pa.Array:
+    """Return the values of an input column, or true for each row if ``column`` is ``None``."""
     return pa.repeat(True, rows.num_rows) if column is None else one_array(rows.column(column))

@@ -48,11 +48,11 @@ class Groups:
     group_text: Callable[[int], str] = "group {}".format
 
     def codes_with_state(self) -> IndexArray:
-        """Return the codes of the old state, one row per group, followed by the codes of the rows."""
+        """Return the group of each row of the old state (0, 1, ...), followed by the group of each input row."""
         return np.concatenate([np.arange(self.size, dtype=np.int64), self.codes])
 
     def drop_nulls(self, values: pa.Array) -> tuple[IndexArray, pa.Array]:
-        """Return the codes and the values of the rows that are not null."""
+        """Return the group and the value of each row whose value is not null."""
         return (self.codes, values) if values.null_count == 0 else (self.codes[are_valid(values)], values.drop_null())
 
 
@@ -60,7 +60,9 @@ class MergeFunction(Protocol):
     """How the buffers of an aggregate function merge. Implementations are picklable and have no state of their own."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Return the types of the state columns for these types of buffers; empty if they are not supported."""
+        """Return the types of the state columns, given the types of the buffer columns of a row; empty if these are not
+        supported.
+        """
         ...
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
@@ -82,7 +84,9 @@ class MergeFunction(Protocol):
         return self.fold(rows, nulls, Groups(groups.codes[has_state], groups.size, groups.group_text))
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the columns to evaluate: the buffers for Spark's own expression, or one column with the result."""
+        """Return the columns from which Spark computes the result: the buffers for Spark's own expression, or a single
+        column with the result.
+        """
         return list(state)
 
 
@@ -92,7 +96,10 @@ def are_valid(array: pa.Array) -> BoolArray:
 
 
 def pick_places(codes: IndexArray, size: int, places: IndexArray, latest: bool) -> IndexArray:
-    """Return per group the first or the latest of the ascending ``places`` in ``codes``; -1 without a place."""
+    """Return for each group its first (or with ``latest`` its last) place.
+
+    ``places`` are ascending indices into ``codes``, which has the group of each row. -1 for groups without a place.
+    """
     picked = np.full(size, -1, dtype=np.int64)
     if len(places) == len(codes):
         picked[codes if latest else codes[::-1]] = places if latest else places[::-1]

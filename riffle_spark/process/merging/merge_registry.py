@@ -17,20 +17,21 @@ from riffle_spark.process.merging import (
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
-__all__ = ["COLLECTED", "HASHED", "merge_function_of"]
+__all__ = ["COLLECTED", "HASHED", "make_merge_function"]
 
 _LIST_MAX = 10_000
 """Values that a collecting function may keep per key."""
 
 
-def _overflow(options: Mapping[str, str]) -> merged_sums.Overflow:
+def _overflow_mode(options: Mapping[str, str]) -> merged_sums.Overflow:
+    """Return the overflow mode in a function's options: ``LEGACY`` by default, ``ANSI`` or ``TRY``."""
     mode = options.get("evalMode", "LEGACY")
     assert mode in get_args(merged_sums.Overflow), f"evalMode is {mode}"
     return cast(merged_sums.Overflow, mode)
 
 
-def _quantiles(options: Mapping[str, str]) -> MergeFunction:
-    """Read ``percentages``: a number, or a list of numbers in brackets."""
+def _make_quantiles(options: Mapping[str, str]) -> MergeFunction:
+    """Return the merge function for the option ``percentages``: a number, or a list of numbers in brackets."""
     text = options.get("percentages", "0.5")
     numbers = tuple(float(number) for number in text.strip("[]").split(", ") if number)
     percentages = numbers if text.startswith("[") else numbers[0]
@@ -39,8 +40,8 @@ def _quantiles(options: Mapping[str, str]) -> MergeFunction:
 
 _MERGES: Mapping[str, Callable[[Mapping[str, str]], MergeFunction]] = {
     "Count": lambda _: merged_sums.MergedCount(),
-    "Sum": lambda options: merged_sums.MergedSum(_overflow(options)),
-    "Average": lambda options: merged_sums.MergedAverage(_overflow(options)),
+    "Sum": lambda options: merged_sums.MergedSum(_overflow_mode(options)),
+    "Average": lambda options: merged_sums.MergedAverage(_overflow_mode(options)),
     "Product": lambda _: merged_sums.MergedProduct(),
     "BitAndAgg": lambda _: merged_sums.MergedBits("and"),
     "BitOrAgg": lambda _: merged_sums.MergedBits("or"),
@@ -68,7 +69,7 @@ _MERGES: Mapping[str, Callable[[Mapping[str, str]], MergeFunction]] = {
     "HyperLogLogPlusPlus": lambda options: merged_sketches.MergedDistinct(float(options.get("relativeSD", 0.05))),
     "HllSketchAgg": lambda options: shared_sketches.HashSketch(int(options.get("lgConfigK", 12))),
     "HllUnionAgg": lambda options: shared_sketches.SketchUnion(options.get("allowDifferentLgConfigK") == "True"),
-    "ApproximatePercentile": _quantiles,
+    "ApproximatePercentile": _make_quantiles,
     "CollectList": lambda _: merged_lists.MergedList(_LIST_MAX),
     "CollectSet": lambda _: merged_lists.MergedSet(_LIST_MAX),
     "ListAgg": lambda options: merged_lists.MergedText(_LIST_MAX, options.get("delimiter", "")),
@@ -81,7 +82,7 @@ HASHED = frozenset({"HyperLogLogPlusPlus"})
 """Functions whose rows carry the value's hash, and whose ``finish`` returns Spark's buffer as one struct."""
 
 
-def merge_function_of(
+def make_merge_function(
     name: str,
     buffers: Sequence[pa.DataType],
     options: Iterable[tuple[str, str]] = (),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
-from riffle_spark.process.merging.merged_picks import is_ordered, ranks
+from riffle_spark.process.merging.merged_picks import is_ordered, rank_values
 
 __all__ = ["MergedList", "MergedSet", "MergedText", "build_lists", "flatten_lists"]
 
@@ -25,16 +25,19 @@ class MergedList(MergeFunction):
     max_length: int
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list."""
+        """Return the buffer's list type."""
         return [pa.list_(buffers[0])] if len(buffers) == 1 else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Append the values."""
-        owners, values = _all_values(rows[0], old[0], groups)
+        """Append the rows' values to the old list of each group.
+
+        Raises ``UserFunctionError`` if a list gets too long.
+        """
+        owners, values = _concat_values(rows[0], old[0], groups)
         return [build_lists(owners, values, groups, self.max_length)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Concatenate the lists."""
+        """Concatenate the lists of each group. Raises ``UserFunctionError`` if a list gets too long."""
         return self.fold(*_lists_as_rows(states[0], groups))
 
 
@@ -45,13 +48,18 @@ class MergedSet(MergeFunction):
     max_length: int
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list. Equal values are found by sorting, so the type must have an order."""
+        """Return the buffer's list type; empty if its values have no order, because equal values are found by
+        sorting.
+        """
         return [pa.list_(buffers[0])] if len(buffers) == 1 and is_ordered(buffers[0]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Append the values that are new."""
-        owners, values = _all_values(rows[0], old[0], groups)
-        rank = ranks(values)
+        """Append the values that the old list of the group does not have.
+
+        Raises ``UserFunctionError`` if a list gets too long.
+        """
+        owners, values = _concat_values(rows[0], old[0], groups)
+        rank = rank_values(values)
         order = np.lexsort((rank, owners))
         is_new = np.ones(len(order), dtype=np.bool_)
         is_new[1:] = (np.diff(owners[order]) != 0) | (np.diff(rank[order]) != 0)
@@ -59,7 +67,10 @@ class MergedSet(MergeFunction):
         return [build_lists(owners[firsts], values.take(pa.array(firsts)), groups, self.max_length)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Concatenate the lists, each value once."""
+        """Concatenate the lists of each group, each value once.
+
+        Raises ``UserFunctionError`` if a list gets too long.
+        """
         return self.fold(*_lists_as_rows(states[0], groups))
 
 
@@ -70,26 +81,30 @@ class MergedText(MergedList):
     delimiter: str
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list."""
+        """Return the list type for buffers of strings or binary values; empty for others."""
         fits = len(buffers) == 1 and (pa.types.is_string(buffers[0]) or pa.types.is_binary(buffers[0]))
         return [pa.list_(buffers[0])] if fits else ()
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Join the values of each list."""
+        """Return the values of each list joined by the delimiter; null for an empty list."""
         lists = state[0]
         joined = pc.binary_join(lists, pa.scalar(self.delimiter, lists.type.value_type))
         return [pc.if_else(pc.equal(pc.list_value_length(lists), 0), pa.scalar(None, joined.type), joined)]
 
 
 def _lists_as_rows(lists: pa.Array, groups: Groups) -> tuple[Columns, Columns, Groups]:
-    """Return arguments for ``fold`` that present the elements of all lists as rows, and no old state."""
+    """Return the arguments with which ``fold`` merges lists: their elements as rows, empty old state, and the group of
+    each element.
+    """
     owners, values = flatten_lists(lists)
     nulls = pa.nulls(groups.size, lists.type)
     return [values], [nulls], Groups(groups.codes[owners], groups.size, groups.group_text)
 
 
-def _all_values(rows: pa.Array, old: pa.Array, groups: Groups) -> tuple[IndexArray, pa.Array]:
-    """Return the group and the value of all stored values, followed by the group and the value of each row."""
+def _concat_values(rows: pa.Array, old: pa.Array, groups: Groups) -> tuple[IndexArray, pa.Array]:
+    """Return the group and the value of all elements of the old lists, followed by those of the rows that are
+    not null.
+    """
     owners, stored = flatten_lists(old)
     codes, values = groups.drop_nulls(rows)
     return np.concatenate([owners, codes]), pa.concat_arrays([stored, values])
@@ -112,6 +127,7 @@ def build_lists(owners: IndexArray, values: pa.Array, groups: Groups, max_length
 
 
 def _check_lengths(lengths: IndexArray, groups: Groups, max_length: int) -> None:
+    """Raise ``UserFunctionError`` if the list of a group is longer than ``max_length``."""
     if not len(lengths) or lengths.max() <= max_length:
         return
     # Cause: collect_list, collect_set and similar functions keep all values of a key in its state.

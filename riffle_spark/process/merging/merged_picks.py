@@ -24,7 +24,7 @@ from riffle_spark.process.blocks.folding import (
 )
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, pick_places
 
-__all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "ranks"]
+__all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "rank_values"]
 
 _TOP = np.iinfo(np.int64).max
 
@@ -39,11 +39,11 @@ class MergedPick(MergeFunction):
     latest: bool
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep both columns."""
+        """Return the two buffer types: the value, and whether it is set."""
         return buffers if list(buffers[1:]) == [pa.bool_()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Pick a buffer that is set; the old state precedes all rows."""
+        """Return the first (or last) buffer of each group that is set. The old state comes before all rows."""
         was_set = true_mask(old[1])
         if was_set.all() and not self.latest:
             return [old[0], pa.array(was_set)]
@@ -66,24 +66,26 @@ class MergedExtreme(MergeFunction):
     greatest: bool
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the value."""
+        """Return the type of the value; empty if its values have no order."""
         return buffers if len(buffers) == 1 and is_ordered(buffers[0]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Keep the extreme."""
+        """Return for each group the smallest (or greatest) of its old value and its rows' values."""
         type = rows[0].type
         if _is_integer_in_memory(type) or pa.types.is_floating(type):
             fold_extreme = fold_largest if self.greatest else fold_smallest
             extremes = fold_extreme(old[0], *groups.drop_nulls(rows[0]))
-            return [_with_first_zeros(extremes, rows[0], old[0], groups) if pa.types.is_floating(type) else extremes]
+            return [
+                _restore_signs_of_zero(extremes, rows[0], old[0], groups) if pa.types.is_floating(type) else extremes
+            ]
         if _is_sortable_by_arrow(type):
             order = "descending" if self.greatest else "ascending"
             return [fold_by_sorting(old[0], *groups.drop_nulls(rows[0]), order)]
-        return [_take_places(old[0], rows[0], _extreme_places(rows[0], old[0], groups, self.greatest, latest=False))]
+        return [_take_places(old[0], rows[0], _find_extremes(rows[0], old[0], groups, self.greatest, latest=False))]
 
 
-def _with_first_zeros(extremes: pa.Array, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
-    """Return the extremes, each zero with the sign of its group's first zero."""
+def _restore_signs_of_zero(extremes: pa.Array, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    """Return the extremes of floats, with each zero replaced by its group's first zero: 0.0 or -0.0."""
     are_zero = pc.equal(extremes, pa.scalar(0.0, extremes.type))
     if not are_zero.true_count:
         return extremes
@@ -103,17 +105,17 @@ class MergedExtremeBy(MergeFunction):
     greatest: bool
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep both columns."""
+        """Return the types of the value and the order value; empty if order values have no order."""
         return buffers if len(buffers) == 2 and is_ordered(buffers[1]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Keep the buffer with the extreme order value."""
-        places = _extreme_places(rows[1], old[1], groups, self.greatest, latest=True)
+        """Return for each group the value and order value of its old state or the row with the extreme order value."""
+        places = _find_extremes(rows[1], old[1], groups, self.greatest, latest=True)
         return [_take_places(old[0], rows[0], places), _take_places(old[1], rows[1], places)]
 
 
 def _take_places(old: pa.Array, rows: pa.Array, places: IndexArray) -> pa.Array:
-    """Return the values at ``places`` in the concatenation of ``old`` and ``rows``; null for -1."""
+    """Return the values at ``places``, which count through ``old`` and then ``rows``; null for -1."""
     is_row = places >= len(old)
     new = rows.take(pa.array(places[is_row] - len(old)))
     if len(new) == len(places):
@@ -123,12 +125,16 @@ def _take_places(old: pa.Array, rows: pa.Array, places: IndexArray) -> pa.Array:
     return pa.concat_arrays([old, new]).take(pa.array(spots, mask=spots < 0))
 
 
-def _extreme_places(rows: pa.Array, old: pa.Array, groups: Groups, greatest: bool, latest: bool) -> IndexArray:
-    """Return the place of each group's extreme, in ``old`` followed by ``rows``; -1 if all values are null."""
+def _find_extremes(rows: pa.Array, old: pa.Array, groups: Groups, greatest: bool, latest: bool) -> IndexArray:
+    """Return the place of each group's extreme value, counting through ``old`` and then ``rows``; -1 if all its values
+    are null.
+
+    Of equal values the first is taken, with ``latest`` the last.
+    """
     values = pa.concat_arrays([old, rows])
     codes = groups.codes_with_state()
     present = np.flatnonzero(are_valid(values))
-    rank = ranks(values.drop_null())
+    rank = rank_values(values.drop_null())
     rank = rank if greatest else ~rank  # The complement reverses the order and does not overflow.
     best = np.full(groups.size, -_TOP - 1)
     np.maximum.at(best, codes[present], rank)
@@ -136,7 +142,7 @@ def _extreme_places(rows: pa.Array, old: pa.Array, groups: Groups, greatest: boo
 
 
 def is_ordered(type: pa.DataType) -> bool:
-    """Return whether ``ranks`` can order values of this type."""
+    """Return whether ``rank_values`` can order values of this type."""
     if pa.types.is_struct(type):
         return all(is_ordered(type.field(place).type) for place in range(type.num_fields))
     if pa.types.is_list(type):
@@ -152,6 +158,7 @@ def _is_sortable_by_arrow(type: pa.DataType) -> bool:
 
 
 def _is_number(type: pa.DataType) -> bool:
+    """Return whether values are numbers, booleans, dates, times or intervals in memory."""
     return bool(
         _is_integer_in_memory(type)
         or pa.types.is_boolean(type)
@@ -165,7 +172,7 @@ def _is_integer_in_memory(type: pa.DataType) -> bool:
     return bool(pa.types.is_signed_integer(type) or (pa.types.is_temporal(type) and not pa.types.is_interval(type)))
 
 
-def ranks(values: pa.Array) -> npt.NDArray[np.int64]:
+def rank_values(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return integers with the order of Spark's values; equal for equal values. There must be no nulls.
 
     Strings are ordered by their bytes, structs by their fields and lists by their elements, with nulls first in both.
@@ -183,9 +190,12 @@ def ranks(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _rank_columns(values: pa.Array) -> list[npt.NDArray[np.int64]]:
-    """Return columns of integers that order the values, the first column first. Nulls have equal integers."""
+    """Return columns of integers that together order the values, the most significant first.
+
+    Nulls have equal integers.
+    """
     if not pa.types.is_struct(values.type):
-        rank = _plain_ranks(values)
+        rank = _rank_non_nested(values)
         return [np.where(are_valid(values), rank, 0) if values.null_count else rank]
     columns = []
     for field in values.flatten():
@@ -193,42 +203,44 @@ def _rank_columns(values: pa.Array) -> list[npt.NDArray[np.int64]]:
     return columns or [np.zeros(len(values), dtype=np.int64)]
 
 
-def _plain_ranks(values: pa.Array) -> npt.NDArray[np.int64]:
+def _rank_non_nested(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers in the order of the values, for all types but structs."""
     if pa.types.is_list(values.type):
-        return _list_ranks(values)
-    return _number_ranks(values) if _is_number(values.type) else _sorted_ranks(values)
+        return _rank_lists(values)
+    return _rank_numbers(values) if _is_number(values.type) else _rank_by_sorting(values)
 
 
-def _list_ranks(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Rank lists by the big-endian bytes of their elements' ranks, with zeros for null."""
+def _rank_lists(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Rank lists by the big-endian bytes of their elements' ranks, with zeros for null elements."""
     elements = values.flatten()
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
     rank = np.zeros(len(elements), dtype=">u8")
-    rank[are_valid(elements)] = np.unique(ranks(elements.drop_null()), return_inverse=True)[1] + 1
+    rank[are_valid(elements)] = np.unique(rank_values(elements.drop_null()), return_inverse=True)[1] + 1
     ends = np.cumsum(lengths, dtype=np.int64) * rank.itemsize
     buffers = [None, pa.py_buffer(np.append(0, ends).tobytes()), pa.py_buffer(rank.tobytes())]
-    return _sorted_ranks(pa.Array.from_buffers(pa.large_binary(), len(values), buffers))
+    return _rank_by_sorting(pa.Array.from_buffers(pa.large_binary(), len(values), buffers))
 
 
-def _number_ranks(values: pa.Array) -> npt.NDArray[np.int64]:
+def _rank_numbers(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers in the order of numbers, booleans, dates and times. NaN is greatest, and -0.0 equals 0.0."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if not pa.types.is_floating(values.type):
-        return _numbers(values.view(in_memory_type(values.type))).astype(np.int64)
-    numbers = _numbers(values).astype(np.float64) + 0.0  # Turns -0.0 into 0.0.
+        return _numbers_in_memory(values.view(in_memory_type(values.type))).astype(np.int64)
+    numbers = _numbers_in_memory(values).astype(np.float64) + 0.0  # Turns -0.0 into 0.0.
     bits = numbers.view(np.int64)
     return np.where(np.isnan(numbers), _TOP, np.where(bits < 0, bits ^ _TOP, bits))
 
 
-def _numbers(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Return the numbers in memory. The values of nulls are arbitrary."""
+def _numbers_in_memory(values: pa.Array) -> npt.NDArray[np.generic]:
+    """Return the numbers of a column as an array. The values of nulls are arbitrary."""
     kind = values.type.to_pandas_dtype()
     data = values.buffers()[1]
     return np.frombuffer(data, dtype=kind)[values.offset : values.offset + len(values)] if data else np.empty(0, kind)
 
 
-def _sorted_ranks(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Rank strings, bytes or decimals by sorting each distinct value once."""
+def _rank_by_sorting(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers in the order of strings, bytes or decimals, by sorting the distinct values."""
     encoded = values.dictionary_encode()
     places = np.empty(len(encoded.dictionary), dtype=np.int64)
     places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))

@@ -15,7 +15,7 @@ import pyarrow as pa
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 from riffle_spark.process.merging.merged_lists import build_lists, flatten_lists
-from riffle_spark.process.merging.merged_picks import is_ordered, ranks
+from riffle_spark.process.merging.merged_picks import is_ordered, rank_values
 
 __all__ = ["MergedDistinct", "MergedQuantiles", "bit_lengths"]
 
@@ -41,25 +41,29 @@ class MergedDistinct(MergeFunction):
     relative_error: float
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list."""
+        """Return one list of integers; empty unless the buffer is the hash of a value."""
         small = self._register_bits <= _SMALL_REGISTER_BITS
         return [pa.list_(pa.int16() if small else pa.int32())] if list(buffers) == [pa.int64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Keep the highest rank of each register."""
+        """Return the highest rank of each register, of the old state and the rows' hashes."""
         codes, hashes = groups.drop_nulls(rows[0])
         owners, stored = flatten_lists(old[0])
-        numbers = np.concatenate([stored.to_numpy(), self._numbers(hashes.to_numpy())])
-        return self._highest(np.concatenate([owners, codes]), numbers, old[0].type, groups)
+        numbers = np.concatenate([stored.to_numpy(), self._pack_registers(hashes.to_numpy())])
+        return self._keep_highest_ranks(np.concatenate([owners, codes]), numbers, old[0].type, groups)
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Keep the highest rank of each register."""
+        """Return the highest rank of each register over the states of a group."""
         owners, numbers = flatten_lists(states[0])
-        return self._highest(groups.codes[owners], numbers.to_numpy(), states[0].type, groups)
+        return self._keep_highest_ranks(groups.codes[owners], numbers.to_numpy(), states[0].type, groups)
 
-    def _highest(
+    def _keep_highest_ranks(
         self, owners: IndexArray, numbers: npt.NDArray[np.int64], list_type: pa.DataType, groups: Groups
     ) -> list[pa.Array]:
+        """Return a list per group with the highest rank of each register.
+
+        ``numbers`` are registers with ranks, ``owners`` their groups.
+        """
         order = np.lexsort((numbers, owners))
         owners, numbers = owners[order], numbers[order]
         register = numbers >> _RANK_BITS
@@ -73,19 +77,20 @@ class MergedDistinct(MergeFunction):
         owners, stored = flatten_lists(state[0])
         numbers = stored.to_numpy().astype(np.int64)
         word, place = np.divmod(numbers >> _RANK_BITS, _REGISTERS_A_WORD)
-        ranks = (numbers & ((1 << _RANK_BITS) - 1)) << (place * _RANK_BITS)
+        rank_values = (numbers & ((1 << _RANK_BITS) - 1)) << (place * _RANK_BITS)
         words = np.zeros((2**self._register_bits // _REGISTERS_A_WORD + 1, len(state[0])), dtype=np.int64)
-        np.bitwise_or.at(words, (word, owners), ranks)
+        np.bitwise_or.at(words, (word, owners), rank_values)
         return [
             pa.StructArray.from_arrays(list(map(pa.array, words)), [f"word_{index}" for index in range(len(words))])
         ]
 
     @property
     def _register_bits(self) -> int:
-        """The number of bits that name a register: Spark's formula for the relative error."""
+        """The number of bits that select a register, by Spark's formula for the relative error."""
         return int(np.ceil(2 * np.log2(1.106 / self.relative_error)))
 
-    def _numbers(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _pack_registers(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the register and rank of each hash as one integer, the rank in the lowest six bits."""
         bits = self._register_bits
         unsigned = hashes.view(np.uint64)
         # The 1 after the other bits of the hash bounds the leading zeros.
@@ -107,13 +112,13 @@ class MergedQuantiles(MergeFunction):
     percentages: float | tuple[float, ...]
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list."""
+        """Return one list of values with levels; empty if the values have no order."""
         if len(buffers) != 1 or not is_ordered(buffers[0]):
             return ()
         return [pa.list_(pa.struct([("value", buffers[0]), ("level", pa.int8())]))]
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add the values."""
+        """Add the rows' values at level 0, and compact the lists."""
         codes, values = groups.drop_nulls(rows[0])
         owners, stored = flatten_lists(old[0])
         levels = np.zeros(len(values), dtype=np.int8)
@@ -121,15 +126,17 @@ class MergedQuantiles(MergeFunction):
         return [self._compact(np.concatenate([owners, codes]), pa.concat_arrays([stored, new]), groups)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Concatenate the lists."""
+        """Concatenate the lists of each group, and compact them."""
         owners, items = flatten_lists(states[0])
         return [self._compact(groups.codes[owners], items, groups)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return per percentage the smallest value with at least that share of values up to it; null without values."""
+        """Return for each percentage the smallest value with at least that share of values up to it; null for groups
+        without values.
+        """
         owners, items = flatten_lists(state[0])
         values, levels = items.flatten()
-        order = np.lexsort((ranks(values), owners))
+        order = np.lexsort((rank_values(values), owners))
         cumulative = np.cumsum(np.left_shift(np.int64(1), levels.to_numpy()[order].astype(np.int64)))
         starts = np.searchsorted(owners[order], np.arange(len(state[0]) + 1))
         ends = np.concatenate([[0], cumulative])[starts]
@@ -145,13 +152,16 @@ class MergedQuantiles(MergeFunction):
         return [pa.ListArray.from_arrays(offsets, results, mask=pa.array(is_null))]
 
     def _compact(self, owners: IndexArray, items: pa.Array, groups: Groups) -> pa.Array:
-        """Return the lists after compaction: no level has too many items."""
+        """Return a list per group in which no level has too many items.
+
+        ``items`` are values with levels, ``owners`` their groups.
+        """
         values, item_levels = items.flatten()
         levels = item_levels.to_numpy().astype(np.int64)
         places = np.arange(len(items), dtype=np.int64)
         rank: npt.NDArray[np.int64] | None = None
         while (is_crowded := self._is_crowded(owners, levels, groups.size)).any():
-            rank = ranks(values) if rank is None else rank
+            rank = rank_values(values) if rank is None else rank
             counts = np.bincount(owners, np.exp2(levels), groups.size).astype(np.uint64)
             promoted, unpaired = _promote(owners, levels, rank[places], np.flatnonzero(is_crowded), counts)
             levels[promoted] += 1
@@ -161,7 +171,7 @@ class MergedQuantiles(MergeFunction):
         return build_lists(owners, pa.StructArray.from_arrays(columns, fields=list(items.type)), groups, _VALUES_MAX)
 
     def _is_crowded(self, owners: IndexArray, levels: npt.NDArray[np.int64], size: int) -> BoolArray:
-        """Return a mask of the items at a level with too many items of their group."""
+        """Return a mask of the items at a level that has too many items of their group."""
         highest = np.zeros(size, dtype=np.int64)
         np.maximum.at(highest, owners, levels)
         group_levels, places, counts = np.unique(owners * 64 + levels, return_inverse=True, return_counts=True)
@@ -177,11 +187,10 @@ def _promote(
     crowded: IndexArray,
     counts: npt.NDArray[np.uint64],
 ) -> tuple[IndexArray, IndexArray]:
-    """Return masks of the crowded items that move up a level, and of those that stay because they have no neighbour.
+    """Choose which items of crowded levels move up. Return a mask of the items that move up a level, and of those that
+    stay because they have no neighbour.
 
-    All other crowded items are dropped.
-
-    ``counts`` holds the number of values that each group represents.
+    All other crowded items are dropped. ``counts`` holds the number of values that each group represents.
     """
     order = crowded[np.lexsort((rank[crowded], levels[crowded], owners[crowded]))]
     group_levels = owners[order] * 64 + levels[order]

@@ -27,11 +27,11 @@ class MergedCount(MergeFunction):
     """Count: an int64."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the count."""
+        """Return the buffer's type, int64."""
         return buffers if list(buffers) == [pa.int64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add counts."""
+        """Add the rows' counts to the old count of each group."""
         return [_add_counts(rows[0], old[0], groups)]
 
 
@@ -47,15 +47,21 @@ class MergedSum(MergeFunction):
     overflow: Overflow
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the sum and, if present, the flag."""
+        """Return the buffer's types: the sum and, in some of Spark's functions, the flag that it is empty.
+
+        Empty for types that cannot be summed.
+        """
         if list(buffers[1:]) == [pa.bool_()]:
-            return buffers if _is_exact(buffers[0]) else ()
+            return buffers if _adds_exactly(buffers[0]) else ()
         may_be_exact = self.overflow == "ANSI" or not pa.types.is_decimal(buffers[0])
-        fits = pa.types.is_float64(buffers[0]) or (_is_exact(buffers[0]) and may_be_exact)
+        fits = pa.types.is_float64(buffers[0]) or (_adds_exactly(buffers[0]) and may_be_exact)
         return buffers if fits and len(buffers) == 1 else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add sums."""
+        """Add the rows' sums to the old sum of each group.
+
+        Raises ``UserFunctionError`` if a sum without the flag does not fit, except outside ANSI mode.
+        """
         if len(old) > 1:
             return self._fold_flagged(rows, old, groups)
         codes, values = groups.drop_nulls(rows[0])
@@ -67,12 +73,12 @@ class MergedSum(MergeFunction):
         return [sums]
 
     def _fold_flagged(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add sums with flags. A sum that is null but not empty has overflowed."""
+        """Add sums that have the flag. A sum that is null but not flagged as empty has overflowed, and stays null."""
         row_has_sum = ~true_mask(pc.fill_null(rows[1], True))
         has_sum = ~true_mask(pc.fill_null(old[1], True))
         row_overflowed = row_has_sum & ~are_valid(rows[0])
         overflowed = has_sum & ~are_valid(old[0])
-        sums = _add_or_null(rows[0], row_overflowed, old[0], overflowed, groups)
+        sums = _add_with_overflow_null(rows[0], row_overflowed, old[0], overflowed, groups)
         has_sum[groups.codes[row_has_sum]] = True
         return [sums, pa.array(~has_sum)]
 
@@ -87,17 +93,20 @@ class MergedAverage(MergeFunction):
     overflow: Overflow
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep sum and count."""
-        fits = pa.types.is_float64(buffers[0]) or _is_exact(buffers[0])
+        """Return the buffer's types: sum and count. Empty for types that cannot be summed."""
+        fits = pa.types.is_float64(buffers[0]) or _adds_exactly(buffers[0])
         return buffers if fits and list(buffers[1:]) == [pa.int64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add sums and counts. A sum that is null with a count above 0 has overflowed."""
+        """Add the rows' sums and counts to the old ones of each group.
+
+        A sum that is null with a count above 0 has overflowed, and stays null.
+        """
         counts = _add_counts(rows[1], old[1], groups)
         if pa.types.is_floating(rows[0].type):
             return [pc.fill_null(add_floats(old[0], *groups.drop_nulls(rows[0])), 0.0), counts]
         row_overflowed, overflowed = (~are_valid(part[0]) & (fill_nulls(part[1], 0) != 0) for part in (rows, old))
-        sums = _add_or_null(rows[0], row_overflowed, old[0], overflowed, groups)
+        sums = _add_with_overflow_null(rows[0], row_overflowed, old[0], overflowed, groups)
         if pa.types.is_duration(sums.type) and self.overflow != "TRY":
             _check_overflow(~are_valid(sums), sums.type, groups)
         return [sums, counts]
@@ -108,12 +117,12 @@ class MergedProduct(MergeFunction):
     """Product: a double, null if there were no values."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the product."""
+        """Return the buffer's type, double."""
         return buffers if list(buffers) == [pa.float64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Multiply."""
-        return [_combine(np.multiply, 1.0, rows[0], old[0], groups)]
+        """Multiply the rows' products with the old product of each group."""
+        return [_fold_values(np.multiply, 1.0, rows[0], old[0], groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +132,13 @@ class MergedBits(MergeFunction):
     operation: Literal["and", "or", "xor"]
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the integer."""
+        """Return the buffer's type, an integer."""
         return buffers if len(buffers) == 1 and pa.types.is_signed_integer(buffers[0]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Combine bit by bit."""
+        """Combine the rows' integers with the old integer of each group, bit by bit."""
         combine: np.ufunc = getattr(np, f"bitwise_{self.operation}")
-        return [_combine(combine, -1 if self.operation == "and" else 0, rows[0], old[0], groups)]
+        return [_fold_values(combine, -1 if self.operation == "and" else 0, rows[0], old[0], groups)]
 
 
 def add_row_counts(old: pa.Array, codes: IndexArray, size: int) -> pa.Array:
@@ -138,6 +147,7 @@ def add_row_counts(old: pa.Array, codes: IndexArray, size: int) -> pa.Array:
 
 
 def _add_counts(rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    """Return the old count of each group plus the counts of its rows. A null counts as 0."""
     row_counts = pc.fill_null(rows, 0).to_numpy()
     if (row_counts == 1).all():
         return add_row_counts(old, groups.codes, groups.size)
@@ -146,7 +156,10 @@ def _add_counts(rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
     return pa.array(counts)
 
 
-def _combine(operation: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+def _fold_values(operation: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    """Return the old value of each group combined with its rows' values by ``operation``; null for groups without a
+    value. ``neutral`` is the operation's neutral element.
+    """
     codes, values = groups.drop_nulls(rows)
     result = fill_nulls(old, neutral)
     has_value = are_valid(old)
@@ -156,25 +169,34 @@ def _combine(operation: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array,
     return pa.array(result, mask=~has_value)
 
 
-def _add_or_null(
+def _add_with_overflow_null(
     rows: pa.Array, row_overflowed: BoolArray, old: pa.Array, overflowed: BoolArray, groups: Groups
 ) -> pa.Array:
-    """Add exactly, from 0. A sum is null if it does not fit its type or if a part of it overflowed before."""
+    """Return the sum of each group, 0 without values.
+
+    It is null if it does not fit its type, or if the old sum or a row's sum overflowed before.
+    """
     sums, is_null = add_exactly(old, *groups.drop_nulls(rows))
     is_null |= overflowed
     is_null[groups.codes[row_overflowed]] = True
     return pc.if_else(pa.array(is_null), pa.scalar(None, sums.type), pc.fill_null(sums, _zero(sums.type)))
 
 
-def _is_exact(type: pa.DataType) -> bool:
+def _adds_exactly(type: pa.DataType) -> bool:
+    """Return whether sums of a type are exact: int64, decimals and intervals."""
     return bool(pa.types.is_int64(type) or pa.types.is_decimal128(type) or pa.types.is_duration(type))
 
 
 def _zero(type: pa.DataType) -> pa.Scalar:
+    """Return 0 as a value of a number, decimal or interval type."""
     return pa.scalar(Decimal(0) if pa.types.is_decimal(type) else 0, type)
 
 
 def _check_overflow(overflows: BoolArray, type: pa.DataType, groups: Groups) -> None:
+    """Raise ``UserFunctionError`` for the first group whose sum does not fit ``type``.
+
+    ``overflows`` marks such groups.
+    """
     if not overflows.any():
         return
     # Cause: The sum of a key exceeds the type of the sum. In ANSI mode that is an error, as in Spark.

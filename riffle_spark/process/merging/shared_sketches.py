@@ -17,7 +17,7 @@ from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 from riffle_spark.process.merging.merged_sketches import bit_lengths
 
-__all__ = ["HashSketch", "SketchUnion", "sketches_library"]
+__all__ = ["HashSketch", "SketchUnion", "import_sketches_library"]
 
 _ADDRESS_BITS = 26
 _RANK_MAX = 63
@@ -45,42 +45,42 @@ class HashSketch(MergeFunction):
     register_bits: int
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the sketch."""
+        """Return one binary column, the sketch; empty unless the buffer is the two words of a hash."""
         fits = len(buffers) == 1 and pa.types.is_list(buffers[0]) and buffers[0].value_type == pa.int64()
         return [pa.binary()] if fits else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add the hashes."""
+        """Add the rows' hashes to the old sketch of each group."""
         codes, hashes = groups.drop_nulls(rows[0])
         words = hashes.flatten().to_numpy().view(np.uint64).reshape(-1, 2)
-        group_coupons = np.unique((codes.astype(np.uint64) << np.uint64(32)) | _coupons(words))
+        group_coupons = np.unique((codes.astype(np.uint64) << np.uint64(32)) | _make_coupons(words))
         owners, firsts = np.unique((group_coupons >> np.uint64(32)).astype(np.int64), return_index=True)
         parts = np.split(group_coupons.astype(np.uint32), firsts[1:]) if len(owners) else []
-        part_sketches = [self._sketches(coupons) for coupons in parts]
+        part_sketches = [self._pack_coupons(coupons) for coupons in parts]
         sketches = [sketch for group_sketches in part_sketches for sketch in group_sketches]
         counts = [len(group_sketches) for group_sketches in part_sketches]
-        return [_unite(old[0], np.repeat(owners, counts), sketches, groups, are_own=True)]
+        return [_unite_sketches(old[0], np.repeat(owners, counts), sketches, groups, are_own=True)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Unite the sketches."""
+        """Return the union of the sketches of each group."""
         return SketchUnion().merge(states, groups)
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the sketches; an empty one if there were no values."""
+        """Return the sketch of each group, an empty one for groups without values."""
         return [pc.fill_null(state[0], _empty_sketch(self.register_bits))]
 
-    def _sketches(self, coupons: npt.NDArray[np.uint32]) -> list[bytes]:
-        """Pack coupons into as few sketches as possible."""
+    def _pack_coupons(self, coupons: npt.NDArray[np.uint32]) -> list[bytes]:
+        """Return the coupons of one group packed into as few sketches as possible."""
         size = 3 * 2**self.register_bits // 32 if self.register_bits >= _SET_REGISTER_BITS else _LIST_MAX
         if len(coupons) > size:  # The union will have registers, which keep the highest rank each.
             register = coupons & np.uint32(2**self.register_bits - 1)
             order = np.lexsort((coupons >> np.uint32(_ADDRESS_BITS), register))
             highest = coupons[order[np.append(np.diff(register[order]) != 0, True)]]
             coupons = highest if len(highest) > size else coupons
-        return [self._sketch(coupons[start : start + size]) for start in range(0, len(coupons), size)]
+        return [self._encode_sketch(coupons[start : start + size]) for start in range(0, len(coupons), size)]
 
-    def _sketch(self, coupons: npt.NDArray[np.uint32]) -> bytes:
-        """Return a compact HLL_8 sketch with few coupons: a list (8 bytes of header) or a set (12 bytes)."""
+    def _encode_sketch(self, coupons: npt.NDArray[np.uint32]) -> bytes:
+        """Return a compact HLL_8 sketch with these few coupons: a list (8 bytes of header) or a set (12 bytes)."""
         count = len(coupons)
         body = coupons.astype("<u4").tobytes()
         if count <= _LIST_MAX:
@@ -98,23 +98,26 @@ class SketchUnion(MergeFunction):
     may_differ: bool = False
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the union."""
+        """Return one binary column, the union; empty unless the buffer is one binary column."""
         return list(buffers) if list(buffers) == [pa.binary()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Unite the sketches with the old union."""
+        """Return the union of the old sketch and the rows' sketches of each group.
+
+        Raises ``UserFunctionError`` for bytes that are not a sketch.
+        """
         codes, sketches = groups.drop_nulls(rows[0])
         order = np.argsort(codes, kind="stable")
         ordered = sketches.take(pa.array(order)).to_pylist()
-        return [_unite(old[0], codes[order], ordered, groups, self.may_differ)]
+        return [_unite_sketches(old[0], codes[order], ordered, groups, self.may_differ)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the unions; an empty sketch if there was none."""
+        """Return the union of each group, an empty sketch for groups without one."""
         return [pc.fill_null(state[0], _empty_sketch(_EMPTY_UNION_BITS))]
 
 
-def sketches_library() -> ModuleType:
-    """Import Apache DataSketches. Raises ``ConfigError`` if it is not installed."""
+def import_sketches_library() -> ModuleType:
+    """Return the module of Apache DataSketches. Raises ``ConfigError`` if it is not installed."""
     try:
         import datasketches
     except ImportError as error:
@@ -129,16 +132,17 @@ def sketches_library() -> ModuleType:
 
 
 def _empty_sketch(register_bits: int) -> bytes:
+    """Return the bytes of an empty HLL_8 sketch."""
     return bytes((2, 1, 7, register_bits, 3, 12, 0, 8))
 
 
-def _coupons(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the coupon of each hash: bits of its first word, and above them the rank of its second word."""
+def _make_coupons(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the coupon of each hash: low bits of its first word, and above them the rank of its second word."""
     ranks = np.minimum(65 - bit_lengths(words[:, 1]), _RANK_MAX).astype(np.uint64)
     return (ranks << np.uint64(_ADDRESS_BITS)) | (words[:, 0] & np.uint64(2**_ADDRESS_BITS - 1))
 
 
-def _unite(
+def _unite_sketches(
     old: pa.Array,
     owners: IndexArray,
     sketches: Sequence[bytes],
@@ -147,11 +151,12 @@ def _unite(
     *,
     are_own: bool = False,
 ) -> pa.Array:
-    """Return the union of each group's old and new sketches; ``owners`` ascend.
+    """Return the union of each group's old sketch and new sketches. ``owners`` has the group of each new sketch, in
+    ascending order.
 
     With ``are_own`` the sketches were made here, so a single sketch needs no check.
     """
-    library = sketches_library()  # A missing library must fail the first batch, not the first union.
+    library = import_sketches_library()  # A missing library must fail the first batch, not the first union.
     touched, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
     old_sketches = old.take(pa.array(touched)).to_pylist()
     unions = list[bytes]()
@@ -160,15 +165,15 @@ def _unite(
         if are_own and len(parts) == 1:
             union = parts[0]
         else:
-            union = _union(library, parts, groups.group_text(int(group)), may_differ)
-        unions.append(_out_of_order(union) if are_own else union)
+            union = _unite_as_spark(library, parts, groups.group_text(int(group)), may_differ)
+        unions.append(_set_out_of_order(union) if are_own else union)
     places = np.arange(groups.size, dtype=np.int64)
     places[touched] = np.arange(groups.size, groups.size + len(touched))
     return pa.concat_arrays([old, pa.array(unions, old.type)]).take(pa.array(places))
 
 
-def _out_of_order(sketch: bytes) -> bytes:
-    """Set the out-of-order flag of a sketch with registers.
+def _set_out_of_order(sketch: bytes) -> bytes:
+    """Return a sketch with registers with its out-of-order flag set.
 
     The library estimates from the order of values, and coupons of a batch are given without their order.
     """
@@ -176,8 +181,11 @@ def _out_of_order(sketch: bytes) -> bytes:
     return sketch[:5] + bytes((sketch[5] | _OUT_OF_ORDER,)) + sketch[6:] if has_registers else sketch
 
 
-def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_differ: bool) -> bytes:
-    """Return the union as Spark makes it: HLL_8, with at most the registers of the first sketch."""
+def _unite_as_spark(library: ModuleType, sketches: Sequence[bytes], where: str, may_differ: bool) -> bytes:
+    """Return the union of sketches as Spark makes it: HLL_8, with at most the registers of the first sketch.
+
+    Raises ``UserFunctionError`` for bytes that are not a sketch.
+    """
     try:
         parsed = [library.hll_sketch.deserialize(sketch) for sketch in sketches]
     except (IndexError, RuntimeError, ValueError) as error:

@@ -12,9 +12,9 @@ from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid
 from riffle_spark.process.merging.merged_lists import build_lists, flatten_lists
-from riffle_spark.process.merging.merged_picks import ranks
+from riffle_spark.process.merging.merged_picks import rank_values
 from riffle_spark.process.types import spark_schemas
-from riffle_spark.process.types.conform import call_user_function, conform
+from riffle_spark.process.types.conform import call_user_function, conform_table
 from riffle_spark.state.formats.arrow_casts import cast_column
 
 __all__ = ["MergedByUser", "TopRows", "UserAggregate"]
@@ -93,62 +93,70 @@ class UserAggregate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MergedByUser(MergeFunction):
-    """A user's function. A row's buffer is a struct of its arguments, and a group's state a struct of the columns."""
+    """A user's aggregate function.
+
+    A row's buffer is a struct of the function's arguments, and a group's state a struct of the declared state columns.
+    """
 
     function: UserAggregate
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the declared state, if the arguments can be cast to the declared rows."""
-        declared = self._schema(self.function.rows).types
+        """Return the declared state as a struct type; empty if the arguments cannot be cast to the declared rows."""
+        declared = self._parse_schema(self.function.rows).types
         arguments = [field.type for field in buffers[0]] if pa.types.is_struct(buffers[0]) else []
         if len(arguments) != len(declared) or not all(map(_can_cast, arguments, declared)):
             return ()
-        return [pa.struct(list(self._schema(self.function.state)))]
+        return [pa.struct(list(self._parse_schema(self.function.state)))]
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Call ``update`` with the rows."""
+        """Call the user's ``update`` with the rows, and return the new state of each group."""
         state: object = self._state_or_initial(old[0])
         if len(rows[0]):
-            state = self._call("update", state, self._arguments(rows[0].flatten()), groups.codes)
-        return [self._as_structs(state, groups)]
+            state = self._call_method("update", state, self._cast_arguments(rows[0].flatten()), groups.codes)
+        return [self._check_state(state, groups)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Call ``merge`` with the states."""
+        """Call the user's ``merge`` with the states, and return the merged state of each group."""
         has_state = are_valid(states[0])
         others = pa.Table.from_struct_array(states[0].filter(pa.array(has_state)))
         initial = self._state_or_initial(pa.nulls(groups.size, states[0].type))
-        return [self._as_structs(self._call("merge", initial, others, groups.codes[has_state]), groups)]
+        return [self._check_state(self._call_method("merge", initial, others, groups.codes[has_state]), groups)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Call ``finish``."""
+        """Call the user's ``finish``, and return the result of each group."""
         schema = pa.schema([(spark_schemas.BARE, spark_schemas.type_of_ddl(self.function.result))])
         if not len(state[0]):
             return [pa.nulls(0, schema.types[0])]
-        result = self._call("finish", self._state_or_initial(state[0]))
+        result = self._call_method("finish", self._state_or_initial(state[0]))
         if isinstance(result, pa.Array | pa.ChunkedArray):
             result = pa.table([result], schema.names)
-        table = conform(result, schema, f"result of finish() of {self._name}", self._name)
+        table = conform_table(result, schema, f"result of finish() of {self._name}", self._name)
         self._check_row_count(table, len(state[0]), "finish")
         return [one_array(table.column(0))]
 
-    def whole(self, columns: Sequence[pa.Array]) -> object:
-        """Return the result of a single group that consists of all rows."""
-        null = pa.nulls(1, pa.struct(list(self._schema(self.function.state))))
+    def aggregate_all_rows(self, columns: Sequence[pa.Array]) -> object:
+        """Return the user's result for a single group that consists of all rows. ``columns`` are the arguments."""
+        null = pa.nulls(1, pa.struct(list(self._parse_schema(self.function.state))))
         arguments = pa.StructArray.from_arrays(columns, list(map(str, range(len(columns)))))
         state = self.fold([arguments], [null], Groups(np.zeros(len(arguments), dtype=np.int64), 1))
         return self.finish(state)[0][0].as_py()
 
     @property
     def _name(self) -> str:
+        """The name of the user's class, for errors."""
         return type(self.function).__name__
 
     @staticmethod
-    def _schema(ddl: str) -> pa.Schema:
+    def _parse_schema(ddl: str) -> pa.Schema:
+        """Return the schema of a DDL text."""
         return spark_schemas.schema_of_ddl(ddl)
 
-    def _arguments(self, columns: Sequence[pa.Array]) -> pa.Table:
-        """Return arguments cast to the declared rows."""
-        schema = self._schema(self.function.rows)
+    def _cast_arguments(self, columns: Sequence[pa.Array]) -> pa.Table:
+        """Return the arguments as a table of the declared ``rows``.
+
+        Raises ``UserFunctionError`` if a value does not fit.
+        """
+        schema = self._parse_schema(self.function.rows)
         try:
             arrays = [cast_column(column, field.type) for column, field in zip(columns, schema, strict=True)]
         except pa.ArrowInvalid as error:
@@ -161,9 +169,9 @@ class MergedByUser(MergeFunction):
         return pa.table(arrays, schema=schema)
 
     def _state_or_initial(self, state: pa.Array) -> pa.Table:
-        """Return the state of groups, with the initial state for null."""
+        """Return the state of the groups as a table, with the user's initial state for null."""
         try:
-            initial = pa.array([self._call("init")], state.type)
+            initial = pa.array([self._call_method("init")], state.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserFunctionError(
                 f"{self._name}.init returned a state that does not match {self.function.state!r}: {error}",
@@ -174,16 +182,22 @@ class MergedByUser(MergeFunction):
         places = np.where(are_valid(state), np.arange(1, len(state) + 1), 0)
         return pa.Table.from_struct_array(pa.concat_arrays([initial, state]).take(pa.array(places)))
 
-    def _as_structs(self, state: object, groups: Groups) -> pa.Array:
-        schema = self._schema(self.function.state)
-        table = conform(state, schema, f"state of {self._name}", self._name)
+    def _check_state(self, state: object, groups: Groups) -> pa.Array:
+        """Return a table of state that a user's method returned as structs.
+
+        Raises ``UserFunctionError`` if its columns or rows are not as declared.
+        """
+        schema = self._parse_schema(self.function.state)
+        table = conform_table(state, schema, f"state of {self._name}", self._name)
         self._check_row_count(table, groups.size, "update or merge")
         return pa.StructArray.from_arrays([one_array(column) for column in table.columns], fields=list(schema))
 
-    def _call(self, method: str, *arguments: object) -> object:
+    def _call_method(self, method: str, *arguments: object) -> object:
+        """Return the result of a method of the user's object. Raises ``UserFunctionError`` if the method raises."""
         return call_user_function(getattr(self.function, method), arguments, self._name)
 
     def _check_row_count(self, table: pa.Table, group_count: int, method: str) -> None:
+        """Raise ``UserFunctionError`` if a table that a user's method returned does not have one row per group."""
         if table.num_rows != group_count:
             # Cause: The method left out groups without rows in this call, or returned a group twice.
             raise UserFunctionError(
@@ -206,36 +220,37 @@ class TopRows:
 
     @property
     def state(self) -> str:
-        """The rows, greatest first."""
+        """The DDL of the state: a list of the rows, greatest first."""
         return f"top {self.result}"
 
     @property
     def result(self) -> str:
-        """A list of the rows."""
+        """The DDL of the result: a list of the rows."""
         return f"array<struct<{self.rows}>>"
 
     def init(self) -> Mapping[str, object]:
-        """Return the state without rows."""
+        """Return the state without rows: an empty list."""
         return {"top": []}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep the greatest of the old and the new rows."""
-        return self._greatest(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
+        """Return the greatest of each group's old and new rows."""
+        return self._keep_greatest(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep the greatest rows of all states."""
+        """Return the greatest rows of all states of each group."""
         owners, rows = flatten_lists(one_array(others["top"]))
-        return self._greatest(state, rows, groups[owners])
+        return self._keep_greatest(state, rows, groups[owners])
 
     def finish(self, state: pa.Table) -> pa.Array:
-        """Return the rows."""
+        """Return the list of rows of each group."""
         return one_array(state["top"])
 
-    def _greatest(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
+    def _keep_greatest(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
+        """Return the state with the greatest ``count`` of each group's stored rows and ``rows``."""
         old_owners, old_rows = flatten_lists(one_array(state["top"]))
         owners = np.concatenate([old_owners, groups])
         rows = pa.concat_arrays([old_rows, cast_column(rows, old_rows.type)])
-        order = np.lexsort((-ranks(rows), owners))
+        order = np.lexsort((-rank_values(rows), owners))
         place = np.arange(len(order)) - np.searchsorted(owners[order], owners[order])
         greatest = order[place < self.count]
         lists = build_lists(owners[greatest], rows.take(pa.array(greatest)), Groups(owners, len(state)), self.count)
@@ -243,6 +258,7 @@ class TopRows:
 
 
 def _can_cast(type: pa.DataType, declared: pa.DataType) -> bool:
+    """Return whether Arrow can cast a type to the declared type."""
     try:
         cast_column(pa.nulls(0, type), declared)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -8,7 +8,7 @@ from typing import Final
 
 from riffle_spark.process.plans.plan_values import Expression
 
-__all__ = ["Column", "catalog_name", "quoted_name"]
+__all__ = ["Column", "catalog_name", "quote_name"]
 
 _COLLATIONS: Final = "__COLLATIONS"
 _DELAY: Final = "spark.watermarkDelayMs"
@@ -26,33 +26,33 @@ class Column:
 
     @property
     def id(self) -> int:
-        """Spark's id of its attribute."""
+        """Spark's id of the column's attribute (``exprId``)."""
         return self.expression.id
 
     @property
     def name(self) -> str:
-        """Its name in the schema."""
+        """The column's name in the schema."""
         return str(self.field["name"])
 
     @property
     def type(self) -> object:
-        """Its type in Spark's JSON."""
+        """The column's type in Spark's JSON."""
         return self.field["type"]
 
     @property
     def metadata(self) -> Mapping[str, object]:
-        """Its metadata."""
+        """The column's metadata."""
         metadata = self.field["metadata"]
         return metadata if isinstance(metadata, Mapping) else {}
 
     @property
     def is_struct(self) -> bool:
-        """Whether it is a struct."""
+        """Whether the column is a struct."""
         return isinstance(self.type, Mapping) and self.type["type"] == "struct"
 
     @property
     def delay_ms(self) -> int | None:
-        """The delay of its watermark, or ``None`` if it is not an event time."""
+        """The watermark delay in milliseconds if the column is an event time, else ``None``."""
         delay = self.metadata.get(_DELAY)
         return delay if isinstance(delay, int) else None
 
@@ -63,18 +63,22 @@ class Column:
 
     @property
     def has_interval(self) -> bool:
-        """Whether it may contain an interval. Python workers lose its units."""
+        """Whether the column may contain an interval. Python workers lose its units."""
         return "interval" in json.dumps(self.type)
 
 
 def catalog_name(field: Mapping[str, object]) -> str:
-    """Return the type of a field in SQL, in the form of Spark's ``catalogString``."""
+    """Return the type of a JSON field as SQL text, in the form of Spark's ``catalogString``."""
     metadata = field.get("metadata")
     collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
     return _type_name(field["type"], str(field["name"]), collations if isinstance(collations, Mapping) else {})
 
 
 def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str:
+    """Return a type's JSON as SQL text.
+
+    ``collations`` maps paths of nested strings to their collations, and ``path`` is that of the type.
+    """
     if not isinstance(body, Mapping):
         name = str(body)
         if name == "string" and path in collations:
@@ -92,6 +96,6 @@ def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str
     return _type_name(body.get("sqlType", kind), path, collations)
 
 
-def quoted_name(name: str) -> str:
-    """Return a name in SQL, quoted if necessary."""
+def quote_name(name: str) -> str:
+    """Return a name as SQL, in backquotes if necessary."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"

@@ -38,12 +38,12 @@ __all__ = [
     "PlanPiece",
     "Stage",
     "Table",
-    "cut",
+    "cut_plan",
     "find_marks",
+    "find_table",
     "is_table",
-    "piece_of",
+    "make_piece",
     "reads_clock",
-    "table_of",
 ]
 
 # Cause: The frame was derived outside riffle, for example by spark.sql over a view, and was not wrapped again.
@@ -90,8 +90,8 @@ class Mark:
 
     @property
     def condition(self) -> str:
-        """The filter in SQL."""
-        return _raise_error(_WRAPPED, f"mark {self.number} of {self.root}")
+        """The filter of the mark as SQL."""
+        return _sql_of_error(_WRAPPED, f"mark {self.number} of {self.root}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class LatestRows:
 
     @property
     def condition(self) -> str:
-        """The filter in SQL."""
-        return _raise_error(_CHANGES, f"latest {json.dumps([self.key, self.by])}")
+        """The filter that stands for this table as SQL."""
+        return _sql_of_error(_CHANGES, f"latest {json.dumps([self.key, self.by])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PlanPiece:
     clocks: tuple[Path, ...]
 
     def nodes(self) -> list[PlanNode]:
-        """Return the nodes of the piece, without the nodes in its holes."""
+        """Return the nodes of the piece. The nodes in its holes belong to earlier stages and are left out."""
         return [node for _, node in _nodes_outside(self.plan, self.holes)]
 
 
@@ -167,7 +167,7 @@ class Stage:
 
     @property
     def pieces(self) -> list[PlanPiece]:
-        """The pieces between this stage and the earlier stages that it reads."""
+        """The plan pieces between this stage and the earlier stages that it reads."""
         return [part for part in self.below if isinstance(part, PlanPiece)]
 
 
@@ -185,19 +185,22 @@ class CutPlan:
     top: PlanPiece
 
 
-def cut(plan: PlanNode) -> CutPlan:
-    """Cut an analysed plan. Raises ``ConfigError`` if its marks have several roots."""
-    root = _single_root(find_marks(plan))
-    bare = transform_up(plan, lambda node: node if _mark_of(node) is None else node.children[0])
+def cut_plan(plan: PlanNode) -> CutPlan:
+    """Cut an analysed plan at its stateful nodes into inputs, stages and the plan pieces between them.
+
+    Raises ``ConfigError`` if its marks have several roots.
+    """
+    root = _find_root(find_marks(plan))
+    bare = transform_up(plan, lambda node: node if _read_mark(node) is None else node.children[0])
     cutter = _Cutter()
-    top = cutter.part(transform_up(bare, _without_event_time))
+    top = cutter.cut_part(transform_up(bare, _replace_event_time))
     if isinstance(top, Input):
-        return CutPlan(bare, root, (), (), piece_of(bare, ()))
+        return CutPlan(bare, root, (), (), make_piece(bare, ()))
     return CutPlan(bare, root, tuple(cutter.inputs), tuple(cutter.stages), top)
 
 
-def piece_of(plan: PlanNode, holes: tuple[Hole, ...]) -> PlanPiece:
-    """Return a plan as a piece."""
+def make_piece(plan: PlanNode, holes: tuple[Hole, ...]) -> PlanPiece:
+    """Return a plan as a piece with these holes, with the positions of its clock nodes."""
     clocks = (path for path, node in _nodes_outside(plan, holes) if any(map(reads_clock, node.all_expressions)))
     return PlanPiece(plan, holes, tuple(clocks))
 
@@ -208,12 +211,14 @@ def reads_clock(expression: Expression) -> bool:
 
 
 def _nodes_outside(plan: PlanNode, holes: tuple[Hole, ...]) -> Iterator[tuple[Path, PlanNode]]:
+    """Yield the nodes of a plan that are not in a hole, with their positions."""
     for path, node in nodes_with_paths(plan):
         if not any(path[: len(hole.path)] == hole.path for hole in holes):
             yield path, node
 
 
-def _single_root(marks: Sequence[Mark]) -> str:
+def _find_root(marks: Sequence[Mark]) -> str:
+    """Return the state root that the marks name, ``""`` if none does. Raises ``ConfigError`` if they name several."""
     roots = sorted({mark.root for mark in marks if mark.root})
     if len(roots) > 1:
         raise ConfigError(
@@ -225,8 +230,9 @@ def _single_root(marks: Sequence[Mark]) -> str:
     return roots[0] if roots else ""
 
 
-def _without_event_time(node: PlanNode) -> PlanNode:
-    """Return a projection to the same output in place of the node that sets a user function's event-time column.
+def _replace_event_time(node: PlanNode) -> PlanNode:
+    """Return a projection to the same output in place of the node that sets a user function's event-time column. Return
+    other nodes unchanged.
 
     A batch cannot run that node, because it looks for the watermark of Spark's own stream.
     """
@@ -237,41 +243,47 @@ def _without_event_time(node: PlanNode) -> PlanNode:
 
 @dataclass(slots=True)
 class _Cutter:
-    """Numbers inputs and stages from the sources on."""
+    """Cuts a plan, and numbers its inputs and stages from the sources on."""
 
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
 
-    def part(self, plan: PlanNode, above: PlanNode | None = None) -> Input | PlanPiece:
-        """Return a plan as a piece if it has stages, else as an input. ``above`` is the stateful node above it."""
+    def cut_part(self, plan: PlanNode, above: PlanNode | None = None) -> Input | PlanPiece:
+        """Return the plan below ``above``, a stateful node, as a piece if it has stages, else as an input.
+
+        Records both.
+        """
         holes = tuple(
-            Hole(path, self.stage(find_node(plan, path), _used_columns(plan, path, above)))
+            Hole(path, self.cut_stage(find_node(plan, path), _used_columns(plan, path, above)))
             for path in list(_topmost_stateful(plan))
         )
         if holes:
-            piece = piece_of(plan, holes)
+            piece = make_piece(plan, holes)
             _check_streams(piece)
             return piece
         self.inputs.append(Input(len(self.inputs), plan))
         return self.inputs[-1]
 
-    def stage(self, node: PlanNode, used_columns: frozenset[int] | None) -> int:
-        """Cut the plan below a stateful node, and return the number of its stage.
+    def cut_stage(self, node: PlanNode, used_columns: frozenset[int] | None) -> int:
+        """Cut the plan below a stateful node, record its stage, and return the number of the stage.
 
         An initial state is not an input, because it is not a stream. The input for a table is the plan of its changes.
         """
-        table = table_of(node)
+        table = find_table(node)
         streams = [child for child in node.children if child.is_streaming]
         if table is not None:
             streams[table.side] = table.changes
-        below = tuple(self.part(stream, node) for stream in streams)
+        below = tuple(self.cut_part(stream, node) for stream in streams)
         kind = STATEFUL[node.kind] if table is None else _TABLE
         self.stages.append(Stage(len(self.stages), kind, node, below, used_columns))
         return len(self.stages) - 1
 
 
 def _used_columns(plan: PlanNode, path: Path, above: PlanNode | None) -> frozenset[int] | None:
-    """Return the ids of the columns at a position that the nodes above it read; ``None`` means all."""
+    """Return the ids of the columns of the node at ``path`` that the nodes above it read; ``None`` means all.
+
+    ``above`` is the stateful node above the plan.
+    """
     nodes = [find_node(plan, path[:depth]) for depth in reversed(range(len(path)))]
     nodes += [above] if above is not None else []
     used: frozenset[int] | None = None
@@ -287,11 +299,12 @@ def _used_columns(plan: PlanNode, path: Path, above: PlanNode | None) -> frozens
 
 
 def _all_attribute_ids(expressions: Iterator[Expression]) -> frozenset[int]:
+    """Return the ids of all attributes in the expressions."""
     return frozenset[int]().union(*map(attribute_ids, expressions))
 
 
 def _topmost_stateful(plan: PlanNode) -> Iterator[Path]:
-    """Yield the positions of the stateful nodes without a stateful node above them."""
+    """Yield the positions of the stateful nodes that have no stateful node above them in the plan."""
     waiting: list[tuple[Path, PlanNode]] = [((), plan)]
     while waiting:
         path, node = waiting.pop()
@@ -304,7 +317,7 @@ def _topmost_stateful(plan: PlanNode) -> Iterator[Path]:
 
 
 def _check_streams(piece: PlanPiece) -> None:
-    """Raise ``ConfigError`` for a stream that is united with the results of a stage."""
+    """Raise ``ConfigError`` if a piece unites a stream with the results of a stage."""
     for node in piece.nodes():
         if node.is_streaming and not node.children:
             raise ConfigError(
@@ -315,12 +328,15 @@ def _check_streams(piece: PlanPiece) -> None:
             )
 
 
-def table_of(node: PlanNode) -> Table | None:
-    """Return the table that a node joins with a stream, if any. If both sides are tables, return the right side."""
+def find_table(node: PlanNode) -> Table | None:
+    """Return the table that a join node joins with a stream, ``None`` for other nodes.
+
+    If both sides are tables, return the right one.
+    """
     for side in (1, 0) if node.kind == "Join" else ():
         views = list[PlanNode]()
         child = node.children[side]
-        while (latest := _latest_of(child)) is None and child.kind in _VIEWS:
+        while (latest := _read_latest_rows(child)) is None and child.kind in _VIEWS:
             views.append(child)
             (child,) = child.children
         if latest is not None:
@@ -329,21 +345,23 @@ def table_of(node: PlanNode) -> Table | None:
 
 
 def is_table(node: PlanNode) -> bool:
-    """Return whether a node turns the changes below it into a table."""
-    return _latest_of(node) is not None
+    """Return whether a node is the filter of ``riffle_spark.latest``, which turns the changes below it into a table."""
+    return _read_latest_rows(node) is not None
 
 
 def find_marks(plan: PlanNode) -> tuple[Mark, ...]:
     """Return the marks in a plan, each once."""
-    return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _mark_of(node)) is not None))
+    return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _read_mark(node)) is not None))
 
 
-def _mark_of(node: PlanNode) -> Mark | None:
+def _read_mark(node: PlanNode) -> Mark | None:
+    """Return the mark that a filter node holds, or ``None``."""
     match = _match_error(node, _MARK)
     return Mark(int(match[1]), match[2]) if match else None
 
 
-def _latest_of(node: PlanNode) -> LatestRows | None:
+def _read_latest_rows(node: PlanNode) -> LatestRows | None:
+    """Return the table definition that a filter node holds, or ``None``."""
     match = _match_error(node, _LATEST)
     if match is None:
         return None
@@ -351,14 +369,17 @@ def _latest_of(node: PlanNode) -> LatestRows | None:
     return LatestRows(tuple(key), tuple(by))
 
 
-def _raise_error(message: str, data: str) -> str:
-    """Return a condition in SQL that raises an error. ``data`` is in brackets, and is read from the plan again."""
+def _sql_of_error(message: str, data: str) -> str:
+    """Return a condition as SQL that raises an error if Spark evaluates it.
+
+    ``data`` is in brackets in the error text, and is read from the plan again.
+    """
     quoted = f"{message} [{data}]".replace("\\", "\\\\").replace("'", "\\'")
     return f"raise_error('{quoted}') is null"
 
 
 def _match_error(node: PlanNode, pattern: re.Pattern[str]) -> re.Match[str] | None:
-    """Return the match of ``pattern`` with the error text that a filter raises, or ``None``."""
+    """Return the match of ``pattern`` in the error text that a filter node raises; ``None`` for other nodes."""
     for condition in node.expressions.get("condition", ()) if node.kind == "Filter" else ():
         if condition.kind == "IsNull" and condition.children[0].kind == "RaiseError":
             texts = [str(part.fields["value"]) for part in walk_expression(condition) if part.kind == "Literal"]

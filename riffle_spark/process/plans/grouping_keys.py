@@ -13,15 +13,15 @@ from riffle_spark.process.plans.columns import Column, catalog_name
 from riffle_spark.process.plans.new_expressions import (
     Value,
     assemble_struct,
-    choose,
     field_of,
+    if_else,
     is_null,
     literal,
-    normalised,
+    normalise_floats,
 )
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import check_key
-from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
+from riffle_spark.process.types.stage_specs import TimeSpec, make_store_name, make_unique_name
 from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
@@ -30,14 +30,14 @@ __all__ = [
     "GroupingKey",
     "KeyColumn",
     "Result",
+    "choose_store_name",
     "counts_distinct",
     "find_event_time",
-    "read_elements",
-    "read_key",
-    "read_keys",
-    "store_for",
-    "time_spec",
-    "without_ids",
+    "make_time_spec",
+    "read_element_columns",
+    "read_grouping_key",
+    "read_grouping_keys",
+    "remove_column_ids",
 ]
 
 _WINDOWS: Final = {"spark.timeWindow": "time", "spark.sessionWindow": "session"}
@@ -63,7 +63,7 @@ class KeyColumn:
 
     @property
     def expression(self) -> Expression:
-        """Its expression without an alias."""
+        """The grouping expression without its alias."""
         expression = self.column.expression
         return expression.children[0] if expression.kind == "Alias" else expression
 
@@ -104,15 +104,15 @@ class GroupingKey:
 
     @property
     def columns(self) -> list[str]:
-        """The names of its key columns."""
+        """The names of the key columns that store this grouping expression."""
         return [part.column for part in self.parts]
 
     def column_values(self) -> Mapping[str, Value]:
-        """Return its key columns as expressions of a row."""
-        return {part.column: _part_value(self.expression, part) for part in self.parts}
+        """Return the expression of each key column, by its name, over an input row."""
+        return {part.column: _extract_part(self.expression, part) for part in self.parts}
 
     def assemble(self, columns: Mapping[str, Value]) -> Value:
-        """Return the grouping expression, assembled from its key columns."""
+        """Return the grouping expression, assembled from its key columns. ``columns`` has their expressions by name."""
         assert self.column is not None, "an aggregate without grouping columns has no key in its results"
         values = {part.path: columns[part.column] for part in self.parts if not part.is_null_flag}
         nulls = {part.path: columns[part.column] for part in self.parts if part.is_null_flag}
@@ -150,16 +150,16 @@ class ElementColumns:
 
     @property
     def keys(self) -> list[GroupingKey]:
-        """The values of all functions."""
+        """The values that functions with DISTINCT count, as grouping keys."""
         return [key for value in self.values for key in value.keys]
 
     @property
     def names(self) -> list[str]:
-        """The names of the element columns; none without DISTINCT."""
+        """The names of the element columns; empty without DISTINCT."""
         return [self.function_column, *(column for key in self.keys for column in key.columns)] if self.values else []
 
     def column_values(self) -> dict[str, Value]:
-        """Return the value columns as expressions of a row, followed by the condition of each function."""
+        """Return the expression of each value column over an input row, followed by the condition of each function."""
         columns = {name: value for key in self.keys for name, value in key.column_values().items()}
         return columns | {f"passes {index}": value.condition for index, value in enumerate(self.values)}
 
@@ -169,61 +169,65 @@ def counts_distinct(function: Expression) -> bool:
     return function.fields.get("isDistinct") is True and function.children[0].kind not in _IGNORES_DISTINCT
 
 
-def read_elements(
+def read_element_columns(
     functions: Sequence[tuple[Expression, str, Sequence[KeyColumn]]], used_names: Sequence[str]
 ) -> ElementColumns:
-    """Return the element columns for ``functions`` with DISTINCT: triples of expression, SQL and arguments.
+    """Return the element columns for functions with DISTINCT. ``functions`` are triples of expression, SQL and
+    arguments.
 
     ``used_names`` are the names of the grouping columns. Raises ``ConfigError`` for values that cannot be keys.
     """
-    function_column = free_name(_DISTINCT_FOR, used_names)
+    function_column = make_unique_name(_DISTINCT_FOR, used_names)
     used = [*used_names, function_column]
     values = list[DistinctValues]()
     for function, sql, arguments in functions:
         keys = list[GroupingKey]()
         condition: Value = function.children[1] if len(function.children) > 1 else literal(True)
         for argument in arguments:
-            keys.append(read_key(argument, [], used))
+            keys.append(read_grouping_key(argument, [], used))
             used += keys[-1].columns
             if function.children[0].kind in _SKIPS_NULLS:
-                condition = choose(is_null(argument.expression), literal(False), condition)
+                condition = if_else(is_null(argument.expression), literal(False), condition)
         values.append(DistinctValues(sql, tuple(keys), condition))
     return ElementColumns(function_column, tuple(values))
 
 
-def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Result] = ()) -> list[GroupingKey]:
-    """Return the keys of a stage. Without grouping columns it is a single constant key.
+def read_grouping_keys(grouping: Sequence[KeyColumn], results: Sequence[Result] = ()) -> list[GroupingKey]:
+    """Return the grouping keys of a stage. Without grouping columns it is a single constant key.
 
-    Raises ``ConfigError`` for columns that cannot be keys.
+    ``results`` name the columns in the output. Raises ``ConfigError`` for columns that cannot be keys.
     """
     if not grouping:
         return [GroupingKey(_ALL, literal(0), None, (_Part(_ALL, ()),), "0")]
     keys = list[GroupingKey]()
     used_names = list[str]()
     for key_column in grouping:
-        keys.append(read_key(key_column, results, used_names))
+        keys.append(read_grouping_key(key_column, results, used_names))
         used_names += keys[-1].columns
     return keys
 
 
-def read_key(grouped: KeyColumn, results: Sequence[Result], used_names: Sequence[str]) -> GroupingKey:
-    """Return a grouping column as a key. ``used_names`` are the names of other key columns."""
+def read_grouping_key(grouped: KeyColumn, results: Sequence[Result], used_names: Sequence[str]) -> GroupingKey:
+    """Return a grouping column as a key.
+
+    ``used_names`` are the names of other key columns. Raises ``ConfigError`` if it cannot be a key.
+    """
     column = grouped.column
     type_name = catalog_name(column.field)
     check_key({**column.field, "name": grouped.sql}, type_name, grouped.sql, is_random=grouped.is_random)
     metadata = _key_metadata(grouped, results)
-    name = without_ids(str(metadata.get("name") or column.name))
+    name = remove_column_ids(str(metadata.get("name") or column.name))
     window = next((kind for key, kind in _WINDOWS.items() if metadata.get(key)), "")
     is_floating = any(floating in type_name for floating in _FLOATING)
     parts = list[_Part]()
     used = list(used_names)
     is_nullable = not window and bool(column.field["nullable"])
-    for part_name, path, is_null_flag in _flatten(column.type, name, (), is_nullable=is_nullable):
-        parts.append(_Part(free_name(part_name, used), path, is_null_flag))
+    for part_name, path, is_null_flag in _flatten_type(column.type, name, (), is_nullable=is_nullable):
+        parts.append(_Part(make_unique_name(part_name, used), path, is_null_flag))
         used.append(parts[-1].column)
     return GroupingKey(
         name,
-        normalised(grouped.expression) if is_floating else grouped.expression,
+        normalise_floats(grouped.expression) if is_floating else grouped.expression,
         column,
         tuple(parts),
         grouped.sql,
@@ -242,18 +246,21 @@ def find_event_time(columns: Sequence[Column]) -> Column | None:
     return next(iter([*sessions, *timed]), None)
 
 
-def store_for(stage_kind: str, keys: Sequence[GroupingKey], used_stores: Collection[str]) -> str:
-    """Return the name of a stage's store: the name in a key's metadata, else a name made of kind and keys.
+def choose_store_name(stage_kind: str, keys: Sequence[GroupingKey], used_stores: Collection[str]) -> str:
+    """Return the name of a stage's store: the name in a key's metadata, else a name made of the kind of stage and the
+    keys.
 
-    Raises ``ConfigError`` for an invalid name.
+    ``used_stores`` are the names of the query's other stores. Raises ``ConfigError`` for an invalid name.
     """
     name = next((key.store for key in keys if key.store), None)
     key_names = [key.name for key in keys if key.column is not None]
-    return check_store_name(name) if name else store_name(stage_kind, key_names, used_stores)
+    return check_store_name(name) if name else make_store_name(stage_kind, key_names, used_stores)
 
 
-def time_spec(keys: Sequence[GroupingKey]) -> TimeSpec | None:
-    """Return the event time that expires keys: the session window's, else that of the first key with a watermark."""
+def make_time_spec(keys: Sequence[GroupingKey]) -> TimeSpec | None:
+    """Return the event time that expires keys: the session window's, else that of the first key with a watermark;
+    ``None`` without one.
+    """
     timed = [key for key in keys if key.window == "session"] or [key for key in keys if key.delay_ms is not None]
     if not timed:
         return None
@@ -261,8 +268,8 @@ def time_spec(keys: Sequence[GroupingKey]) -> TimeSpec | None:
     return TimeSpec(key.columns[-1], key.delay_ms, key.window, key.columns[0] if key.window else None)
 
 
-def without_ids(name: str) -> str:
-    """Return a name without column ids, because ids differ in each start.
+def remove_column_ids(name: str) -> str:
+    """Return a name without Spark's column ids, which differ in each start.
 
     Spark puts ids into the names of ``rollup`` columns and of ``HAVING`` conditions.
     """
@@ -270,7 +277,7 @@ def without_ids(name: str) -> str:
 
 
 def _key_metadata(grouped: KeyColumn, results: Sequence[Result]) -> dict[str, object]:
-    """Return the metadata of a key, with the store and the name that a result gives it."""
+    """Return the metadata of a grouping column, updated by the metadata that the results give it."""
     is_alias = grouped.column.expression.kind == "Alias"
     metadata: dict[str, object] = {**grouped.column.metadata}
     for result in results:
@@ -280,10 +287,12 @@ def _key_metadata(grouped: KeyColumn, results: Sequence[Result]) -> dict[str, ob
     return {**metadata, "name": grouped.sql} if is_alias else metadata
 
 
-def _flatten(
+def _flatten_type(
     data_type: object, name: str, path: tuple[int, ...], *, is_nullable: bool
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Yield the columns of a type: name, position, and whether the column is the flag that a struct is null."""
+    """Yield the key columns of a type, one per field that is not a struct: name, position, and whether the column is
+    the flag that a struct is null.
+    """
     if not isinstance(data_type, Mapping) or data_type["type"] != "struct":
         yield name, path, False
         return
@@ -291,10 +300,11 @@ def _flatten(
         yield f"{name}_is_null", path, True
     for index, field in enumerate(data_type["fields"]):
         field_name = f"{name}_{field['name']}"
-        yield from _flatten(field["type"], field_name, (*path, index), is_nullable=bool(field["nullable"]))
+        yield from _flatten_type(field["type"], field_name, (*path, index), is_nullable=bool(field["nullable"]))
 
 
-def _part_value(expression: Value, part: _Part) -> Value:
+def _extract_part(expression: Value, part: _Part) -> Value:
+    """Return the expression of one key column: the field of a grouping expression, or the flag that it is null."""
     for index in part.path:
         expression = field_of(expression, index)
     return is_null(expression) if part.is_null_flag else expression

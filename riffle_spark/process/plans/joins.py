@@ -15,19 +15,19 @@ from typing import Final
 import pyarrow as pa
 
 from riffle_spark.process.plans.columns import Column, catalog_name
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.grouping_keys import GroupingKey, choose_store_name
 from riffle_spark.process.plans.new_expressions import (
     NewExpression,
     Value,
     cast_back,
-    end_value,
+    event_time_value,
     leaf_column,
     literal,
     null_like,
-    without_collation,
+    remove_collation,
 )
 from riffle_spark.process.plans.plan_values import Expression, attribute_ids, same_expression
-from riffle_spark.process.plans.rules import refusal
+from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types import stage_specs
 
 __all__ = ["EquiJoin", "ExpressionFacts", "JoinMapSide"]
@@ -110,10 +110,10 @@ class JoinMapSide:
         self.spark_conditions = [
             condition
             for condition in join.residual_conditions
-            if all(self._reads_sides(condition)) and self._comparison(condition) is None
+            if all(self._reads_sides(condition)) and self._split_comparison(condition) is None
         ]
         if self.spark_conditions and join.join_type != "Inner":
-            raise refusal("join_condition", self.facts.sql(self.spark_conditions[0]))
+            raise refusal_error("join_condition", self.facts.sql(self.spark_conditions[0]))
         used = set(join.used_columns).union(*map(attribute_ids, self.spark_conditions))
         for side, columns in enumerate(join.columns[:1] if join.join_type == _SEMI else join.columns):
             key_attributes = self._key_attributes(side)
@@ -132,7 +132,7 @@ class JoinMapSide:
             self.event_time = self._unique_name(_EVENT_TIME)
 
     def _key_attributes(self, side: int) -> dict[int, str]:
-        """Return, by attribute id, the key column for each attribute of a side that is itself a join key."""
+        """Return the attributes of a side that are themselves join keys: attribute id to key column."""
         pairs = zip(self.join.keys[side], self.join.keys[0], strict=True)
         return {
             key.expression.id: left_key.columns[0]
@@ -141,50 +141,57 @@ class JoinMapSide:
         }
 
     def _unique_name(self, name: str) -> str:
+        """Return ``name``, or with a number if a column of the rows has it."""
         used_names = [*self.key_columns, *self.payload[0], *self.payload[1], *self.key_backed[0], *self.key_backed[1]]
-        return stage_specs.free_name(name, used_names)
+        return stage_specs.make_unique_name(name, used_names)
 
     def _add_column(self, side: int, name: str, expression: Expression) -> str:
+        """Add an expression to the columns of a side, and return its name in the rows."""
         unique_name = self._unique_name(name)
         self.payload[side][unique_name] = expression
         return unique_name
 
     def _add_condition(self, condition: Expression) -> None:
-        """Add a condition that is a comparison of both sides, or reads at most one side."""
-        comparison = self._comparison(condition)
+        """Add a residual condition of the join: a comparison of both sides, one that reads a single side, or one that
+        Spark evaluates.
+        """
+        comparison = self._split_comparison(condition)
         reads_left, reads_right = self._reads_sides(condition)
         if comparison is not None:
             left, function, right = comparison
-            left_column = self._column_of(0, left)
-            right_column = self._column_of(1, right)
+            left_column = self._find_or_add_column(0, left)
+            right_column = self._find_or_add_column(1, right)
             self.comparisons.append(stage_specs.Comparison(left_column, function, right_column))
             self.comparison_sql.append(self.facts.sql(condition))
         elif not (reads_left and reads_right):
             self.one_sided_conditions[0 if reads_left else 1].append(condition)
 
     def _reads_sides(self, expression: Expression) -> list[bool]:
-        """Return for each side whether an expression reads columns of it."""
+        """Return for the left and for the right side whether an expression reads columns of it."""
         ids = attribute_ids(expression)
         return [not ids.isdisjoint(column.id for column in columns) for columns in self.join.columns]
 
-    def _comparison(self, condition: Expression) -> tuple[Expression, str, Expression] | None:
-        """Return the left operand, Arrow's function and the right operand, if a condition compares both sides."""
+    def _split_comparison(self, condition: Expression) -> tuple[Expression, str, Expression] | None:
+        """Return the left operand, Arrow's function and the right operand of a condition that compares both sides;
+        ``None`` for other conditions.
+        """
         functions = _FUNCTIONS.get(condition.kind)
         operands = condition.children
-        if functions is None or not self._same_order_in_arrow(operands[0]):
+        if functions is None or not self._has_same_order_in_arrow(operands[0]):
             return None
         for function, (left, right) in zip(functions, (operands, operands[::-1]), strict=True):
             if self._reads_sides(left) == [True, False] and self._reads_sides(right) == [False, True]:
                 return left, function, right
         return None
 
-    def _same_order_in_arrow(self, expression: Expression) -> bool:
+    def _has_same_order_in_arrow(self, expression: Expression) -> bool:
+        """Return whether Arrow compares the values of an expression as Spark does."""
         field_json = self.facts.field(expression)
         name = str(field_json["type"])
         return (name in _SAME_ORDER and "collate" not in catalog_name(field_json)) or name.startswith("decimal")
 
-    def _column_of(self, side: int, expression: Expression) -> str:
-        """Return the column of the rows that holds an expression of a side. Adds it if there is none."""
+    def _find_or_add_column(self, side: int, expression: Expression) -> str:
+        """Return the name of the column that holds an expression of a side. The column is added if there is none."""
         is_attribute = expression.kind == _ATTRIBUTE
         if is_attribute and expression.id in self.output_names[side]:
             return self.output_names[side][expression.id]
@@ -194,12 +201,12 @@ class JoinMapSide:
         return self._add_column(side, expression.name if is_attribute else _COMPARED, expression)
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of a side's rows."""
+        """Yield the name and the expression of each column of a side's rows."""
         yield self.is_left, literal(side == 0)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
         yield from zip(self.key_columns, parts, strict=True)
         if self.event_time is not None:
-            times = [None if time is None else end_value(time) for time in self.join.event_times]
+            times = [None if time is None else event_time_value(time) for time in self.join.event_times]
             time = times[side]
             if time is None:
                 other_time = times[1 - side]
@@ -216,27 +223,32 @@ class JoinMapSide:
             yield self.filter_column, conjunction
 
     def _without_collation(self, value: Value, sent: Value) -> Value:
+        """Return ``sent``, the expression that is sent for column ``value``, without a collation."""
         if isinstance(value, Expression) and value.kind == _ATTRIBUTE:
             column = next((column for side in self.join.columns for column in side if column.id == value.id), None)
             if column is not None:
-                return without_collation(column, sent)
+                return remove_collation(column, sent)
         return NewExpression("plain", (sent,))
 
-    def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
-        """Return the specification of the join. Its slots get rows of ``schema``."""
+    def make_spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
+        """Return the specification of the join.
+
+        Its slots get rows of ``schema``. ``used_stores`` are the names of the query's other stores.
+        """
         return stage_specs.JoinSpec(
-            store_for("join", self.join.keys[0], used_stores),
+            choose_store_name("join", self.join.keys[0], used_stores),
             pa.schema([schema.field(name) for name in self.key_columns]),
             self.is_left,
-            self._join_side(0, schema),
-            self._join_side(1, schema),
+            self._make_side(0, schema),
+            self._make_side(1, schema),
             tuple(self.comparisons),
             _OUTER.get(self.join.join_type, ()),
             self.join.join_type == _SEMI,
             self.event_time,
         )
 
-    def _join_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
+    def _make_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
+        """Return the specification of one side of the join, given the schema of the rows."""
         due: str | None = None
         delay_ms = self.join.eviction_delays_ms[side]
         if self.join.event_time_key is not None:
@@ -258,18 +270,21 @@ class JoinMapSide:
         They are compared on restart to detect a changed query.
         """
         columns = {
-            name: f"{side} {self._text(value)}"
+            name: f"{side} {self._sql_of(value)}"
             for side, payload in zip(("left", "right"), self.payload, strict=True)
             for name, value in payload.items()
         }
         return {"join": " ".join([self.join.join_type, *self.comparison_sql]), **columns}
 
-    def _text(self, value: Value) -> str:
+    def _sql_of(self, value: Value) -> str:
+        """Return a column's expression as SQL, or its name if it is an attribute."""
         assert isinstance(value, Expression), "payload columns are expressions of the plan"
         return value.name if value.kind == _ATTRIBUTE else self.facts.sql(value)
 
-    def result(self, column: Column) -> Value:
-        """Return a column of the join's output from the slots' rows, or null if the query does not read it."""
+    def result_value(self, column: Column) -> Value:
+        """Return the expression of an output column of the join over the rows that slots return; null if the query does
+        not read it.
+        """
         names = {**self.output_names[0], **self.output_names[1]}
         if column.id not in names:
             return null_like(column.expression)

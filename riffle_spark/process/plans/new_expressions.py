@@ -12,17 +12,17 @@ __all__ = [
     "Value",
     "assemble_struct",
     "cast_back",
-    "choose",
-    "end_value",
+    "event_time_value",
     "field_of",
+    "if_else",
     "is_null",
     "leaf_column",
     "literal",
-    "normalised",
+    "normalise_floats",
     "null_like",
+    "remove_collation",
+    "replace_columns",
     "struct",
-    "with_columns",
-    "without_collation",
 ]
 
 BuiltKind: TypeAlias = Literal[
@@ -45,72 +45,77 @@ Position: TypeAlias = tuple[int, ...]
 
 
 def leaf_column(name: str) -> Value:
-    """Return a column of the leaf."""
+    """Return the expression of the leaf's column of this name."""
     return NewExpression("column", (), name)
 
 
 def field_of(struct: Value, index: int) -> Value:
-    """Return a field of a struct."""
+    """Return the expression of the field with this index of a struct."""
     return NewExpression("field", (struct,), index)
 
 
 def is_null(value: Value) -> Value:
-    """Return whether an expression is null."""
+    """Return the expression that is true if the value of ``value`` is null."""
     return NewExpression("is_null", (value,))
 
 
 def literal(value: bool | int | str) -> Value:
-    """Return a literal."""
+    """Return the expression of a constant."""
     return NewExpression("literal", (), value)
 
 
 def null_like(value: Value) -> Value:
-    """Return a null with the type of another expression."""
+    """Return the expression of a null that has the type of ``value``."""
     return NewExpression("null", (value,))
 
 
-def choose(condition: Value, value: Value, otherwise: Value) -> Value:
-    """Return ``value`` if a condition is true, else ``otherwise``."""
+def if_else(condition: Value, value: Value, otherwise: Value) -> Value:
+    """Return the expression of ``value`` if ``condition`` is true, else of ``otherwise``."""
     return NewExpression("if", (condition, value, otherwise))
 
 
 def struct(fields: Sequence[tuple[str, Value]]) -> Value:
-    """Return a struct of fields. Names may repeat, as in Spark."""
+    """Return the expression of a struct with these (name, value) fields. Names may repeat, as in Spark."""
     return NewExpression("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
 
 
-def normalised(value: Value) -> Value:
-    """Return an expression in which equal floating-point numbers have equal bits, as Spark normalises keys."""
+def normalise_floats(value: Value) -> Value:
+    """Return the expression of ``value`` with equal bits for equal floating-point numbers, as Spark normalises keys."""
     return NewExpression("normalised", (value,))
 
 
-def without_collation(column: Column, value: Value) -> Value:
-    """Return a value without collations, because strings of Python workers have none."""
+def remove_collation(column: Column, value: Value) -> Value:
+    """Return the expression of ``value``, computed from ``column``, without the column's collations.
+
+    Strings of Python workers have none.
+    """
     return NewExpression("plain", (value,)) if column.has_collation else value
 
 
-def end_value(time: Column) -> Value:
-    """Return the value of a column that is compared with the watermark: an event time, or the end of a window."""
+def event_time_value(time: Column) -> Value:
+    """Return the expression that is compared with the watermark: the event time, or the end of a window."""
     return field_of(time.expression, 1) if time.is_struct else time.expression
 
 
-def with_columns(expression: Expression, columns: Mapping[int, Value]) -> Value:
-    """Return an expression with values in place of columns. ``columns`` maps column ids to values."""
+def replace_columns(expression: Expression, columns: Mapping[int, Value]) -> Value:
+    """Return the expression with values in place of its columns. ``columns`` maps column ids to values."""
     if expression.kind == "AttributeReference":
         return columns.get(expression.id, expression)
-    children = [with_columns(child, columns) for child in expression.children]
+    children = [replace_columns(child, columns) for child in expression.children]
     if all(new is old for new, old in zip(children, expression.children, strict=True)):
         return expression
     return NewExpression("changed", (expression, *children))
 
 
 def cast_back(value: Value, column: Column) -> Value:
-    """Return a value from Python workers in the type of a column, if they lose its collation or its units."""
+    """Return the expression of a value from Python workers in the type of ``column``, if workers lose its collation or
+    interval units.
+    """
     return NewExpression("cast", (value, column.expression)) if column.has_collation or column.has_interval else value
 
 
 def assemble_struct(values: Mapping[Position, Value], nulls: Mapping[Position, Value], column: Column) -> Value:
-    """Return a column's value from the values of its fields.
+    """Return the expression of a column's value, assembled from the values of its fields.
 
     By position, ``values`` has the fields that are not structs, and ``nulls`` the flags that a struct is null.
     """
@@ -124,6 +129,7 @@ def _assemble(
     nulls: Mapping[Position, Value],
     column: Column,
 ) -> Value:
+    """Return the expression of the part of ``column`` at this position. ``data_type`` is the JSON of its type."""
     if path in values:
         if not (column.has_collation or column.has_interval):
             return values[path]
@@ -137,4 +143,4 @@ def _assemble(
         for index, field in enumerate(data_type["fields"])
     ]
     assembled = struct(fields)
-    return choose(nulls[path], null_like(assembled), assembled) if path in nulls else assembled
+    return if_else(nulls[path], null_like(assembled), assembled) if path in nulls else assembled

@@ -18,12 +18,12 @@ __all__ = [
     "Path",
     "PlanNode",
     "attribute_ids",
-    "conjuncts",
     "find_node",
     "nodes_with_paths",
     "parse_plan",
     "paths_above",
     "same_expression",
+    "split_conjuncts",
     "transform_up",
     "walk",
     "walk_expression",
@@ -122,21 +122,25 @@ class _JsonReader:
     next_handle: int = 0
     leaves: int = 0
 
-    def plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
+    def read_plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
+        """Return the plan of a JSON tree."""
         self.leaves = sum(not _child_count(body) for body in tree)
-        return self._read(tree, None, self._node)
+        return self._read_tree(tree, None, self._make_node)
 
-    def expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
-        return self._read(tree, access, _expression)
+    def read_expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
+        """Return the expression of a JSON tree. ``access`` is how its root is reached in the JVM."""
+        return self._read_tree(tree, access, _make_expression)
 
-    def _read(
+    def _read_tree(
         self,
         tree: Sequence[Mapping[str, object]],
         access: Access | None,
         make: Callable[[Mapping[str, object], tuple[_T, ...], int], _T],
     ) -> _T:
-        """Make the values of a tree, children before their parents, and return that of its root."""
-        parents = _parents(tree)
+        """Convert the objects of a JSON tree by ``make``, children before their parents, and return the root's
+        value.
+        """
+        parents = _find_parents(tree)
         handles = list[int]()
         for parent, index in parents:
             child_access = _child_access(tree[parent], handles[parent], index) if handles else access
@@ -148,13 +152,15 @@ class _JsonReader:
         return make(tree[0], tuple(reversed(children[0])), handles[0])
 
     def _take_handle(self, access: Access | None) -> int:
+        """Return a new handle. ``access`` is how its object is reached in the JVM; ``None`` for the root."""
         handle = self.next_handle
         self.next_handle += 1
         if access is not None:
             self.accesses[handle] = access
         return handle
 
-    def _node(self, body: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
+    def _make_node(self, body: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
+        """Return a node of the plan from its JSON object and its children."""
         kind = _short_name(body)
         fields = dict[str, object]()
         expressions = dict[str, tuple[Expression, ...]]()
@@ -168,7 +174,7 @@ class _JsonReader:
         return PlanNode(kind, children, expressions, fields, is_streaming, handle)
 
     def _is_stream(self, kind: str, fields: Mapping[str, object]) -> bool:
-        """Return whether a leaf is a stream. The JVM is called only if the leaf's JSON does not state it."""
+        """Return whether a leaf is a stream. Calls the JVM only if the leaf's JSON does not state it."""
         self.leaves -= 1
         is_streaming = fields.get("isStreaming")
         if isinstance(is_streaming, bool):
@@ -176,27 +182,30 @@ class _JsonReader:
         return kind.startswith("Streaming") or self.is_stream(self.leaves)
 
     def _field_expressions(self, value: object, parent: int, name: str, kind: str) -> tuple[Expression, ...] | None:
-        """Return the expressions in a field: a single expression, an option, a list, or a list of lists."""
+        """Return the expressions in a JSON field of an object: a single expression, an option, a list, or a list of
+        lists. ``None`` if the field holds something else.
+        """
         if not isinstance(value, list) or not value:
             return None
-        if _is_tree(value):
+        if _is_expression_tree(value):
             access = (parent, f"{name}.get" if (kind, name) in _OPTIONAL else name, None)
-            return None if _is_plan(value) else (self.expression(value, access),)
-        trees = [item for item in value if isinstance(item, list) and _is_tree(item) and not _is_plan(item)]
+            return None if _is_plan(value) else (self.read_expression(value, access),)
+        trees = [item for item in value if isinstance(item, list) and _is_expression_tree(item) and not _is_plan(item)]
         if trees and len(trees) == len(value):
-            return tuple(self.expression(tree, (parent, name, index)) for index, tree in enumerate(trees))
+            return tuple(self.read_expression(tree, (parent, name, index)) for index, tree in enumerate(trees))
         nested = [tree for item in value if isinstance(item, list) for tree in item if isinstance(tree, list)]
-        nested = [tree for tree in nested if _is_tree(tree) and not _is_plan(tree)]
-        return tuple(self.expression(tree, (parent, name, None)) for tree in nested) if nested else None
+        nested = [tree for tree in nested if _is_expression_tree(tree) and not _is_plan(tree)]
+        return tuple(self.read_expression(tree, (parent, name, None)) for tree in nested) if nested else None
 
 
-def _expression(body: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
+def _make_expression(body: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
+    """Return an expression from its JSON object and its children."""
     fields = {name: value for name, value in body.items() if name not in ("class", "num-children")}
     return Expression(_short_name(body), children, fields, handle)
 
 
-def _parents(tree: Sequence[Mapping[str, object]]) -> list[tuple[int, int]]:
-    """Return for each node of a tree the position of its parent, and its index among that parent's children."""
+def _find_parents(tree: Sequence[Mapping[str, object]]) -> list[tuple[int, int]]:
+    """Return for each object of a JSON tree the position of its parent, and its index among that parent's children."""
     parents = list[tuple[int, int]]()
     open_places = [(-1, 0)]
     for position, body in enumerate(tree):
@@ -206,38 +215,45 @@ def _parents(tree: Sequence[Mapping[str, object]]) -> list[tuple[int, int]]:
 
 
 def _child_count(body: Mapping[str, object]) -> int:
+    """Return the number of children of a JSON object."""
     return int(str(body["num-children"]))
 
 
 def parse_plan(
     text: str, is_stream: Callable[[int], bool], first_handle: int = 0
 ) -> tuple[PlanNode, Mapping[int, Access]]:
-    """Return the plan in Spark's JSON, and how its objects are reached from the root.
+    """Return the plan in the text of Spark's ``toJSON``, and how each object is reached from the root, by handle.
 
-    ``is_stream`` returns whether a leaf is a stream. Leaves are numbered in the order of the JSON.
+    ``is_stream`` returns whether the leaf with a number is a stream. Leaves are numbered in the order of the JSON, and
+    handles from ``first_handle`` on.
     """
     reader = _JsonReader(is_stream, next_handle=first_handle)
-    plan = reader.plan(json.loads(text))
+    plan = reader.read_plan(json.loads(text))
     return plan, reader.accesses
 
 
 def _child_access(body: Mapping[str, object], handle: int, index: int) -> Access:
-    """Return how a child is reached: by a method of its own if possible, else by its index in ``children``."""
+    """Return how the child with this index is reached in the JVM: by a method of its own if possible, else by its index
+    in ``children``.
+    """
     methods = (name for name in _CHILD_METHODS if body.get(name) == index and not isinstance(body[name], bool))
     method = next(methods, None)
     return (handle, "children", index) if method is None else (handle, method, None)
 
 
-def _is_tree(value: Sequence[object]) -> bool:
+def _is_expression_tree(value: Sequence[object]) -> bool:
+    """Return whether a JSON list is a tree of expressions or plans."""
     return isinstance(value[0], dict) and "num-children" in value[0] if value else False
 
 
 def _is_plan(tree: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether the root of a JSON tree is a plan, not an expression."""
     name = str(tree[0]["class"])
     return any(package in name for package in _PLAN_PACKAGES)
 
 
 def _short_name(body: Mapping[str, object]) -> str:
+    """Return the class name of a JSON object without its package and outer classes."""
     return str(body["class"]).rpartition(".")[2].rstrip("$").rpartition("$")[2]
 
 
@@ -247,7 +263,7 @@ def walk(plan: PlanNode) -> Iterator[PlanNode]:
 
 
 def nodes_with_paths(plan: PlanNode) -> Iterator[tuple[Path, PlanNode]]:
-    """Yield a node and all below it with their positions, parents before their children."""
+    """Yield the position and the node, of a plan and all nodes below it, parents before their children."""
     waiting: list[tuple[Path, PlanNode]] = [((), plan)]
     while waiting:
         path, node = waiting.pop()
@@ -280,8 +296,8 @@ def same_expression(left: Expression, right: Expression) -> bool:
     )
 
 
-def conjuncts(condition: Expression) -> Iterator[Expression]:
-    """Yield the parts of a condition that are joined by AND."""
+def split_conjuncts(condition: Expression) -> Iterator[Expression]:
+    """Yield the conditions that AND joins in a condition."""
     waiting = [condition]
     while waiting:
         condition = waiting.pop()
@@ -292,14 +308,14 @@ def conjuncts(condition: Expression) -> Iterator[Expression]:
 
 
 def find_node(plan: PlanNode, path: Path) -> PlanNode:
-    """Return the node at a position."""
+    """Return the node at a position below ``plan``."""
     for index in path:
         plan = plan.children[index]
     return plan
 
 
 def paths_above(paths: Iterable[Path]) -> list[Path]:
-    """Return all positions above some positions, the deepest first."""
+    """Return all positions above these positions, the deepest first."""
     return sorted({path[:depth] for path in paths for depth in range(len(path))}, key=len, reverse=True)
 
 

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.cut import CutPlan, is_table, table_of
+from riffle_spark.process.plans.cut import CutPlan, find_table, is_table
 from riffle_spark.process.plans.plan_values import PlanNode, walk
 from riffle_spark.process.types.kept_types import check_columns
 
-__all__ = ["REFUSED", "Refused", "check_key", "check_rules", "check_tables", "refusal"]
+__all__ = ["REFUSED", "Refusal", "check_key", "check_rules", "check_tables", "refusal_error"]
+
+
+_CURRENT_USER: Final = "current_user()"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """The message, remedy and id for a term of Spark's that riffle does not support."""
 
     problem: str
@@ -27,133 +30,139 @@ class Refused:
 
 
 REFUSED: Final = {
-    "several_stages": Refused(
+    "several_stages": Refusal(
         "A stateful operator after an aggregate in update or complete mode is not supported, because the aggregate "
         "emits a row again with each change, so the row would count twice.",
         "Use outputMode('append') with a watermark, or make two queries with a sink between them.",
         id="RIFFLE-0602",
     ),
-    "several_results": Refused(
+    "several_results": Refusal(
         "A union of the results of several stateful operators at the end of a query is not supported, because a sink "
         "takes the results of one store per batch.",
         "Write each to the sink with its own query, or unite the streams before the operator.",
         id="RIFFLE-0603",
     ),
-    "result_and_input": Refused(
+    "result_and_input": Refusal(
         "A join of a stateful operator's results with another stream is not supported, because the rows of a batch "
         "would come from a store and from a source.",
         "Group the other stream too (for example dropDuplicates by its key and time), or write the results to a sink "
         "and join them in a second query.",
         id="RIFFLE-0604",
     ),
-    "limit": Refused(
+    "limit": Refusal(
         "limit, offset or tail of a stream is not supported, because it counts rows over the whole query, but each "
         "batch would start at zero.",
         "Limit the result of an aggregate in complete mode, or limit in foreachBatch.",
         id="RIFFLE-0605",
     ),
-    "set": Refused(
+    "set": Refusal(
         "intersect, except or subtract of streams is not supported, because riffle does not keep their state.",
         "Use dropDuplicates and a join: left_semi for intersect, left_anti with a static frame for except.",
         id="RIFFLE-0606",
     ),
-    "unknown": Refused(
+    "unknown": Refusal(
         "An unknown operator is not supported, because it may keep state of earlier rows.",
         "Use it in foreachBatch.",
         id="RIFFLE-0607",
     ),
-    "watermark": Refused(
+    "watermark": Refusal(
         "withWatermark after a stateful operator is not supported, because the watermark of a query is computed from "
         "its sources.",
         "Call withWatermark before the first stateful operator.",
         id="RIFFLE-0608",
     ),
-    "scala": Refused(
+    "scala": Refusal(
         "flatMapGroupsWithState, mapGroupsWithState or transformWithState of Scala is not supported, because Python "
         "processes keep the state and cannot call JVM functions.",
         "Write the function in Python, for applyInPandasWithState or transformWithState.",
         id="RIFFLE-0609",
     ),
-    "join_keys": Refused(
+    "join_keys": Refusal(
         "A join of two streams without an equality is not supported, because rows are matched by key, as in Spark.",
         "Add a condition that a column of one side equals a column of the other side.",
         id="RIFFLE-0610",
     ),
-    "join_condition": Refused(
+    "join_condition": Refusal(
         "An outer or semi join of two streams whose condition on both sides is not a comparison is not supported, "
         "because the processes that match rows cannot evaluate Spark's expressions.",
         "Compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3.",
         id="RIFFLE-0611",
     ),
-    "join_structs": Refused(
+    "join_structs": Refusal(
         "A join of two streams by structs that are nullable on one side only is not supported, because their columns "
         "in the state would differ.",
         "Join by the fields of the structs.",
         id="RIFFLE-0612",
     ),
-    "table_alone": Refused(
+    "table_alone": Refusal(
         "A table of riffle_spark.latest that is not joined with a stream is not supported, because a table is only "
         "stored for lookups and has no results of its own.",
         "Join a stream with the table, with only select, where and similar between them. For the last row per key as a"
         " result use groupBy and max_by.",
         id="RIFFLE-0613",
     ),
-    "table_keys": Refused(
+    "table_keys": Refusal(
         "A join with a table of riffle_spark.latest by other columns than its key is not supported, because a row only"
         " finds the table's row with the same key.",
         "Join each column of the key by equality with an expression of the stream that has the same type. Cast the "
         "column before riffle_spark.latest if the types differ. Further conditions are allowed.",
         id="RIFFLE-0614",
     ),
-    "table_outer": Refused(
+    "table_outer": Refusal(
         "A join that keeps rows of a riffle_spark.latest table without a match is not supported, because a match may "
         "still arrive at any time.",
         "Use an inner join or an outer join that keeps the stream's rows. With the table on the right, left_semi and "
         "left_anti work too.",
         id="RIFFLE-0615",
     ),
-    "array_key": Refused(
+    "array_key": Refusal(
         "groupBy or dropDuplicates by an array, map or variant is not supported, because key columns must be "
         "comparable and hashable.",
         "Group by single fields, or by to_json of the column.",
         id="RIFFLE-0616",
     ),
-    "void_key": Refused(
+    "void_key": Refusal(
         "groupBy or dropDuplicates by NULL without a type is not supported, because a stored column needs a type.",
         "Cast it: CAST(NULL AS STRING).",
         id="RIFFLE-0617",
     ),
-    "collated_key": Refused(
+    "collated_key": Refusal(
         "groupBy or dropDuplicates by a string with a collation is not supported, because keys are compared by their "
         "bytes.",
         "Group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY)).",
         id="RIFFLE-0618",
     ),
-    "struct_key": Refused(
+    "struct_key": Refusal(
         "applyInPandasWithState or transformWithState by a struct, such as a window is not supported, because keys are"
         " stored as plain columns, so the function would get other columns than declared.",
         "Group by the fields: window.start and window.end.",
         id="RIFFLE-0619",
     ),
-    "random_key": Refused(
+    "random_key": Refusal(
         "groupBy or dropDuplicates by an expression that is not deterministic is not supported, because a batch that "
         "runs again would send its rows to other keys.",
         "Group by an expression of the row's columns, for example a hash of them.",
         id="RIFFLE-0620",
     ),
-    "event_times": Refused(
+    "user_key": Refusal(
+        "groupBy by current_user() is not supported, because Spark reads the name user so if the frame has no such "
+        "column, and all rows would have one key.",
+        "Correct the name of the column, or select it before groupBy.",
+        id="RIFFLE-1126",
+    ),
+    "event_times": Refusal(
         "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
         "column and not by the other, so Spark refuses it too.",
         "Drop all but one of them, or copy a time under another type: cast(at AS STRING).",
         id="RIFFLE-0621",
     ),
-    "distinct": Refused(
+    "distinct": Refusal(
         "A DISTINCT aggregate over session windows, or collect_list(DISTINCT ...) is not supported, because distinct "
         "values are stored under the keys of their group, and the ends of a session change.",
         "Use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate.",
         id="RIFFLE-0622",
     ),
-    "own_buffer": Refused(
+    "own_buffer": Refusal(
         "An aggregate function with its own binary buffer (percentile, mode, pivot, ...) is not supported, because "
         "only Spark's own operators can merge such a buffer.",
         "Use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
@@ -161,13 +170,13 @@ REFUSED: Final = {
         "with riffle_spark.user_aggregate.",
         id="RIFFLE-0623",
     ),
-    "user_function": Refused(
+    "user_function": Refusal(
         "A user-defined aggregate function (pandas_udf of GROUPED_AGG, udaf) is not supported, because it needs all "
         "rows of a group at once, but they arrive in many batches.",
         "Write it with init, update, merge and finish for riffle_spark.user_aggregate, or as applyInPandasWithState.",
         id="RIFFLE-0624",
     ),
-    "ordered_texts": Refused(
+    "ordered_texts": Refusal(
         "listagg with an order, or of binary values is not supported, because its texts are stored in the order in "
         "which rows arrive.",
         "Collect structs of order and text with collect_list, and join the sorted list in a select after it.",
@@ -204,56 +213,66 @@ _KEY_CALLS: Final = "groupBy, dropDuplicates or join"
 _VOID: Final = re.compile(r"(^|:)void\b")
 
 
-def refusal(name: str, where: str) -> ConfigError:
-    """Return the error for a refused term. ``where`` is its name in the query."""
-    refused = REFUSED[name]
-    return ConfigError(refused.problem, remedy=refused.remedy, where=where, id=refused.id)
+def refusal_error(rule: str, query_text: str) -> ConfigError:
+    """Return the error for something in a query that is not supported.
+
+    ``rule`` is the key in ``REFUSED``, ``query_text`` what the query calls it.
+    """
+    refused = REFUSED[rule]
+    return ConfigError(refused.problem, remedy=refused.remedy, where=query_text, id=refused.id)
 
 
 def check_tables(cut: CutPlan) -> None:
-    """Raise ``ConfigError`` for a table that no stream reads, and for a join that keeps a table's unmatched rows."""
+    """Raise ``ConfigError`` for a table that no stream is joined with, and for a join that keeps a table's unmatched
+    rows.
+    """
     pieces = [*(piece for stage in cut.stages for piece in stage.pieces), cut.top]
     nodes = [node for part in cut.inputs for node in walk(part.plan)]
     nodes += [node for piece in pieces for node in piece.nodes()]
     if any(map(is_table, nodes)):
-        raise refusal("table_alone", "riffle_spark.latest")
+        raise refusal_error("table_alone", "riffle_spark.latest")
     for stage in cut.stages:
-        table = table_of(stage.node)
+        table = find_table(stage.node)
         if table is not None and stage.node.join_type not in _TABLE_JOINS[table.side]:
-            raise refusal("table_outer", stage.node.join_type)
+            raise refusal_error("table_outer", stage.node.join_type)
 
 
 def check_rules(cut: CutPlan, mode: str) -> None:
-    """Raise ``ConfigError`` for the first refused term in a query with this output mode.
+    """Raise ``ConfigError`` for the first unsupported node in a query. ``mode`` is its output mode.
 
     Queries without a stage are never refused, because Spark runs them.
     """
     for name, where in _refused_nodes(cut, is_complete=mode == "complete") if cut.stages else ():
-        raise refusal(name, where)
+        raise refusal_error(name, where)
     for stage in cut.stages:
         for below in (cut.stages[hole.stage] for piece in stage.pieces for hole in piece.holes):
             if below.kind == "aggregate" and mode != "append":
-                raise refusal("several_stages", f"{below.node.kind} below {stage.node.kind}")
+                raise refusal_error("several_stages", f"{below.node.kind} below {stage.node.kind}")
 
 
 def _refused_nodes(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
-    """Yield the names of the refusals of inputs and pieces, and Spark's names of the refused nodes."""
+    """Yield the unsupported nodes of inputs and pieces: the key in ``REFUSED``, and Spark's name of the node."""
     for part in cut.inputs:
-        yield from _in_nodes(list(walk(part.plan)), may_sort=False)
+        yield from _refused_in_nodes(list(walk(part.plan)), may_sort=False)
     for piece in (piece for stage in cut.stages for piece in stage.pieces):
-        yield from _in_piece(piece.nodes(), may_sort=False)
-    yield from _in_piece(cut.top.nodes(), may_sort=is_complete)
+        yield from _refused_in_piece(piece.nodes(), may_sort=False)
+    yield from _refused_in_piece(cut.top.nodes(), may_sort=is_complete)
 
 
-def _in_piece(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
-    yield from _in_nodes(nodes, may_sort=may_sort)
+def _refused_in_piece(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    """Yield the unsupported nodes of a piece above a stage, also watermarks: the key in ``REFUSED``, and the name in
+    the query.
+    """
+    yield from _refused_in_nodes(nodes, may_sort=may_sort)
     for node in nodes:
         if node.kind == "EventTimeWatermark":
             yield "watermark", node.expressions["eventTime"][0].name
 
 
-def _in_nodes(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
-    """Yield the streaming nodes above sources that may not run per batch."""
+def _refused_in_nodes(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    """Yield the streaming nodes that a batch cannot run by themselves: the key in ``REFUSED``, and Spark's name of the
+    node. Sources are supported.
+    """
     for node in nodes:
         if node.kind in _ROW_BY_ROW or not node.is_streaming or not node.children:
             continue
@@ -270,14 +289,16 @@ def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_rando
     if _is_user_defined(field):
         check_columns([field], "key", where=_KEY_CALLS)
     if _UNHASHABLE.search(type_name):
-        raise refusal("array_key", f"{sql}: {type_name}")
+        raise refusal_error("array_key", f"{sql}: {type_name}")
     if _VOID.search(type_name):
-        raise refusal("void_key", f"{sql}: {type_name}")
+        raise refusal_error("void_key", f"{sql}: {type_name}")
     if " collate " in type_name:
-        raise refusal("collated_key", f"{sql}: {type_name}")
+        raise refusal_error("collated_key", f"{sql}: {type_name}")
     check_columns([field], "key", where=_KEY_CALLS)
     if is_random:
-        raise refusal("random_key", sql)
+        raise refusal_error("random_key", sql)
+    if sql.lower() == _CURRENT_USER:
+        raise refusal_error("user_key", sql)
 
 
 def _is_user_defined(field: Mapping[str, object]) -> bool:

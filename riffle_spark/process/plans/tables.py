@@ -16,23 +16,23 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.merged_picks import is_ordered
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import LatestRows, Table
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.grouping_keys import GroupingKey, choose_store_name
 from riffle_spark.process.plans.new_expressions import (
     Value,
     cast_back,
-    choose,
+    if_else,
     is_null,
     leaf_column,
     literal,
     null_like,
-    with_columns,
-    without_collation,
+    remove_collation,
+    replace_columns,
 )
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts
-from riffle_spark.process.plans.rules import refusal
-from riffle_spark.process.types.stage_specs import TableSpec, free_name
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, split_conjuncts
+from riffle_spark.process.plans.rules import refusal_error
+from riffle_spark.process.types.stage_specs import TableSpec, make_unique_name
 
-__all__ = ["TableJoin", "TableMapSide", "find_equalities"]
+__all__ = ["TableJoin", "TableMapSide", "split_join_condition"]
 
 _OUTER: Final = ("LeftOuter", "RightOuter")
 _ANTI: Final = "LeftAnti"
@@ -40,45 +40,50 @@ _ORDER: Final = "latest"
 _ATTRIBUTE: Final = "AttributeReference"
 
 
-def find_equalities(
+def split_join_condition(
     node: PlanNode, table: Table, columns: Sequence[Sequence[Column]]
 ) -> tuple[dict[str, Expression], list[Expression]]:
-    """Return the stream's expression for each column of a table's key, and the join's other conditions.
+    """Split the condition of a join with a table. Return the stream's expression for each column of the table's key,
+    and the other conditions.
 
     ``columns`` are the columns of each side; for the table, the columns of its changes. Raises ``ConfigError`` if the
     join has no equality for a column of the key.
     """
     changes = {column.name: column for column in columns[table.side]}
-    key_names = _key_names(table.latest, table.views, changes)
+    key_names = _trace_key_columns(table.latest, table.views, changes)
     stream_ids = {column.id for column in columns[1 - table.side]}
     equalities = dict[str, Expression]()
     residual_conditions = list[Expression]()
     for condition in node.expressions.get("condition", ()):
-        for part in conjuncts(condition):
-            equality = _key_equality(part, key_names, stream_ids)
+        for part in split_conjuncts(condition):
+            equality = _match_key_equality(part, key_names, stream_ids)
             if equality is None or equality[0] in equalities:
                 residual_conditions.append(part)
             else:
                 name, expression = equality
                 equalities[name] = expression
     if equalities.keys() != set(table.latest.key):
-        raise refusal("table_keys", ", ".join(table.latest.key))
+        raise refusal_error("table_keys", ", ".join(table.latest.key))
     return equalities, residual_conditions
 
 
-def _key_names(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
+def _trace_key_columns(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
+    """Return the key columns of a table as the join sees them, above the views: column id to name.
+
+    Columns that a view computes are left out.
+    """
     names = {changes[name].id: name for name in latest.key}
     for view in (view for view in views if view.kind == "Project"):
-        columns = {column.id: _unaliased(column) for column in view.expressions.get("projectList", ())}
+        columns = {column.id: _strip_alias(column) for column in view.expressions.get("projectList", ())}
         sources = {column_id: column.id for column_id, column in columns.items() if column.kind == _ATTRIBUTE}
         names = {column_id: names[source] for column_id, source in sources.items() if source in names}
     return names
 
 
-def _key_equality(
+def _match_key_equality(
     condition: Expression, key_names: Mapping[int, str], stream_ids: Collection[int]
 ) -> tuple[str, Expression] | None:
-    """Return the key column and the stream's expression, if a condition is such an equality."""
+    """Return the key column and the stream's expression of an equality between them; ``None`` for other conditions."""
     if condition.kind == "EqualTo":
         for key, expression in (condition.children, condition.children[::-1]):
             ids = attribute_ids(expression)
@@ -134,7 +139,7 @@ class TableMapSide:
         join = self.join
         side = join.table.side
         if [len(key.parts) for key in join.keys[0]] != [len(key.parts) for key in join.keys[1]]:
-            raise refusal("join_structs", ", ".join(join.table.latest.key))
+            raise refusal_error("join_structs", ", ".join(join.table.latest.key))
         self.key_columns = [column for key in join.keys[side] for column in key.columns]
         for keys in join.keys:
             for key, table_key in zip(keys, join.keys[side], strict=True):
@@ -155,9 +160,11 @@ class TableMapSide:
         self.find_column = self._unique_name(self.find_column)
 
     def _unique_name(self, name: str) -> str:
-        return free_name(name, [*self.key_columns, *self.stored_columns.values(), *self.stream_columns.values()])
+        """Return ``name``, or with a number if a column of the rows has it."""
+        return make_unique_name(name, [*self.key_columns, *self.stored_columns.values(), *self.stream_columns.values()])
 
     def _needed_columns(self) -> list[set[int]]:
+        """Return the ids of the columns that are read below the first view, and above each view."""
         ids = set(self.joined)
         needed = [ids]
         for view in reversed(self.join.table.views):
@@ -170,14 +177,14 @@ class TableMapSide:
         return needed[::-1]
 
     def has_key(self) -> Value:
-        """Return whether a change has a key without nulls. Other changes can never match."""
+        """Return the expression that is true if a change has a key without nulls. Other changes can never match."""
         is_complete: Value = literal(True)
         for key in self.join.keys[self.join.table.side]:
-            is_complete = choose(is_null(key.expression), literal(False), is_complete)
+            is_complete = if_else(is_null(key.expression), literal(False), is_complete)
         return is_complete
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of a side's rows."""
+        """Yield the name and the expression of each column of a side's rows."""
         table_side = self.join.table.side
         yield self.is_change, literal(side == table_side)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
@@ -186,10 +193,11 @@ class TableMapSide:
             columns = {column.id: column for column in self.join.columns[column_side]}
             for column_id, name in names.items():
                 value = columns[column_id].expression
-                yield name, without_collation(columns[column_id], value if column_side == side else null_like(value))
+                yield name, remove_collation(columns[column_id], value if column_side == side else null_like(value))
 
-    def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> TableSpec:
-        """Return the specification of the join. Its slots get rows of ``schema``.
+    def make_spec(self, schema: pa.Schema, used_stores: Collection[str]) -> TableSpec:
+        """Return the specification of the join. Its slots get rows of ``schema``. ``used_stores`` are the names of the
+        query's other stores.
 
         Raises ``ConfigError`` if the type of an order column has no order.
         """
@@ -198,7 +206,7 @@ class TableMapSide:
             for names in (self.key_columns, self.stream_columns.values(), self.stored_columns.values())
         )
         spec = TableSpec(
-            store_for("table", self.join.keys[self.join.table.side], used_stores),
+            choose_store_name("table", self.join.keys[self.join.table.side], used_stores),
             keys,
             self.is_change,
             stream,
@@ -210,15 +218,17 @@ class TableMapSide:
         _check_order(spec)
         return spec
 
-    def meanings(self, spec: TableSpec) -> dict[str, str]:
-        """Return the meaning of each stored column, and the order of changes. They are compared on restart."""
+    def stored_meanings(self, spec: TableSpec) -> dict[str, str]:
+        """Return the meaning of each stored column, and the order of changes, by name. They are compared on restart."""
         return {
             _ORDER: f"the last by {', '.join(spec.order_by)}",
             **{name: f"table {name}" for name in spec.table_columns.names},
         }
 
-    def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
-        """Return the join's output columns as expressions of the slots' rows, and the condition for rows that pass."""
+    def result_values(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
+        """Return the join's output columns with their expressions over the rows that slots return, and the condition of
+        the rows to emit (``None``: all).
+        """
         join = self.join
         columns = {column.id: column for side in join.columns for column in side}
         names = {**self.stored_columns, **self.stream_columns, **self.key_backed}
@@ -227,31 +237,36 @@ class TableMapSide:
         for view, needed in zip(join.table.views, self.needed[1:], strict=True):
             if view.kind == "Filter":
                 for condition in view.expressions.get("condition", ()):
-                    has_match = choose(with_columns(condition, values), has_match, literal(False))
+                    has_match = if_else(replace_columns(condition, values), has_match, literal(False))
             elif view.kind == "Project":
                 projected = [column for column in view.expressions.get("projectList", ()) if column.id in needed]
-                values |= {column.id: with_columns(_unaliased(column), values) for column in projected}
+                values |= {column.id: replace_columns(_strip_alias(column), values) for column in projected}
         for condition in join.residual_conditions:
-            has_match = choose(with_columns(condition, values), has_match, literal(False))
+            has_match = if_else(replace_columns(condition, values), has_match, literal(False))
         return self._join_results(output, values, has_match)
 
     def _join_results(
         self, output: Sequence[Column], values: Mapping[int, Value], has_match: Value
     ) -> tuple[list[tuple[Column, Value]], Value | None]:
+        """Return ``result_values`` by the type of the join.
+
+        ``values`` has the expressions by column id, ``has_match`` is true for rows with a match.
+        """
         join_type = self.join.join_type
         results = list[tuple[Column, Value]]()
         stream_ids = {column.id for column in self.join.columns[1 - self.join.table.side]}
         for column in output:
             value = values.get(column.id, null_like(column.expression))
             if join_type in _OUTER and column.id not in stream_ids:
-                value = choose(has_match, value, null_like(value))
+                value = if_else(has_match, value, null_like(value))
             results.append((column, value))
         if join_type in _OUTER:
             return results, None
-        return results, choose(has_match, literal(join_type != _ANTI), literal(join_type == _ANTI))
+        return results, if_else(has_match, literal(join_type != _ANTI), literal(join_type == _ANTI))
 
 
 def _check_order(spec: TableSpec) -> None:
+    """Raise ``ConfigError`` if the type of an order column has no order."""
     for name in spec.order_by:
         if not is_ordered(spec.table_columns.field(name).type):
             raise ConfigError(
@@ -262,5 +277,6 @@ def _check_order(spec: TableSpec) -> None:
             )
 
 
-def _unaliased(column: Expression) -> Expression:
+def _strip_alias(column: Expression) -> Expression:
+    """Return the expression below an alias, or the expression itself."""
     return column.children[0] if column.kind == "Alias" else column

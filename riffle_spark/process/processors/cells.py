@@ -22,9 +22,9 @@ __all__ = [
     "DeltaRows",
     "ReadAhead",
     "Scope",
-    "declare_all",
-    "last_are_deleted",
-    "with_nulls",
+    "append_nulls",
+    "declare_variables",
+    "mask_last",
 ]
 
 ELEMENTS_MAX: Final = 65_536
@@ -40,8 +40,11 @@ class DeclaredVariable(NamedTuple):
     key: Fields | None
 
 
-def declare_all(schema: VariableColumns, record: RecordMaker = plain_records) -> tuple[DeclaredVariable, ...]:
-    """Return the variables of a schema with their converters."""
+def declare_variables(schema: VariableColumns, record: RecordMaker = plain_records) -> tuple[DeclaredVariable, ...]:
+    """Return the variables of a schema with the converters of their values and map keys.
+
+    ``record`` makes the tuples that users read.
+    """
     return tuple(
         DeclaredVariable(
             variable, Fields(variable.value, record), None if variable.key is None else Fields(variable.key, record)
@@ -61,13 +64,15 @@ class Scope:
     current_key: int = -1
 
     def due_ms(self, ttl_ms: int | None) -> int | None:
-        """Return when a value written now expires; ``None`` if that is never or beyond the last time."""
+        """Return when a value that is written now with this TTL expires; ``None`` if never or beyond the last time."""
         if ttl_ms is None or self.now_ms + ttl_ms >= NEVER_MS:
             return None
         return self.now_ms + ttl_ms
 
     def due_column(self, ttl_ms: int | None, count: int) -> pa.Array | None:
-        """Return the due times of ``count`` rows written now; ``None`` if they never expire."""
+        """Return the expiry times of ``count`` values that are written now with this TTL; ``None`` if they never
+        expire.
+        """
         due_ms = self.due_ms(ttl_ms)
         return None if due_ms is None else pa.array(np.full(count, due_ms))
 
@@ -86,13 +91,13 @@ class DeltaRows(NamedTuple):
     dues: pa.Array | None = None
 
 
-def with_nulls(structs: pa.StructArray, count: int) -> pa.StructArray:
-    """Append nulls."""
+def append_nulls(structs: pa.StructArray, count: int) -> pa.StructArray:
+    """Return the structs with ``count`` nulls appended."""
     return pa.concat_arrays([structs, pa.nulls(count, structs.type)]) if count else structs
 
 
-def last_are_deleted(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of ``count`` rows: true for the last ``deleted_count`` rows."""
+def mask_last(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of ``count`` rows that is true for the last ``deleted_count`` rows."""
     mask = np.zeros(count, dtype=np.bool_)
     mask[count - deleted_count :] = True
     return mask
@@ -123,8 +128,8 @@ class ReadAhead(Generic[_Element]):
         self._window_size = window_min
 
     def of(self, number: int) -> Iterable[_Element]:
-        """Return the elements of a key."""
-        window, start, end = self._span(number)
+        """Return the stored elements of the key with this number."""
+        window, start, end = self._find_key(number)
         if end > ELEMENTS_MAX:
             return self._decode_in_pieces(window)
         if self._elements is None:
@@ -132,19 +137,23 @@ class ReadAhead(Generic[_Element]):
         return self._elements[start:end]
 
     def has_any(self, number: int) -> bool:
-        """Return whether the key has an element, without decoding it."""
-        _, start, end = self._span(number)
+        """Return whether the key with this number has a stored element, without decoding it."""
+        _, start, end = self._find_key(number)
         return end > start
 
-    def _span(self, number: int) -> tuple[FoundElements, int, int]:
-        """Return the window with a key, and the start and end of the key's elements in it."""
+    def _find_key(self, number: int) -> tuple[FoundElements, int, int]:
+        """Return the window with a key, and the start and end of the key's elements in it.
+
+        Reads the window if necessary.
+        """
         if self._window is None or not self._first <= number < self._end:
-            self._window = self._read(number)
+            self._window = self._read_window(number)
         ends = self._window.ends
         index = number - self._first
         return self._window, ends[index - 1] if index else 0, ends[index]
 
-    def _read(self, number: int) -> FoundElements:
+    def _read_window(self, number: int) -> FoundElements:
+        """Read the window of keys from this number on. Windows grow while keys are requested in order."""
         is_next = 0 <= number - self._end <= self._window_size
         self._window_size = min(self._window_size * 2, KEYS_MAX) if is_next else self._window_min
         scope = self._scope

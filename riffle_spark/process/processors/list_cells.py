@@ -25,12 +25,12 @@ class ListCells:
         self._scope = scope
         self._variable = declared.variable
         self._fields = declared.value
-        self._stored: cells.ReadAhead[Values] = cells.ReadAhead(scope, declared.variable.name, self._decoded)
+        self._stored: cells.ReadAhead[Values] = cells.ReadAhead(scope, declared.variable.name, self._decode)
         self._added: dict[int, list[Values]] = {}
         self._cleared: set[int] = set()
 
     def get(self) -> Iterator[Values]:
-        """Return an iterator over the current elements."""
+        """Return an iterator over the current key's elements, in insertion order."""
         number = self._scope.current_key
         added = self._added.get(number)
         stored: Iterable[Values] = () if number in self._cleared else self._stored.of(number)
@@ -38,35 +38,38 @@ class ListCells:
         return map(self._fields.copy, elements) if self._fields.can_change else elements
 
     def exists(self) -> bool:
-        """Return whether there is an element."""
+        """Return whether the current key has an element."""
         number = self._scope.current_key
         if self._added.get(number):
             return True
         return number not in self._cleared and self._stored.has_any(number)
 
     def put(self, elements: Iterable[object]) -> None:
-        """Replace all elements. Raises ``Misfit`` for an element that does not fit."""
+        """Replace all elements of the current key. Raises ``Misfit`` for an element that does not fit the fields."""
         rows = self._fields.normalize_all(elements)
         self.clear()
         self._added[self._scope.current_key] = rows
 
     def append(self, element: object) -> None:
-        """Add an element. Raises ``Misfit`` if it does not fit."""
+        """Append an element to the current key's list. Raises ``Misfit`` if it does not fit the fields."""
         row = self._fields.normalize(element)
         self._added.setdefault(self._scope.current_key, []).append(row)
 
     def extend(self, elements: Iterable[object]) -> None:
-        """Add several elements, or none: raises ``Misfit`` if an element does not fit."""
+        """Append all elements, or none: raises ``Misfit`` if one does not fit the fields."""
         rows = self._fields.normalize_all(elements)
         self._added.setdefault(self._scope.current_key, []).extend(rows)
 
     def clear(self) -> None:
-        """Remove all elements."""
+        """Remove all elements of the current key."""
         self._added.pop(self._scope.current_key, None)
         self._cleared.add(self._scope.current_key)
 
     def is_replaced(self, number: int, element: bytes) -> bool:  # noqa: ARG002 - the interface of all cells
-        """Return whether the stored element was removed."""
+        """Return whether the stored elements of the key with this number were removed in this batch.
+
+        ``element`` is unused.
+        """
         return number in self._cleared
 
     def earliest_ms(self) -> int | None:
@@ -74,23 +77,26 @@ class ListCells:
         return self._scope.due_ms(self._variable.ttl_ms) if any(self._added.values()) else None
 
     def changes(self) -> list[cells.DeltaRows]:
-        """Return the added elements and cleared keys as rows of the delta."""
+        """Return the appended elements and the cleared keys of the batch as rows of the delta."""
         added = sorted((number, elements) for number, elements in self._added.items() if elements)
         rows = list(chain.from_iterable(elements for _, elements in added))
         cleared = sorted(self._cleared)
         count = len(rows) + len(cleared)
         if not count:
             return []
-        structs = cells.with_nulls(self._fields.structs(rows), len(cleared))
+        structs = cells.append_nulls(self._fields.structs(rows), len(cleared))
         dues = self._scope.due_column(self._variable.ttl_ms, count)
         counts = np.array([len(elements) for _, elements in added] + [1] * len(cleared), np.int64)
         numbers = np.repeat(np.array([number for number, _ in added] + cleared, np.int64), counts)
-        deleted = cells.last_are_deleted(count, len(cleared))
-        indexes = pa.array(self._indexes(added, counts), mask=deleted)
+        deleted = cells.mask_last(count, len(cleared))
+        indexes = pa.array(self._make_indexes(added, counts), mask=deleted)
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, indexes, dues)]
 
-    def _indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
-        """Return the index of each row. ``counts`` holds the rows per key. Counts of cleared keys are unused."""
+    def _make_indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
+        """Return the index in its list of each appended element.
+
+        ``counts`` holds the number of rows per key. Counts of cleared keys are unused.
+        """
         first = np.zeros(len(counts), np.int64)
         numbers = np.array([number for number, _ in added], np.int64)
         has_stored = np.flatnonzero(~np.isin(numbers, list(self._cleared)))
@@ -98,5 +104,6 @@ class ListCells:
         starts = positions_of(counts)
         return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
-    def _decoded(self, rows: ElementRows, names: pa.Array | None) -> Iterable[Values]:  # noqa: ARG002 - the interface of all cells
+    def _decode(self, rows: ElementRows, names: pa.Array | None) -> Iterable[Values]:  # noqa: ARG002 - the interface of all cells
+        """Return stored rows as tuples for the user. ``names`` is unused."""
         return self._fields.tuples(self._variable.values(rows.column(structs_of)))

@@ -33,15 +33,18 @@ class MapCells:
         self._variable = declared.variable
         self._fields = declared.value
         self._keys = declared.key
-        self._stored: cells.ReadAhead[_Entry] = cells.ReadAhead(scope, declared.variable.name, self._decoded)
+        self._stored: cells.ReadAhead[_Entry] = cells.ReadAhead(scope, declared.variable.name, self._decode)
         self._written: dict[int, dict[bytes, _Entry]] = {}
         self._cleared: set[int] = set()
 
     def get(self, key: object) -> Values | None:
-        """Return the value of a map key, ``None`` if there is none. Raises ``Misfit`` if the key does not fit."""
+        """Return the value of a map key of the current key, or ``None``.
+
+        Raises ``Misfit`` if the map key does not fit its fields.
+        """
         scope = self._scope
         number = scope.current_key
-        encoded_key, _ = self._encode(key)
+        encoded_key, _ = self._encode_key(key)
         written = self._written.get(number)
         if written and encoded_key in written:
             value = written[encoded_key].value
@@ -52,48 +55,54 @@ class MapCells:
         return None if stored is None else self._fields.from_arrow(stored)
 
     def contains(self, key: object) -> bool:
-        """Return whether the map has this key."""
+        """Return whether the current key's map has this map key. Raises ``Misfit`` if it does not fit its fields."""
         return self.get(key) is not None
 
     def update(self, key: object, value: object) -> None:
         """Set the value of a map key. Raises ``Misfit`` if key or value does not fit."""
-        encoded_key, map_key = self._encode(key)
+        encoded_key, map_key = self._encode_key(key)
         entry = _Entry(encoded_key, map_key, self._fields.normalize(value))
         self._written.setdefault(self._scope.current_key, {})[encoded_key] = entry
 
     def remove(self, key: object) -> None:
         """Remove a map key. Raises ``Misfit`` if the key does not fit."""
-        encoded_key, map_key = self._encode(key)
+        encoded_key, map_key = self._encode_key(key)
         self._written.setdefault(self._scope.current_key, {})[encoded_key] = _Entry(encoded_key, map_key, None)
 
     def clear(self) -> None:
-        """Remove all keys."""
+        """Remove all map keys of the current key."""
         self._written.pop(self._scope.current_key, None)
         self._cleared.add(self._scope.current_key)
 
     def exists(self) -> bool:
-        """Return whether the map has a key."""
+        """Return whether the current key's map has any map key."""
         number = self._scope.current_key
         if not self._written.get(number):
             return number not in self._cleared and self._stored.has_any(number)
-        return any(True for _ in self._entries())
+        return any(True for _ in self._iterate_entries())
 
     def items(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the current keys and values."""
+        """Return an iterator over the map keys and values of the current key."""
         copy_key = self._keys.copy
         copy_value = self._fields.copy
-        return ((copy_key(entry.key), copy_value(entry.value)) for entry in self._entries() if entry.value is not None)
+        return (
+            (copy_key(entry.key), copy_value(entry.value))
+            for entry in self._iterate_entries()
+            if entry.value is not None
+        )
 
     def keys(self) -> Iterator[Values]:
-        """Return an iterator over the current keys."""
-        return (self._keys.copy(entry.key) for entry in self._entries())
+        """Return an iterator over the map keys of the current key."""
+        return (self._keys.copy(entry.key) for entry in self._iterate_entries())
 
     def values(self) -> Iterator[Values]:
-        """Return an iterator over the current values."""
-        return (self._fields.copy(entry.value) for entry in self._entries() if entry.value is not None)
+        """Return an iterator over the values of the current key's map."""
+        return (self._fields.copy(entry.value) for entry in self._iterate_entries() if entry.value is not None)
 
     def is_replaced(self, number: int, element: bytes) -> bool:
-        """Return whether the stored entry was overwritten or removed."""
+        """Return whether the stored entry (``element``: its encoded map key) of the key with this number was
+        overwritten or removed in this batch.
+        """
         return number in self._cleared or element in self._written.get(number, ())
 
     def earliest_ms(self) -> int | None:
@@ -102,7 +111,7 @@ class MapCells:
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
     def changes(self) -> list[cells.DeltaRows]:
-        """Return the written entries and cleared keys as rows of the delta."""
+        """Return the written entries and the cleared keys of the batch as rows of the delta."""
         written = [(number, entry) for number, entries in sorted(self._written.items()) for entry in entries.values()]
         updated = [(number, entry) for number, entry in written if entry.value is not None]
         removed = [(number, entry) for number, entry in written if entry.value is None]
@@ -110,26 +119,32 @@ class MapCells:
         count = len(written) + len(cleared)
         if not count:
             return []
-        structs = self._structs([entry for _, entry in updated], [entry for _, entry in removed])
-        structs = cells.with_nulls(structs, len(cleared))
+        structs = self._make_structs([entry for _, entry in updated], [entry for _, entry in removed])
+        structs = cells.append_nulls(structs, len(cleared))
         numbers = [number for number, _ in updated + removed] + cleared
         dues = self._scope.due_column(self._variable.ttl_ms, count)
-        deleted = cells.last_are_deleted(count, len(removed) + len(cleared))
+        deleted = cells.mask_last(count, len(removed) + len(cleared))
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
 
-    def _structs(self, updated: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
-        """Return entries as structs of key and value. Removed entries have a null value."""
+    def _make_structs(self, updated: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
+        """Return entries as structs of map key and value. Removed entries have a null value."""
         keys = self._keys.structs([entry.key for entry in updated + removed])
         values = self._fields.structs([entry.value for entry in updated if entry.value is not None])
-        values = cells.with_nulls(values, len(removed))
+        values = cells.append_nulls(values, len(removed))
         return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
 
-    def _encode(self, key: object) -> tuple[bytes, Values]:
-        """Return the bytes of a map key, and the key as it reads back."""
+    def _encode_key(self, key: object) -> tuple[bytes, Values]:
+        """Return a map key as bytes, and the map key as it reads back.
+
+        Raises ``Misfit`` if it does not fit its fields.
+        """
         map_key = self._keys.normalize(key)
         return self._variable.encode_key(self._keys.to_arrow(map_key)), map_key
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _iterate_entries(self) -> Iterator[_Entry]:
+        """Return an iterator over the current key's entries, stored and written, in the order of their encoded map
+        keys.
+        """
         number = self._scope.current_key
         written = dict(self._written.get(number, {}))
         stored: Iterable[_Entry] = () if number in self._cleared else self._stored.of(number)
@@ -139,7 +154,8 @@ class MapCells:
         updated = sorted((entry for entry in written.values() if entry.value is not None), key=_encoded_key)
         return heapq.merge(unchanged, updated, key=_encoded_key)
 
-    def _decoded(self, rows: ElementRows, names: pa.Array | None) -> Iterable[_Entry]:
+    def _decode(self, rows: ElementRows, names: pa.Array | None) -> Iterable[_Entry]:
+        """Return stored rows as entries. ``names`` are their encoded map keys."""
         assert names is not None, "entries of a map have keys"
         structs = rows.column(structs_of)
         keys = self._keys.tuples(self._variable.keys(structs))
@@ -148,4 +164,5 @@ class MapCells:
 
 
 def _encoded_key(entry: _Entry) -> bytes:
+    """Return an entry's encoded map key, to sort by it."""
     return entry.encoded_key

@@ -31,7 +31,7 @@ from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Outcome", "Processing", "ProcessorComputation", "rare_garbage_collection"]
+__all__ = ["Outcome", "Processing", "ProcessorComputation", "collect_garbage_rarely"]
 
 _Result = TypeVar("_Result")
 _YOUNG_THRESHOLD: Final = 10_000
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Processing:
-    """Runs a processor over a slot's input; ``where`` is the place in its errors.
+    """Runs a user's processor over the input of one slot. ``where`` is the place in its errors.
 
     If ``collects`` accepts an error of a key, processing continues with the other keys. Then ``output`` raises
     ``FailedKeys``, and no other result counts.
@@ -78,16 +78,17 @@ class Processing:
         self._next_key = 0
 
     def begin(self, grouped: InputByKey) -> None:
-        """Open the processor for this input."""
+        """Start the processor on this input."""
         self._call(self._processor.begin, "init")
         self._grouped = grouped
-        self._keys = self._call_for_all(lambda: list(self._form.keys(grouped.keys)), "converting the keys")
+        self._keys = self._call_for_all_keys(lambda: list(self._form.keys(grouped.keys)), "converting the keys")
         self._rows = self._form.rows(grouped.rows, grouped.positions)
         states = grouped.states
         self._states = None if states is None else self._form.states(states, grouped.state_positions)
 
-    def key_group(self, count: int, copy: CopyRuns = CopyRuns()) -> Outcome:
-        """Process the next ``count`` keys of the input, all from the same key-group, and its due timers.
+    def process_key_group(self, count: int, copy: CopyRuns = CopyRuns()) -> Outcome:
+        """Process the next ``count`` keys of the input, all of one key-group, and the key-group's due timers. ``copy``
+        is its stored state.
 
         Raises ``UserFunctionError`` if the processor raises.
         """
@@ -110,23 +111,26 @@ class Processing:
             raise (FailedKeys(raised, self._failures) if self.collects else raised) from error
         if self._first_error is not None:
             return Outcome(self._schema.part_schema(delta=True).empty_table(), None, 0, 0)
-        fired = sum(self._fire(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes)
+        fired = sum(
+            self._fire_timers(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes
+        )
         expired = session.expire() if self._times.mode == "ProcessingTime" else 0
-        changes = self._call_for_all(session.changes, "converting its state")
+        changes = self._call_for_all_keys(session.changes, "converting its state")
         return Outcome(changes, session.next_due_ms(), fired, expired)
 
     def output(self) -> pa.Table:
         """Return the output since the last call. Raises ``FailedKeys`` if keys failed."""
         if self._first_error is not None:
             raise FailedKeys(self._first_error, self._failures)
-        return self._call_for_all(self._form.output, "converting its output")
+        return self._call_for_all_keys(self._form.output, "converting its output")
 
     def end(self) -> None:
-        """Close the processor after the last key-group."""
+        """Finish the processor after the last key-group."""
         assert self._next_key == self._grouped.keys.num_rows, "every key belongs to a key-group"
         self._call(self._processor.end, "close")
 
     def _process_key(self, index: int) -> None:
+        """Pass the rows and initial states of the key with this index to the processor, and collect its output."""
         key = self._keys[index]
         rows = next(self._rows)
         positions = self._grouped.positions
@@ -145,14 +149,21 @@ class Processing:
             self._first_error = self._first_error or raised
 
     def _process_initial_states(self, key: Key, states: Iterator[object]) -> None:
-        """Pass initial states to the processor. They arrive only once, so their errors cannot become dead letters."""
+        """Pass a key's initial states to the processor.
+
+        They arrive only once, so their errors cannot become dead letters.
+        """
         try:
             for state in states:
                 self._processor.initial(key, state)
         except Exception as error:
             raise self._as_riffle_error(error, f"the initial state of key {key!r}") from error
 
-    def _fire(self, session: Session, start: int, until_ms: int, watermark_ms: int | None) -> int:
+    def _fire_timers(self, session: Session, start: int, until_ms: int, watermark_ms: int | None) -> int:
+        """Call the processor for each timer that is due, with this watermark, and delete the timers.
+
+        Return their number. ``start`` is the index of the session's first key.
+        """
         due = session.fire(until_ms)
         if not due:
             return 0
@@ -169,13 +180,17 @@ class Processing:
         return len(due)
 
     def _call(self, call: Callable[[], _Result], step: str) -> _Result:
+        """Return the result of ``call``.
+
+        Raises the processor's error as an error of riffle_spark; ``step`` says in it what was called.
+        """
         try:
             return call()
         except Exception as error:
             raise self._as_riffle_error(error, step) from error
 
-    def _call_for_all(self, call: Callable[[], _Result], step: str) -> _Result:
-        """Call a method that concerns all keys. Its error belongs to no known key."""
+    def _call_for_all_keys(self, call: Callable[[], _Result], step: str) -> _Result:
+        """Return the result of a call that concerns all keys, so its error belongs to no single key."""
         try:
             return self._call(call, step)
         except UserFunctionError as error:
@@ -184,12 +199,18 @@ class Processing:
             raise
 
     def _as_riffle_error(self, error: Exception, step: str) -> RiffleError:
-        """Return riffle_spark's own errors unchanged, and others (also a user's subclass) as ``UserFunctionError``."""
+        """Return riffle_spark's own errors unchanged, and all others (also a user's subclass) as ``UserFunctionError``.
+        ``step`` says what was called.
+        """
         if isinstance(error, RiffleError) and type(error).__module__.startswith(_OWN_MODULES):
             return error
         return self._user_error(error, step)
 
     def _user_error(self, error: Exception, step: str) -> UserFunctionError:
+        """Return the ``UserFunctionError`` for an error of the user's code or of a conversion.
+
+        ``step`` says what was called.
+        """
         if isinstance(error, NotText):
             problem = f"Cannot convert the processor's input: {error}"
             # Cause: A value cannot be converted to Python, for example a string that is not UTF-8.
@@ -208,8 +229,8 @@ class Processing:
 
 
 @contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage less often while a slot's keys are processed.
+def collect_garbage_rarely() -> Iterator[None]:
+    """Run a block with less frequent garbage collection, for processing a slot's keys.
 
     Rows and values are many objects without cycles, and a sixth of the time would go into scanning them. Young objects
     are still collected, so cycles that a processor makes are freed.
@@ -227,6 +248,6 @@ def rare_garbage_collection() -> Iterator[None]:
 class ProcessorComputation(Computation, Protocol):
     """A computation by a processor. It declares variables."""
 
-    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Return the processing of a slot in a batch; ``where`` is the place in its errors."""
+    def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
+        """Return an object that runs the processor on one slot of a batch. ``where`` is the place in its errors."""
         ...

@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from riffle_spark.process.processors.session import Session
 
-__all__ = ["Form", "InputByKey", "Key", "Processor", "windows"]
+__all__ = ["Form", "InputByKey", "Key", "Processor", "split_into_windows"]
 
 Key: TypeAlias = tuple[object, ...]
 
 
 class Processor(Protocol):
-    """A user's processor, bound to state cells. Its results are in the form of a ``Form``."""
+    """A user's processor, bound to state cells. Rows and results are in the form of a ``Form``: rows or pandas."""
 
     def begin(self) -> None:
-        """Start a slot."""
+        """Start the processor for a slot, before its first key."""
         ...
 
     def set_session(self, session: Session) -> None:
@@ -28,11 +28,11 @@ class Processor(Protocol):
         ...
 
     def initial(self, key: Key, state: object) -> None:
-        """Process an initial state of a key."""
+        """Pass an initial state of a key to the processor."""
         ...
 
     def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
-        """Process a key's rows and return its output."""
+        """Pass a key's rows to the processor, and return its output."""
         ...
 
     def set_watermark(self, watermark_ms: int | None) -> None:
@@ -40,35 +40,38 @@ class Processor(Protocol):
         ...
 
     def expired(self, key: Key, due_ms: int) -> Iterable[object]:
-        """Process a due timer and return its output."""
+        """Pass a due timer of a key to the processor, and return its output."""
         ...
 
     def end(self) -> None:
-        """Finish a slot."""
+        """Finish the processor for a slot, after its last key."""
         ...
 
 
 class Form(Protocol):
-    """The form of a processor's rows and output."""
+    """How a processor gets rows and gives output: as rows, or as pandas frames."""
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
-        """Return the keys in the processor's form."""
+        """Return each row of a key table in the form that the processor gets."""
         ...
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """Yield per key an iterator over its rows. The rows of a key are between two neighbouring positions."""
+        """Yield for each key an iterator over its rows. ``positions`` has the first row of each key and the end."""
         ...
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """Yield per key an iterator over its initial states."""
+        """Yield for each key an iterator over its initial states.
+
+        ``positions`` has the first row of each key and the end.
+        """
         ...
 
     def collect(self, output: Iterable[object]) -> None:
-        """Collect the output of a call, to its end."""
+        """Add the output of one call of the processor, reading it to its end."""
         ...
 
     def output(self) -> pa.Table:
-        """Return the collected output in order, and clear it."""
+        """Return the output collected since the last call, in order."""
         ...
 
 
@@ -88,25 +91,34 @@ class InputByKey:
 
     @classmethod
     def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
-        """Sort rows by the numbers of their keys. Rows of a key keep their order."""
+        """Return rows sorted by key.
+
+        ``codes`` has the index of each row's key in ``keys``. Rows of a key keep their order.
+        """
         sorted_rows, positions = _sort_by_key(rows, codes, keys.num_rows)
         return cls(keys, sorted_rows, positions)
 
     def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
-        """Return the input with initial states; ``codes`` are the numbers of their keys."""
+        """Return the input with initial states. ``codes`` has the index of each state's key."""
         sorted_states, positions = _sort_by_key(states, codes, self.keys.num_rows)
         return InputByKey(self.keys, self.rows, self.positions, sorted_states, positions)
 
 
 def _sort_by_key(rows: pa.Table, codes: npt.NDArray[np.integer], key_count: int) -> tuple[pa.Table, list[int]]:
+    """Return the rows sorted by the index of their key, and the first row of each key followed by the number of
+    rows.
+    """
     ends = np.cumsum(np.bincount(codes, minlength=key_count))
     if bool((codes[1:] >= codes[:-1]).all()):
         return rows, [0, *ends.tolist()]
     return rows.take(pa.array(np.argsort(codes, kind="stable"))), [0, *ends.tolist()]
 
 
-def windows(positions: Sequence[int], rows_max: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of keys with at most ``rows_max`` rows together. A key with more is a range of its own."""
+def split_into_windows(positions: Sequence[int], rows_max: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of keys (start, end) that have at most ``rows_max`` rows together.
+
+    A key with more is a range of its own. ``positions`` has the first row of each key and the end.
+    """
     first = 0
     key_count = len(positions) - 1
     while first < key_count:

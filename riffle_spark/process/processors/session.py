@@ -56,28 +56,31 @@ class Session:
         self._expired: list[DeltaRows] | None = None
 
     def select_key(self, number: int) -> None:
-        """Make the key of this number the current key of all cells."""
+        """Make the key with this number the current key of all cells."""
         self._scope.current_key = number
 
     def keys(self, start: int) -> pa.Table:
-        """Return the keys from this number on. ``fire`` and ``expire`` may add keys."""
+        """Return the keys with numbers from ``start`` on. ``fire`` and ``expire`` may add keys."""
         return pa.concat_tables(self._keys).slice(start)
 
     def fire(self, until_ms: int) -> list[tuple[int, int]]:
-        """Return (due time, number of the key) of all timers due at or before this time, in order of time.
+        """Return (due time, key number) of each timer that is due at or before ``until_ms``, in order of time.
 
         As in Spark, timers that are registered during the calls of fired timers are not included.
         """
         return self._due.timers(until_ms)
 
     def expire(self) -> int:
-        """Remove all elements with an expired TTL, and return their number."""
+        """Delete all elements with an expired TTL, and return their number."""
         assert self._expired is None, "elements expire once"
         self._expired = self._due.elements(self.cells)
         return sum(len(piece.numbers) for piece in self._expired)
 
     def changes(self) -> pa.Table:
-        """Return all writes as the part of a delta. Raises ``Misfit`` for a number out of its field's range."""
+        """Return all writes of the batch as the key-group's part of the delta.
+
+        Raises ``Misfit`` for a number out of its field's range.
+        """
         schema = self._scope.schema.part_schema(delta=True)
         pieces = [piece for cells in self.cells.values() for piece in cells.changes()]
         pieces += self.timers.changes()
@@ -85,7 +88,7 @@ class Session:
         if not pieces:
             return schema.empty_table()
         keys = pa.concat_tables(self._keys).combine_chunks()
-        return pa.concat_tables([_rows(piece, keys, schema) for piece in pieces])
+        return pa.concat_tables([_make_delta_rows(piece, keys, schema) for piece in pieces])
 
     def next_due_ms(self) -> int | None:
         """Return a lower bound of the next due time of this key-group; ``None`` if nothing will ever be due."""
@@ -93,13 +96,14 @@ class Session:
         return min((due for due in [self._due.next_ms(self.cells), *written] if due is not None), default=None)
 
     def _add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
+        """Add keys, with their hashes, after the present ones."""
         self._keys.append(keys)
         self._scope.reading.add_keys(keys, hashes)
         self._scope.key_count += keys.num_rows
 
 
-def _rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a variable in the delta's schema."""
+def _make_delta_rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows of one variable in the delta's schema."""
     count = len(piece.numbers)
     columns = dict(zip(keys.column_names, keys.take(pa.array(piece.numbers, pa.int64())).columns, strict=True))
     columns[VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int8)), [piece.variable])

@@ -33,7 +33,7 @@ class Timers:
         self._changed.setdefault(self._scope.current_key, {})[due_ms] = False
 
     def list(self) -> Iterator[int]:
-        """Return an iterator over the current timers, in order of time."""
+        """Return an iterator over the current key's timers, in order of time."""
         number = self._scope.current_key
         dues = set(self._stored.of(number))
         for due_ms, is_registered in self._changed.get(number, {}).items():
@@ -41,11 +41,13 @@ class Timers:
         return iter(sorted(dues))
 
     def is_changed(self, number: int, due_ms: int) -> bool:
-        """Return whether the timer of this key was registered or deleted in this batch."""
+        """Return whether the timer of the key with this number at ``due_ms`` was registered or deleted in this
+        batch.
+        """
         return due_ms in self._changed.get(number, ())
 
-    def registered(self) -> Iterator[tuple[int, int]]:
-        """Yield due time and key number of the timers that were registered and not deleted since."""
+    def registered_timers(self) -> Iterator[tuple[int, int]]:
+        """Yield (due time, key number) of the timers that were registered in this batch and not deleted since."""
         for number, changed in self._changed.items():
             for due_ms, is_registered in changed.items():
                 if is_registered:
@@ -53,7 +55,7 @@ class Timers:
 
     def earliest_ms(self) -> int | None:
         """Return when the first registered timer is due; ``None`` if there is none."""
-        return min((due_ms for due_ms, _ in self.registered()), default=None)
+        return min((due_ms for due_ms, _ in self.registered_timers()), default=None)
 
     def changes(self) -> Iterable[DeltaRows]:
         """Return the registered and deleted timers as rows of the delta."""
@@ -72,7 +74,10 @@ class Replaceable(Protocol):
     """The cells of a variable."""
 
     def is_replaced(self, number: int, element: bytes) -> bool:
-        """Return whether the stored element was overwritten or removed."""
+        """Return whether the stored element of the key with this number was overwritten or removed in this batch.
+
+        ``element`` is a map's encoded map key.
+        """
         ...
 
 
@@ -99,23 +104,25 @@ class DueTimers:
         self._numbers: dict[bytes, int] = {}
 
     def timers(self, until_ms: int) -> list[tuple[int, int]]:
-        """Return due time and key number of all timers due at or before this time, in order of time, then of key."""
+        """Return (due time, key number) of each timer, stored or registered, that is due at or before ``until_ms``, in
+        order of time, then of key.
+        """
         due: set[tuple[int, int]] = set()
-        for rows in self._advance(until_ms):
+        for rows in self._read_until(until_ms):
             if rows.variable == TIMER:
-                pairs = zip(rows.due_ms.tolist(), self._numbers_of(rows), strict=True)
+                pairs = zip(rows.due_ms.tolist(), self._find_key_numbers(rows), strict=True)
                 due.update((due_ms, number) for due_ms, number in pairs if not self._timers.is_changed(number, due_ms))
-        due |= {(due_ms, number) for due_ms, number in self._timers.registered() if due_ms <= until_ms}
-        self._number_keys()
+        due |= {(due_ms, number) for due_ms, number in self._timers.registered_timers() if due_ms <= until_ms}
+        self._number_new_keys()
         return sorted(due, key=lambda timer: (timer[0], self._encoded[timer[1]]))
 
     def elements(self, cells: Mapping[str, Replaceable]) -> list[DeltaRows]:
-        """Return rows of the delta that delete all expired elements that were not written in this batch."""
-        self._advance(self._scope.now_ms)
+        """Return rows of the delta that delete all expired elements, except those written in this batch."""
+        self._read_until(self._scope.now_ms)
         pieces = []
         for rows in self._expired_elements:
             variable_cells = cells[rows.variable]
-            elements = zip(self._numbers_of(rows), self._map_keys_of(rows), strict=True)
+            elements = zip(self._find_key_numbers(rows), self._encode_map_keys(rows), strict=True)
             removed = [
                 (index, number)
                 for index, (number, map_key) in enumerate(elements)
@@ -123,11 +130,13 @@ class DueTimers:
             ]
             if removed:
                 indices = np.array([index for index, _ in removed])
-                pieces.append(self._deletes(rows, [number for _, number in removed], indices))
+                pieces.append(self._make_deletions(rows, [number for _, number in removed], indices))
         return pieces
 
     def next_ms(self, cells: Mapping[str, Replaceable]) -> int | None:
-        """Return when the first stored timer or element is due that was not changed in this batch."""
+        """Return when the first stored timer or element is due that was not changed in this batch; ``None`` if
+        none is.
+        """
         from_ms = self._from_ms
         count = 1
         reading = self._scope.reading
@@ -141,11 +150,11 @@ class DueTimers:
         return None
 
     def _unchanged_due_ms(self, rows: DueElements, cells: Mapping[str, Replaceable]) -> Iterator[int]:
-        """Yield the due times of rows that were not changed in this batch."""
-        self._number_keys()
+        """Yield the due time of each row that was not changed in this batch."""
+        self._number_new_keys()
         encoded_keys_of_rows = self._scope.schema.encoded(rows.keys).to_pylist()
         for due_ms, key, map_key in zip(
-            rows.due_ms.tolist(), encoded_keys_of_rows, self._map_keys_of(rows), strict=True
+            rows.due_ms.tolist(), encoded_keys_of_rows, self._encode_map_keys(rows), strict=True
         ):
             number = self._numbers.get(key, -1)
             if rows.variable == TIMER:
@@ -155,8 +164,11 @@ class DueTimers:
             if not is_changed:
                 yield due_ms
 
-    def _advance(self, until_ms: int) -> list[DueElements]:
-        """Read on to this time and return the due rows. Expired elements are also kept for ``elements``."""
+    def _read_until(self, until_ms: int) -> list[DueElements]:
+        """Read the rows that are due after the last read time and until ``until_ms``, and return them.
+
+        Expired elements are also kept for ``elements``.
+        """
         if until_ms < self._from_ms:
             return []
         due = self._scope.reading.due(self._from_ms, until_ms)
@@ -164,32 +176,33 @@ class DueTimers:
         self._expired_elements += [rows for rows in due if rows.variable != TIMER]
         return due
 
-    def _number_keys(self) -> None:
-        """Encode and number the session's keys that are new."""
+    def _number_new_keys(self) -> None:
+        """Encode and number the keys that were added to the session since the last call."""
         start = len(self._encoded)
         if start < self._scope.key_count:
             self._encoded += self._scope.schema.encoded(self._keys(start)).to_pylist()
             self._numbers.update({key: number for number, key in enumerate(self._encoded[start:], start)})
 
-    def _numbers_of(self, rows: DueElements) -> list[int]:
-        """Return the key numbers of rows. Keys that are not in the session are added to it."""
-        self._number_keys()
+    def _find_key_numbers(self, rows: DueElements) -> list[int]:
+        """Return the key number of each row. Keys that are not in the session are added to it."""
+        self._number_new_keys()
         encoded = self._scope.schema.encoded(rows.keys).to_pylist()
         new = {key: index for index, key in enumerate(encoded) if key not in self._numbers}
         if new:
             places = np.array(list(new.values()))
             self._add_keys(rows.keys.take(pa.array(places)), rows.hashes[places])
-            self._number_keys()
+            self._number_new_keys()
         return [self._numbers[key] for key in encoded]
 
-    def _map_keys_of(self, rows: DueElements) -> list[bytes]:
-        """Return the bytes of the map keys of rows; empty for variables that are not maps."""
+    def _encode_map_keys(self, rows: DueElements) -> list[bytes]:
+        """Return the encoded map key of each row; empty for variables that are not maps."""
         if rows.variable == TIMER or self._scope.schema.by_name[rows.variable].key is None:
             return [b""] * len(rows.ids)
         map_keys: list[bytes] = encoded_keys(rows.structs).to_pylist()
         return map_keys
 
-    def _deletes(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
+    def _make_deletions(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
+        """Return rows of the delta that delete the elements at ``indices`` of ``rows``. ``numbers`` are their keys."""
         variable = self._scope.schema.by_name[rows.variable]
         indexes = pa.array(rows.ids[indices]) if variable.kind == "list" else None
         deleted = np.ones(len(indices), dtype=np.bool_)

@@ -1,6 +1,6 @@
 """The value states of a key-group in a batch."""
 
-from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted, with_nulls
+from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, append_nulls, mask_last
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import structs_of
 
@@ -24,31 +24,34 @@ class ValueCells:
         self._changed: set[int] = set()
 
     def get(self) -> Values | None:
-        """Return the value, ``None`` if there is none."""
+        """Return the current key's value, or ``None``."""
         try:
             values = self._values[self._scope.current_key]
         except KeyError:
-            values = self._read(self._scope.current_key)
+            values = self._read_ahead(self._scope.current_key)
         return self._fields.copy(values) if self._can_change and values is not None else values
 
     def exists(self) -> bool:
-        """Return whether there is a value."""
+        """Return whether the current key has a value."""
         return self.get() is not None
 
     def update(self, values: object) -> None:
-        """Set the value. Raises ``Misfit`` if it does not fit its fields."""
+        """Set the current key's value. Raises ``Misfit`` if it does not fit its fields."""
         row = self._fields.normalize(values)
         number = self._scope.current_key
         self._values[number] = row
         self._changed.add(number)
 
     def clear(self) -> None:
-        """Remove the value."""
+        """Remove the current key's value."""
         self._values[self._scope.current_key] = None
         self._changed.add(self._scope.current_key)
 
     def is_replaced(self, number: int, element: bytes) -> bool:  # noqa: ARG002 - the interface of all cells
-        """Return whether the stored value was overwritten or removed."""
+        """Return whether the stored value of the key with this number was overwritten or removed in this batch.
+
+        ``element`` is unused.
+        """
         return number in self._changed
 
     def earliest_ms(self) -> int | None:
@@ -57,7 +60,7 @@ class ValueCells:
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
     def changes(self) -> list[DeltaRows]:
-        """Return the written values as rows of the delta."""
+        """Return the written and removed values of the batch as rows of the delta."""
         values = self._values
         changed = sorted(self._changed)
         if not changed:
@@ -65,13 +68,16 @@ class ValueCells:
         numbers = [number for number in changed if values[number] is not None]
         removed = [number for number in changed if values[number] is None]
         structs = self._fields.structs([row for number in numbers if (row := values[number]) is not None])
-        structs = with_nulls(structs, len(removed))
+        structs = append_nulls(structs, len(removed))
         dues = self._scope.due_column(self._variable.ttl_ms, len(changed))
-        deleted = last_are_deleted(len(changed), len(removed))
+        deleted = mask_last(len(changed), len(removed))
         return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)]
 
-    def _read(self, number: int) -> Values | None:
-        """Read the values of this key and of the next keys. Values that are already known stay."""
+    def _read_ahead(self, number: int) -> Values | None:
+        """Return the stored value of the key with this number, and read those of the next keys.
+
+        Values that are already known stay.
+        """
         scope = self._scope
         end = min(number + WINDOW, scope.key_count)
         window = scope.reading.elements(self._variable.name, number, end, scope.now_ms, WINDOW_ROWS)

@@ -32,7 +32,7 @@ class DistinctRows:
     spec: DistinctSpec
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare the state: no column, or the due time."""
+        """Declare the state: no column, or the due time of the key."""
         spec = self.spec
         assert key.names == spec.keys.names, f"the key is {spec.keys.names}, not {key.names}"
         time_columns = [spec.time.column] if spec.time is not None else []
@@ -54,12 +54,12 @@ class DistinctRows:
         return Update(passed.select(self.spec.output.names), new, state, deleted=new[:0])
 
     @property
-    def forgets(self) -> bool:
-        """Whether expired keys are only counted. They always are, because they have no output."""
+    def ignores_expiry(self) -> bool:
+        """Always true: expired keys have no output, so they are deleted and counted without a call."""
         return self.spec.due is not None
 
     def _due_times(self, rows: pa.Table) -> pa.Array:
-        """Return the due times of the keys of rows. As in Spark, a null time is 1970-01-01."""
+        """Return when the key of each row expires. As in Spark, a null time is 1970-01-01."""
         time = self.spec.time
         assert time is not None, "a stored due time needs a watermark"
         times = one_array(rows.column(time.column)).cast(pa.int64())

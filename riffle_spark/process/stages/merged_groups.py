@@ -22,7 +22,7 @@ from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
 from riffle_spark.process.blocks.folding import group_keys, true_mask
 from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, pick_places
-from riffle_spark.process.merging.merge_registry import merge_function_of
+from riffle_spark.process.merging.merge_registry import make_merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.key_codec import encode_keys
@@ -45,7 +45,10 @@ class MergedGroups:
     mode: OutputMode
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare the columns of buffers. Raises ``ConfigError`` for functions that are not supported."""
+        """Declare the buffers of the functions as state.
+
+        Raises ``ConfigError`` for functions that are not supported.
+        """
         assert key.names == self.spec.keys.names, f"the key is {self.spec.keys.names}, not {key.names}"
         assert self.spec.routing_key == self.spec.keys, "SessionGroups computes sessions"
         columns = tuple(name for name in self.spec.rows.names if name not in key.names)
@@ -64,25 +67,27 @@ class MergedGroups:
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Merge the rows' buffers into the buffers of their keys."""
+        """Merge the rows' buffers into the buffers of their keys. Emit keys as the output mode demands."""
         groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
         state = StoredBuffers.of(self.spec).fold(batch.rows, batch.state, groups)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=groups.size))
         changed = state if len(touched) == groups.size else state.take(pa.array(touched))
-        output = self._no_output(batch) if self.mode == "append" else self._output(batch, state)
+        output = self._make_empty_output(batch) if self.mode == "append" else self._make_output(batch, state)
         return Update(output, touched, changed, deleted=touched[:0])
 
-    def expired(self, batch: Batch) -> Update:
-        """Delete expired keys. Append mode emits them."""
-        output = self._output(batch, batch.state) if self.mode == "append" else self._no_output(batch)
+    def expire_keys(self, batch: Batch) -> Update:
+        """Delete the expired keys. In append mode, emit them."""
+        output = self._make_output(batch, batch.state) if self.mode == "append" else self._make_empty_output(batch)
         changed = np.empty(0, dtype=np.int64)
         return Update(output, changed, batch.state.slice(0, 0), deleted=changed)
 
-    def _output(self, batch: Batch, state: pa.Table) -> pa.Table:
+    def _make_output(self, batch: Batch, state: pa.Table) -> pa.Table:
+        """Return the output rows of the batch's keys with this state."""
         columns = StoredBuffers.of(self.spec).finish(state)
         return pa.table([*batch.keys.columns, *columns], names=self.spec.output.names)
 
-    def _no_output(self, batch: Batch) -> pa.Table:
+    def _make_empty_output(self, batch: Batch) -> pa.Table:
+        """Return an output without rows."""
         return pa.schema([*batch.keys.schema, *self.spec.results]).empty_table()
 
 
@@ -100,7 +105,10 @@ class DistinctGroups:
     mode: OutputMode
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare the columns of buffers. Raises ``ConfigError`` for functions that are not supported."""
+        """Declare the buffers of the functions as state.
+
+        Raises ``ConfigError`` for functions that are not supported.
+        """
         assert key.names == self.spec.stored_key.names, f"the key is {self.spec.stored_key.names}, not {key.names}"
         groups = tuple(self.spec.keys.names)
         declared = MergedGroups(self.spec, self.mode).declare(pa.schema([key.field(name) for name in groups]), rows)
@@ -119,17 +127,18 @@ class DistinctGroups:
         )
         changed = pa.concat_tables([state.take(pa.array(touched)), empty_state])
         emitted = elements.group_places[:0] if self.mode == "append" else elements.group_places
-        output = self._output(batch, emitted, state.slice(0, len(emitted)))
+        output = self._make_output(batch, emitted, state.slice(0, len(emitted)))
         return Update(output, np.concatenate([elements.group_places[touched], new]), changed, deleted=touched[:0])
 
-    def expired(self, batch: Batch) -> Update:
-        """Delete expired groups with their elements. Append mode emits the groups."""
+    def expire_keys(self, batch: Batch) -> Update:
+        """Delete the expired groups with their elements. In append mode, emit the groups."""
         groups = np.flatnonzero(~are_valid(one_array(batch.keys.column(self.spec.elements.names[0]))))
         emitted = groups if self.mode == "append" else groups[:0]
-        output = self._output(batch, emitted, batch.state.take(pa.array(emitted)))
+        output = self._make_output(batch, emitted, batch.state.take(pa.array(emitted)))
         return Update(output, groups[:0], batch.state.slice(0, 0), deleted=groups[:0])
 
-    def _output(self, batch: Batch, places: IndexArray, state: pa.Table) -> pa.Table:
+    def _make_output(self, batch: Batch, places: IndexArray, state: pa.Table) -> pa.Table:
+        """Return the output rows of the groups at these places among the batch's keys."""
         keys = batch.keys.select(self.spec.keys.names).take(pa.array(places))
         return pa.table([*keys.columns, *StoredBuffers.of(self.spec).finish(state)], names=self.spec.output.names)
 
@@ -149,7 +158,7 @@ class _GroupElements:
 
     @staticmethod
     def of(batch: Batch, spec: AggregateSpec) -> "_GroupElements":
-        """Number the groups. Each element's group must be among the keys."""
+        """Number the groups of a batch. Each element's group must be among its keys."""
         function_column = spec.elements.names[0]
         groups, firsts = group_keys(encode_keys([one_array(batch.keys.column(name)) for name in spec.keys.names]))
         are_groups = np.flatnonzero(~are_valid(one_array(batch.keys.column(function_column))))
@@ -159,13 +168,16 @@ class _GroupElements:
         return _GroupElements(batch, groups, places, one_array(batch.rows.column(function_column)))
 
     def new_elements(self) -> IndexArray:
-        """Return the places of elements that are not stored yet."""
+        """Return the places among the keys of the elements that are not stored yet."""
         is_new = ~self.batch.has_state
         is_new[self.group_places] = False
         return np.flatnonzero(is_new)
 
     def rows_of(self, function: str | None) -> tuple[pa.Table, Groups]:
-        """Return the rows that a function merges, and their groups."""
+        """Return the rows that a function merges, and their groups.
+
+        ``function`` is ``None`` for functions without DISTINCT.
+        """
         batch = self.batch
         if function is None:
             places = np.flatnonzero(~are_valid(self.row_functions))
@@ -177,24 +189,28 @@ class _GroupElements:
         return batch.rows.take(pa.array(places)), groups
 
     def _group_text(self, group: int) -> str:
+        """Return the group with this number as text, for errors."""
         return self.batch.key_text(int(self.group_places[group]))
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredFunction:
+    """An aggregate function with its merge function and its state columns."""
+
     spec: FunctionSpec
     merge: MergeFunction
     fields: Sequence[pa.Field]
 
     @staticmethod
     def of(spec: FunctionSpec) -> "_StoredFunction":
+        """Return the function of a specification. Raises ``ConfigError`` if it is not supported."""
         types = [buffer.type for buffer in spec.inputs]
-        merge = merge_function_of(spec.function, types, spec.options, spec.user_function)
+        merge = make_merge_function(spec.function, types, spec.options, spec.user_function)
         stored = zip(spec.inputs, merge.state_types(types), strict=True)
         return _StoredFunction(spec, merge, [pa.field(buffer.name, type) for buffer, type in stored])
 
     def row_columns(self, rows: pa.Table) -> Iterator[pa.Array]:
-        """Yield the buffers of rows, with literals filled in."""
+        """Yield the buffer columns of the rows, with constant buffers filled in."""
         for buffer in self.spec.inputs:
             if buffer.literal is None:
                 yield one_array(rows.column(buffer.name))
@@ -202,6 +218,7 @@ class _StoredFunction:
                 yield pa.repeat(pa.scalar(buffer.literal, buffer.type), rows.num_rows)
 
     def state_columns(self, state: pa.Table) -> list[pa.Array]:
+        """Return this function's columns of a state table."""
         return [one_array(state.column(field.name)) for field in self.fields]
 
 
@@ -223,11 +240,14 @@ class StoredBuffers:
         return pa.schema([field for function in self.functions for field in function.fields])
 
     def fold(self, rows: pa.Table, old: pa.Table, groups: Groups) -> pa.Table:
-        """Return the state after the rows are added. ``old`` has nulls for new groups."""
+        """Return the state of each group after the rows are merged into ``old``, which has nulls for new groups."""
         return self.fold_rows_of(lambda _: (rows, groups), old)
 
     def fold_rows_of(self, rows_of: Callable[[str | None], tuple[pa.Table, Groups]], old: pa.Table) -> pa.Table:
-        """Return the state after the rows of each function, by ``FunctionSpec.distinct``."""
+        """Return the state of each group after each function merged its own rows into ``old``.
+
+        ``rows_of`` returns the rows for a ``FunctionSpec.distinct``.
+        """
         columns = list[pa.Array]()
         for function in self.functions:
             rows, groups = rows_of(function.spec.distinct)
@@ -235,7 +255,7 @@ class StoredBuffers:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def merge(self, states: pa.Table, groups: Groups) -> pa.Table:
-        """Return the state of groups, each merged from several states; nulls for groups without any."""
+        """Return the state of each group, merged from the states in ``states``; nulls for groups without any."""
         if np.bincount(groups.codes, minlength=1).max() <= 1:
             places = np.full(groups.size, -1, dtype=np.int64)
             places[groups.codes] = np.arange(len(groups.codes))
@@ -246,7 +266,7 @@ class StoredBuffers:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def finish(self, state: pa.Table) -> list[pa.Array]:
-        """Return the output columns of groups: buffers, or the results of functions with arguments in the rows."""
+        """Return the output columns of the groups: the buffers that Spark evaluates, or the results."""
         columns = list[pa.Array]()
         for function in self.functions:
             columns += function.merge.finish(function.state_columns(state))

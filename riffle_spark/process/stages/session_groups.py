@@ -22,10 +22,10 @@ from riffle_spark.process.stages.merged_groups import (
     OutputMode,
     StoredBuffers,
 )
-from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec, free_name
+from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec, make_unique_name
 from riffle_spark.state.formats.due_times import in_milliseconds
 
-__all__ = ["SessionGroups", "groups_of"]
+__all__ = ["SessionGroups", "make_group_computation"]
 
 _COMBINED_MAX = 2**62
 Times = npt.NDArray[np.int64]
@@ -33,7 +33,8 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SessionGroups:
-    """A ``BlockComputation`` of an aggregate with a session window in its key. Its state is keyed by ``routing_key``.
+    """A ``BlockComputation`` of an aggregate with a session window in its key. Its state is keyed by ``routing_key``,
+    with all open sessions of a key.
 
     Append mode emits sessions that end. Complete mode emits all sessions in each batch, and they never end. Spark has
     no other modes for sessions.
@@ -43,7 +44,7 @@ class SessionGroups:
     mode: OutputMode
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare lists of sessions. Raises ``ConfigError`` for functions that are not supported."""
+        """Declare lists of open sessions as state. Raises ``ConfigError`` for functions that are not supported."""
         assert key.names == self.spec.routing_key.names, f"the key is {self.spec.routing_key.names}, not {key.names}"
         needed = tuple(name for name in self.spec.rows.names if name not in key.names)
         assert set(needed) <= set(rows.names), f"of {needed} the rows have {rows.names}"
@@ -55,25 +56,25 @@ class SessionGroups:
         return Declared(state, self.spec.output, needed, per_key_group=False, time_mode="EventTime", due=due.name)
 
     def __call__(self, batch: Batch) -> Update:
-        """Merge the sessions of rows with the open sessions of their keys."""
+        """Merge the batch's rows, each a session of its own, with the open sessions of their keys."""
         sessions = _Sessions.of(batch.state, self.spec).with_rows(batch, self.spec)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=batch.keys.num_rows))
-        state = self._state(sessions, batch.keys.num_rows).take(pa.array(touched))
+        state = self._make_state(sessions, batch.keys.num_rows).take(pa.array(touched))
         is_emitted = np.full(len(sessions.owners), self.mode == "complete")
-        return Update(self._output(batch, sessions, is_emitted), touched, state, deleted=touched[:0])
+        return Update(self._make_output(batch, sessions, is_emitted), touched, state, deleted=touched[:0])
 
-    def expired(self, batch: Batch) -> Update:
-        """Emit sessions that have ended, and keep the others of their keys."""
+    def expire_keys(self, batch: Batch) -> Update:
+        """Emit the sessions that have ended, and keep the other sessions of their keys."""
         sessions = _Sessions.of(batch.state, self.spec)
-        ends = one_array(sessions.table.column(_time_of(self.spec).column))
+        ends = one_array(sessions.table.column(_session_time(self.spec).column))
         has_ended = in_milliseconds(ends) <= (batch.watermark_ms or 0)
         open_sessions = sessions.filter(~has_ended)
         changed = np.flatnonzero(np.bincount(open_sessions.owners, minlength=batch.keys.num_rows))
-        state = self._state(open_sessions, batch.keys.num_rows).take(pa.array(changed))
-        return Update(self._output(batch, sessions, has_ended), changed, state, deleted=changed[:0])
+        state = self._make_state(open_sessions, batch.keys.num_rows).take(pa.array(changed))
+        return Update(self._make_output(batch, sessions, has_ended), changed, state, deleted=changed[:0])
 
-    def _state(self, sessions: "_Sessions", key_count: int) -> pa.Table:
-        """Return the state of each key. A key without sessions has no due time."""
+    def _make_state(self, sessions: "_Sessions", key_count: int) -> pa.Table:
+        """Return the state row of each key, lists of its sessions. A key without sessions has no due time."""
         offsets = positions_of(np.bincount(sessions.owners, minlength=key_count))
         assert offsets[-1] < 2**31
         arrow_offsets = pa.array(offsets, pa.int32())
@@ -83,14 +84,15 @@ class SessionGroups:
         }
         if self.mode != "complete":
             due = _due_field(self.spec)
-            ends = sessions.times(_time_of(self.spec).column)
+            ends = sessions.times(_session_time(self.spec).column)
             earliest = np.zeros(key_count, dtype=np.int64)
             has_sessions = np.diff(offsets) > 0
             earliest[has_sessions] = np.minimum.reduceat(ends, offsets[:-1][has_sessions]) if len(ends) else 0
             columns[due.name] = pa.array(earliest, mask=~has_sessions).cast(due.type)
         return pa.table(columns)
 
-    def _output(self, batch: Batch, sessions: "_Sessions", is_emitted: BoolArray) -> pa.Table:
+    def _make_output(self, batch: Batch, sessions: "_Sessions", is_emitted: BoolArray) -> pa.Table:
+        """Return the output rows of the sessions that ``is_emitted`` marks."""
         emitted = sessions.filter(is_emitted)
         keys = batch.keys.take(pa.array(emitted.owners))
         results = StoredBuffers.of(self.spec).finish(emitted.table)
@@ -100,21 +102,22 @@ class SessionGroups:
         return pa.table([*(columns[name] for name in self.spec.keys.names), *results], names=self.spec.output.names)
 
 
-def _time_of(spec: AggregateSpec) -> TimeSpec:
+def _session_time(spec: AggregateSpec) -> TimeSpec:
+    """Return the specification of the session window, which every session aggregate has."""
     assert spec.time is not None, "a session has a start and an end"
     return spec.time
 
 
 def _session_schema(spec: AggregateSpec) -> pa.Schema:
     """Return the columns of a session: start, end, buffers."""
-    time = _time_of(spec)
+    time = _session_time(spec)
     return pa.schema([spec.keys.field(time.start), spec.keys.field(time.column), *StoredBuffers.of(spec).schema])
 
 
 def _due_field(spec: AggregateSpec) -> pa.Field:
     """Return the state column with the earliest end of a key's sessions."""
-    end = spec.keys.field(_time_of(spec).column)
-    return pa.field(free_name(f"{end.name}_due", [*spec.keys.names, *_session_schema(spec).names]), end.type)
+    end = spec.keys.field(_session_time(spec).column)
+    return pa.field(make_unique_name(f"{end.name}_due", [*spec.keys.names, *_session_schema(spec).names]), end.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +129,28 @@ class _Sessions:
 
     @staticmethod
     def of(state: pa.Table, spec: AggregateSpec) -> "_Sessions":
+        """Return the sessions in a table of state, which has lists of sessions per key."""
         schema = _session_schema(spec)
         owners, _ = flatten_lists(one_array(state.column(schema.names[0])))
-        columns = [_flatten(one_array(state.column(name)), owners) for name in schema.names]
+        columns = [_flatten_lists(one_array(state.column(name)), owners) for name in schema.names]
         return _Sessions(owners, pa.Table.from_arrays(columns, schema=schema))
 
     def filter(self, mask: BoolArray) -> "_Sessions":
+        """Return the sessions that ``mask`` marks."""
         return self if mask.all() else _Sessions(self.owners[mask], self.table.filter(pa.array(mask)))
 
     def times(self, column: str) -> Times:
-        return _as_integers(self.table, column)
+        """Return the starts or ends of the sessions as integers."""
+        return _times_as_integers(self.table, column)
 
     def with_rows(self, batch: Batch, spec: AggregateSpec) -> "_Sessions":
-        time = _time_of(spec)
+        """Return the sessions after the batch's rows are joined to them."""
+        time = _session_time(spec)
         buffers = StoredBuffers.of(spec)
         open_count = len(self.owners)
         owners = np.concatenate([self.owners, batch.codes])
         starts, ends = (
-            np.concatenate([self.times(column), _as_integers(batch.rows, column)])
+            np.concatenate([self.times(column), _times_as_integers(batch.rows, column)])
             for column in (str(time.start), time.column)
         )
         joined = _join_intervals(owners, starts, ends)
@@ -156,22 +163,29 @@ class _Sessions:
         return _Sessions(joined.owners, pa.table([*interval_columns, *state.columns], schema=self.table.schema))
 
 
-def _flatten(lists: pa.Array, owners: IndexArray) -> pa.Array:
-    """Return the elements of lists by their owners. In a column that is new the lists are null, and so are elements."""
+def _flatten_lists(lists: pa.Array, owners: IndexArray) -> pa.Array:
+    """Return the elements of the lists, given the list of each element (``owners``).
+
+    Lists in a column that is new are null, and so are their elements.
+    """
     if lists.null_count == 0:
         return lists.flatten()
     is_valid = np.array(lists.is_valid().to_numpy(zero_copy_only=False))[owners]
     return lists.flatten().take(pa.array(np.cumsum(is_valid) - 1, mask=~is_valid))
 
 
-def _as_integers(table: pa.Table, column: str) -> Times:
+def _times_as_integers(table: pa.Table, column: str) -> Times:
+    """Return a column of times as int64."""
     times: Times = one_array(table.column(column)).cast(pa.int64()).to_numpy()
     return times
 
 
 @dataclass(frozen=True, slots=True)
 class _JoinedIntervals:
-    """Intervals after joining, in the order of owner and start. ``codes`` holds per input interval its joined one."""
+    """Intervals after joining, in the order of owner and start.
+
+    ``codes`` has the joined interval of each input interval.
+    """
 
     codes: IndexArray
     owners: IndexArray
@@ -181,7 +195,7 @@ class _JoinedIntervals:
 
 def _join_intervals(owners: IndexArray, starts: Times, ends: Times) -> _JoinedIntervals:
     """Join the intervals of each owner that overlap or touch. They touch if the end of one is the start of another."""
-    combined_starts, combined_ends = _with_owner(owners, starts, ends)
+    combined_starts, combined_ends = _order_by_owner(owners, starts, ends)
     order = np.argsort(combined_starts)  # The order of equal starts does not matter.
     reach = np.maximum.accumulate(combined_ends[order])
     is_first = np.ones(len(order), dtype=np.bool_)
@@ -195,8 +209,8 @@ def _join_intervals(owners: IndexArray, starts: Times, ends: Times) -> _JoinedIn
     return _JoinedIntervals(codes, owners[first], starts[first], last_ends)
 
 
-def _with_owner(owners: IndexArray, starts: Times, ends: Times) -> Iterator[Times]:
-    """Yield starts and ends as integers that are ordered by owner and then by time."""
+def _order_by_owner(owners: IndexArray, starts: Times, ends: Times) -> Iterator[Times]:
+    """Yield the starts and then the ends as integers that are ordered by owner first and by time second."""
     if not len(owners):
         yield from (starts, ends)
         return
@@ -209,8 +223,8 @@ def _with_owner(owners: IndexArray, starts: Times, ends: Times) -> Iterator[Time
     yield from (owners * len(distinct_times) + part for part in (places[: len(starts)], places[len(starts) :]))
 
 
-def groups_of(spec: AggregateSpec, mode: OutputMode) -> DistinctGroups | MergedGroups | SessionGroups:
-    """Return the computation of an aggregate. Rows are routed by ``routing_key``, state is keyed by ``stored_key``."""
+def make_group_computation(spec: AggregateSpec, mode: OutputMode) -> DistinctGroups | MergedGroups | SessionGroups:
+    """Return the computation of an aggregate: with DISTINCT, over sessions, or plain."""
     if len(spec.elements):
         return DistinctGroups(spec, mode)
     return MergedGroups(spec, mode) if spec.routing_key == spec.keys else SessionGroups(spec, mode)

@@ -10,7 +10,7 @@ from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
-__all__ = ["call_user_function", "conform", "function_name"]
+__all__ = ["call_user_function", "conform_table", "function_name"]
 
 
 def call_user_function(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
@@ -30,12 +30,13 @@ def call_user_function(function: Callable[..., object], arguments: tuple[object,
 
 
 def function_name(function: Callable[..., object]) -> str:
-    """Return the name of a function."""
+    """Return the name of a user's function for errors."""
     return getattr(function, "__qualname__", repr(function))
 
 
-def conform(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table:
-    """Return the table with exactly the schema's columns, in its order; ``role`` names it in errors.
+def conform_table(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table:
+    """Return a table that a user's function returned with exactly the schema's columns, in its order. ``role`` names
+    the table in errors.
 
     Columns are matched by name and widened if that cannot fail for any value. Timestamps may change their unit if no
     value loses precision. Raises ``UserFunctionError`` for anything else.
@@ -52,7 +53,7 @@ def conform(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table
     ):
         raise UserFunctionError(
             f"The {role} does not have the declared columns\n"
-            f"  declared: {_columns_text(schema)}\n  returned: {_columns_text(table.schema)}",
+            f"  declared: {_describe_columns(schema)}\n  returned: {_describe_columns(table.schema)}",
             remedy="Return the declared columns, or declare what is returned. Cast columns whose types differ.",
             where=where,
             id="RIFFLE-0200",
@@ -61,6 +62,10 @@ def conform(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table
 
 
 def _conform_column(column: pa.ChunkedArray, field: pa.Field, role: str, where: str) -> pa.ChunkedArray:
+    """Return a column in the type of its field.
+
+    Raises ``UserFunctionError`` for nulls in a NOT NULL column, and for values that do not fit.
+    """
     if column.null_count and not field.nullable:
         raise UserFunctionError(
             f"Column {field.name!r} of the {role} has nulls, but is declared not null.",
@@ -80,5 +85,6 @@ def _conform_column(column: pa.ChunkedArray, field: pa.Field, role: str, where: 
         ) from error
 
 
-def _columns_text(schema: pa.Schema) -> str:
+def _describe_columns(schema: pa.Schema) -> str:
+    """Return the names and types of the columns as text for errors."""
     return ", ".join(f"{field.name} {field.type}" for field in schema) or "no columns"

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyarrow import types
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.simple_converters import Convert, Converter, Misfit, simple_converter
+from riffle_spark.process.types.simple_converters import Convert, Converter, Misfit, make_simple_converter
 
-__all__ = ["RecordMaker", "accept_null", "converter_of"]
+__all__ = ["RecordMaker", "accept_null", "make_converter"]
 
 RecordMaker: TypeAlias = Callable[[Sequence[str]], Callable[[Iterable[object]], tuple[object, ...]]]
 """Returns, for the field names of a struct, the function that makes a user's record from their values."""
@@ -24,34 +24,40 @@ RecordMaker: TypeAlias = Callable[[Sequence[str]], Callable[[Iterable[object]], 
 _PYTHON: Final = {type(None), bool, int, float, str, bytes, date, datetime, timedelta, Decimal, list, tuple, dict}
 
 
-def converter_of(kind: pa.DataType, record: RecordMaker) -> Converter:
-    """Return the converter of a type. Raises ``ConfigError`` if it is not supported."""
-    simple = simple_converter(kind)
+def make_converter(kind: pa.DataType, record: RecordMaker) -> Converter:
+    """Return the converter of a type between Python values and Arrow.
+
+    ``record`` makes the tuples of structs. Raises ``ConfigError`` if the type is not supported.
+    """
+    simple = make_simple_converter(kind)
     if simple is not None:
         return simple
     if types.is_list(kind) or types.is_large_list(kind):
-        return _lists(kind, record)
+        return _make_list_converter(kind, record)
     if types.is_map(kind):
-        return _maps(kind, record)
+        return _make_map_converter(kind, record)
     if types.is_struct(kind):
-        return _structs(kind, record)
+        return _make_struct_converter(kind, record)
     # Cause: The Arrow type has no equal among the types of Spark.
     raise ConfigError(f"State cannot keep type {kind}.", remedy="Declare a type of Spark.", id="RIFFLE-0203")
 
 
 def accept_null(normalize: Convert, field: pa.Field) -> Convert:
-    """Return a conversion that also accepts NumPy and pandas scalars, and nulls if the field is nullable."""
+    """Return a function that checks values of ``field`` by ``normalize``.
+
+    It also accepts NumPy and pandas scalars, and nulls if the field is nullable; it raises ``Misfit`` for other nulls.
+    """
 
     def normalize_or_null(value: object) -> object:
         value = _to_python(value)
         if value is None or type(value).__name__ == "NaTType":
             if not field.nullable:
-                raise Misfit("null", None, f"{field.type} that is not null").within(field.name)
+                raise Misfit("null", None, f"{field.type} that is not null").add_field(field.name)
             return None
         try:
             return normalize(value)
         except Misfit as misfit:
-            raise misfit.within(field.name) from None
+            raise misfit.add_field(field.name) from None
 
     return normalize_or_null
 
@@ -72,8 +78,9 @@ def _to_python(value: object) -> object:
     return value
 
 
-def _lists(kind: pa.DataType, record: RecordMaker) -> Converter:
-    element = converter_of(kind.value_type, record)
+def _make_list_converter(kind: pa.DataType, record: RecordMaker) -> Converter:
+    """Return the converter of a list type. It accepts lists, tuples, NumPy arrays and bytes."""
+    element = make_converter(kind.value_type, record)
     normalize_element = accept_null(element.normalize, kind.value_field)
 
     def normalize(value: object) -> list[object]:
@@ -81,26 +88,30 @@ def _lists(kind: pa.DataType, record: RecordMaker) -> Converter:
             raise Misfit("type", value, kind)
         return [normalize_element(item) for item in value]
 
-    copy = _for_each(element.copy) or list
-    return Converter(frozenset(), normalize, _for_each(element.to_arrow), _for_each(element.from_arrow), copy)
+    copy = _convert_items(element.copy) or list
+    return Converter(frozenset(), normalize, _convert_items(element.to_arrow), _convert_items(element.from_arrow), copy)
 
 
-def _for_each(convert: Convert | None) -> Convert | None:
+def _convert_items(convert: Convert | None) -> Convert | None:
+    """Return a function that converts each item of a list by ``convert`` and leaves nulls; ``None`` if there is nothing
+    to convert.
+    """
     if convert is None:
         return None
     return lambda values: [None if value is None else convert(value) for value in values]
 
 
-def _maps(kind: pa.DataType, record: RecordMaker) -> Converter:
-    key = converter_of(kind.key_type, record)
-    item = converter_of(kind.item_type, record)
+def _make_map_converter(kind: pa.DataType, record: RecordMaker) -> Converter:
+    """Return the converter of a map type. It accepts mappings."""
+    key = make_converter(kind.key_type, record)
+    item = make_converter(kind.item_type, record)
     normalize_key = accept_null(key.normalize, kind.key_field)
     normalize_item = accept_null(item.normalize, kind.item_field)
-    key_to_arrow = _or_null(key.to_arrow)
-    item_to_arrow = _or_null(item.to_arrow)
-    key_from_arrow = _or_null(key.from_arrow)
-    item_from_arrow = _or_null(item.from_arrow)
-    copy_item = _or_null(item.copy)
+    key_to_arrow = _pass_nulls(key.to_arrow)
+    item_to_arrow = _pass_nulls(item.to_arrow)
+    key_from_arrow = _pass_nulls(key.from_arrow)
+    item_from_arrow = _pass_nulls(item.from_arrow)
+    copy_item = _pass_nulls(item.copy)
 
     def normalize(value: object) -> dict[object, object]:
         if not isinstance(value, Mapping):
@@ -116,21 +127,26 @@ def _maps(kind: pa.DataType, record: RecordMaker) -> Converter:
     )
 
 
-def _or_null(convert: Convert | None) -> Convert:
+def _pass_nulls(convert: Convert | None) -> Convert:
+    """Return a function that converts by ``convert``, if any, and returns ``None`` for null."""
     if convert is None:
         return lambda value: value
     return lambda value: None if value is None else convert(value)
 
 
-def _structs(kind: pa.DataType, record: RecordMaker) -> Converter:
+def _make_struct_converter(kind: pa.DataType, record: RecordMaker) -> Converter:
+    """Return the converter of a struct type.
+
+    It accepts mappings, tuples and lists; ``record`` makes the tuples that users read.
+    """
     fields = list(kind)
     names = [field.name for field in fields]
-    converters = [converter_of(field.type, record) for field in fields]
+    converters = [make_converter(field.type, record) for field in fields]
     pairs = zip(converters, fields, strict=True)
     normalizers = [accept_null(converter.normalize, field) for converter, field in pairs]
-    to_arrow = [_or_null(converter.to_arrow) for converter in converters]
-    from_arrow = [_or_null(converter.from_arrow) for converter in converters]
-    copies = [_or_null(converter.copy) for converter in converters]
+    to_arrow = [_pass_nulls(converter.to_arrow) for converter in converters]
+    from_arrow = [_pass_nulls(converter.from_arrow) for converter in converters]
+    copies = [_pass_nulls(converter.copy) for converter in converters]
     make_record = record(names)
 
     def normalize(value: object) -> tuple[object, ...]:

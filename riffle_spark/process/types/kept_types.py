@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Position", "check_columns", "refuse_void", "remedy_for"]
+__all__ = ["Position", "check_columns", "find_type_remedy", "void_error"]
 
 Position = Literal["value", "key", "order", "declared"]
 """What a column is used for: stored as a value, grouped by, compared, or declared for state by a function."""
@@ -39,25 +39,30 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def _type_error(path: str, type_name: str, remedy: str, where: str = "") -> ConfigError:
-    """Return the error for a column, or a part of a column, with a type that state cannot keep."""
+    """Return the error for a column, or a part of a column, at ``path`` with a type that state cannot keep."""
     return ConfigError(
         f"Column {path!r} has type {type_name}, which state cannot keep.", remedy=remedy, where=where, id="RIFFLE-0204"
     )
 
 
-def refuse_void(path: str, where: str = "") -> ConfigError:
-    """Return the error for void in a nested type: Arrow cannot build lists of it reliably."""
+def void_error(path: str, where: str = "") -> ConfigError:
+    """Return the error for a part of a nested type at ``path`` that has type void.
+
+    Arrow cannot build lists of it reliably.
+    """
     return _type_error(path, _VOID, _REMEDIES["void_inside"], where)
 
 
-def remedy_for(name: str, path: str, position: Position) -> str | None:
-    """Return the remedy if state cannot keep the type called ``name``; ``None`` if it can."""
-    reason = _reason(name.lower(), position)
+def find_type_remedy(name: str, path: str, position: Position) -> str | None:
+    """Return the remedy if state cannot keep the type with this name at a position (value, key, order); ``None`` if it
+    can. ``path`` is the column's.
+    """
+    reason = _find_reason(name.lower(), position)
     return None if reason is None else _REMEDIES[reason].format(path)
 
 
-def _reason(name: str, position: Position) -> str | None:
-    """Return the key of the remedy for a type that cannot be stored at a position, or ``None`` if it can."""
+def _find_reason(name: str, position: Position) -> str | None:
+    """Return which remedy applies to a type that state cannot keep at this position; ``None`` if it can."""
     collation = _COLLATED.fullmatch(name)
     if collation is not None:
         is_plain = position == "value" or collation[1].upper() == _BINARY
@@ -75,12 +80,17 @@ def _reason(name: str, position: Position) -> str | None:
 
 
 def _check_name(name: str, path: str, position: Position, where: str) -> None:
-    remedy = remedy_for(name, path, position)
+    """Raise ``ConfigError`` if state cannot keep the type with this name at this position."""
+    remedy = find_type_remedy(name, path, position)
     if remedy is not None:
         raise _type_error(path, name, remedy, where)
 
 
 def _check_type(body: Any, path: str, position: Position, where: str) -> None:
+    """Raise ``ConfigError`` if state cannot keep a type, given as Spark's JSON, or a type inside it.
+
+    ``path`` is the column's.
+    """
     if not isinstance(body, Mapping):
         _check_name(str(body), path, position, where)
     elif body.get("type") == "udt":
@@ -95,17 +105,19 @@ def _check_type(body: Any, path: str, position: Position, where: str) -> None:
         for field in body["fields"]:
             inner_path = f"{path}.{field['name']}"
             if field["type"] == _VOID:
-                raise refuse_void(inner_path, where)
+                raise void_error(inner_path, where)
             _check_field(field, inner_path, position, where)
 
 
 def _check_inner(body: Any, path: str, position: Position, where: str) -> None:
+    """Raise ``ConfigError`` if state cannot keep the type of elements, map keys or map values."""
     if body == _VOID:
-        raise refuse_void(path, where)
+        raise void_error(path, where)
     _check_type(body, path, position, where)
 
 
 def _check_field(field: Mapping[str, object], path: str, position: Position, where: str) -> None:
+    """Raise ``ConfigError`` if state cannot keep the type or the collation of a field, given as Spark's JSON."""
     metadata = field.get("metadata")
     collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
     for name in collations.values() if isinstance(collations, Mapping) else filter(None, [collations]):

@@ -27,7 +27,7 @@ REQUIREMENTS: Final = {
 
 
 def missing_module_remedy(module: str) -> str:
-    """Return how to make a module available on the executors."""
+    """Return the remedy text for a module that the executors' Python lacks."""
     package = module.partition(".")[0]
     if package == "riffle_spark":
         return (
@@ -44,7 +44,10 @@ def missing_module_remedy(module: str) -> str:
 
 
 def install_remedy(requirement: str) -> str:
-    """Return how to install a package with compiled modules on the executors."""
+    """Return the remedy text for installing a package with compiled modules on the executors.
+
+    ``requirement`` is pip's name of it.
+    """
     return (
         f"Run pip install '{requirement}' in the Python of every executor, or send an environment: "
         f"{ARCHIVE_VARIABLES} spark-submit --archives environment.tar.gz#environment"
@@ -52,7 +55,10 @@ def install_remedy(requirement: str) -> str:
 
 
 def failure_remedy(error: BaseException, code: str) -> str:
-    """Return the remedy for an error that user code (a function or processor) raised on an executor."""
+    """Return the remedy text for an error that user code raised on an executor.
+
+    ``code`` says what it is: function or processor.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{missing_module_remedy(error.name)} The batch failed, and nothing was committed."
     return f"Fix the {code} or its input. The batch failed, and nothing was committed."

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 from pyarrow import types
 
-__all__ = ["Convert", "Converter", "Misfit", "simple_converter"]
+__all__ = ["Convert", "Converter", "Misfit", "make_simple_converter"]
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -25,7 +25,10 @@ _PLAIN_BELOW: Final = 1e7
 
 
 class Misfit(Exception):
-    """A value that does not fit its field. ``problem`` is ``type``, ``null``, ``length`` or ``range``."""
+    """A Python value of the user that does not fit its field.
+
+    ``problem`` is ``type``, ``null``, ``length`` or ``range``.
+    """
 
     def __init__(self, problem: str, value: object, expected: object) -> None:
         super().__init__(problem, value, expected)
@@ -34,12 +37,13 @@ class Misfit(Exception):
         self.expected = expected
         self.path = ""
 
-    def within(self, field: str) -> "Misfit":
-        """Add the name of an enclosing field to the path, and return the error."""
+    def add_field(self, field: str) -> "Misfit":
+        """Put the name of an enclosing field in front of the path in the message, and return the error."""
         self.path = f"{field}.{self.path}" if self.path else field
         return self
 
     def __str__(self) -> str:
+        """Return the value, the expected type and the path of the field, for error messages."""
         if self.problem == "length":
             return f"got {self.value} values for {self.expected} fields"
         place = f" for field {self.path}" if self.path else ""
@@ -63,13 +67,16 @@ class Converter(NamedTuple):
     copy: Convert | None = None
 
 
-def simple_converter(kind: pa.DataType) -> Converter | None:
+def make_simple_converter(kind: pa.DataType) -> Converter | None:
     """Return the converter of a type that is not nested; ``None`` for other types."""
     return next((make(kind) for fits, make in _BY_KIND if fits(kind)), None)
 
 
-def _plain(*classes: type) -> Callable[[pa.DataType], Converter]:
-    """Return a factory of converters that accept values of these classes unchanged."""
+def _accept_classes(*classes: type) -> Callable[[pa.DataType], Converter]:
+    """Return a function that makes the converter of a type whose values of these classes are stored unchanged.
+
+    Other values raise ``Misfit``.
+    """
 
     def make_converter(kind: pa.DataType) -> Converter:
         def normalize(value: object) -> object:
@@ -82,7 +89,8 @@ def _plain(*classes: type) -> Callable[[pa.DataType], Converter]:
     return make_converter
 
 
-def _integers(kind: pa.DataType) -> Converter:
+def _make_integer_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of an integer type. It accepts only ``int`` within the range."""
     bound = 1 << (kind.bit_width - 1)
 
     def normalize(value: object) -> int:
@@ -95,19 +103,25 @@ def _integers(kind: pa.DataType) -> Converter:
     return Converter(frozenset({int}), normalize)
 
 
-def _doubles(kind: pa.DataType) -> Converter:
+def _make_double_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of double. It accepts floats, and integers that a double holds exactly."""
+
     def normalize(value: object) -> float:
         if isinstance(value, float):
             return float(value)
         if type(value) is int:
-            return _exactly(value, kind)
+            return _to_exact_float(value, kind)
         raise Misfit("type", value, kind)
 
     return Converter(frozenset({float}), normalize)
 
 
-def _singles(kind: pa.DataType) -> Converter:
-    double = _doubles(kind).normalize
+def _make_float32_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of float.
+
+    It accepts what double does, and rounds to 32 bits. Numbers that are too large become infinite.
+    """
+    double = _make_double_converter(kind).normalize
 
     def normalize(value: object) -> float:
         number: float = double(value)
@@ -120,8 +134,8 @@ def _singles(kind: pa.DataType) -> Converter:
     return Converter(frozenset(), normalize)
 
 
-def _exactly(value: int, kind: pa.DataType) -> float:
-    """Return an integer as a float. Raise ``Misfit`` if the float differs."""
+def _to_exact_float(value: int, kind: pa.DataType) -> float:
+    """Return an integer as a float. Raises ``Misfit`` if the float is not equal to it."""
     try:
         number = float(value)
     except OverflowError:
@@ -131,7 +145,11 @@ def _exactly(value: int, kind: pa.DataType) -> float:
     return number
 
 
-def _decimals(kind: pa.DataType) -> Converter:
+def _make_decimal_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of a decimal type.
+
+    It accepts ``Decimal`` and ``int``, rounds half up to the scale, and raises ``Misfit`` if too many digits remain.
+    """
     unit = Decimal(1).scaleb(-kind.scale)
 
     def normalize(value: object) -> Decimal:
@@ -148,7 +166,9 @@ def _decimals(kind: pa.DataType) -> Converter:
     return Converter(frozenset(), normalize)
 
 
-def _texts(kind: pa.DataType) -> Converter:
+def _make_string_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of string. It accepts strings, and numbers and booleans as Java prints them."""
+
     def normalize(value: object) -> str:
         if isinstance(value, str):
             return str(value)
@@ -161,7 +181,7 @@ def _texts(kind: pa.DataType) -> Converter:
 
 
 def _java_text(value: object) -> str | None:
-    """Return the text of a number or boolean in Java, and so in Spark; ``None`` for other values."""
+    """Return a number or boolean as Java, and so Spark, prints it; ``None`` for other values."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if type(value) is int or isinstance(value, Decimal):
@@ -170,7 +190,7 @@ def _java_text(value: object) -> str | None:
 
 
 def _java_float_text(value: float) -> str:
-    """Return the text of a float in Java: with an exponent if it is below 0.001, or 10,000,000 or more."""
+    """Return a float as Java prints it: with an exponent if it is below 0.001, or 10,000,000 or more."""
     if not isfinite(value):
         return "NaN" if isnan(value) else "-Infinity" if value < 0 else "Infinity"
     if value == 0 or _PLAIN_FROM <= abs(value) < _PLAIN_BELOW:
@@ -182,7 +202,9 @@ def _java_float_text(value: float) -> str:
     return f"{'-' * sign}{text[0]}.{text[1:] or '0'}E{shift}"
 
 
-def _binaries(kind: pa.DataType) -> Converter:
+def _make_binary_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of binary. It accepts bytes, bytearrays, and strings as UTF-8."""
+
     def normalize(value: object) -> bytes:
         if isinstance(value, bytes | bytearray):
             return bytes(value)
@@ -193,7 +215,9 @@ def _binaries(kind: pa.DataType) -> Converter:
     return Converter(frozenset({bytes}), normalize)
 
 
-def _dates(kind: pa.DataType) -> Converter:
+def _make_date_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of date. It accepts dates, and datetimes without their time of day."""
+
     def normalize(value: object) -> date:
         if type(value) is date:
             return value
@@ -204,38 +228,46 @@ def _dates(kind: pa.DataType) -> Converter:
     return Converter(frozenset({date}), normalize)
 
 
-def _timestamps(kind: pa.DataType) -> Converter:
+def _make_timestamp_converter(kind: pa.DataType) -> Converter:
+    """Return the converter of a timestamp type.
+
+    It accepts datetimes. Without a zone in the type theirs is dropped, otherwise they become naive times of the
+    machine's zone.
+    """
+
     def normalize(value: object) -> datetime:
         if not isinstance(value, datetime):
             raise Misfit("type", value, kind)
         if kind.tz is None:
             return value.replace(tzinfo=None)
-        return value if value.tzinfo is None else _to_local(value)
+        return value if value.tzinfo is None else _to_local_time(value)
 
     if kind.tz is None:
         return Converter(frozenset(), normalize)
-    return Converter(frozenset(), normalize, to_arrow=_to_utc, from_arrow=_to_local)
+    return Converter(frozenset(), normalize, to_arrow=_to_utc, from_arrow=_to_local_time)
 
 
-def _to_local(value: datetime) -> datetime:
+def _to_local_time(value: datetime) -> datetime:
+    """Return a time as naive time in the machine's zone."""
     return value.astimezone().replace(tzinfo=None)
 
 
 def _to_utc(value: datetime) -> datetime:
+    """Return a naive time of the machine's zone, or a time with a zone, in UTC."""
     return value.astimezone(timezone.utc)
 
 
 _BY_KIND: Final = (
-    (types.is_null, _plain()),
-    (types.is_boolean, _plain(bool)),
-    (types.is_signed_integer, _integers),
-    (types.is_float64, _doubles),
-    (types.is_float32, _singles),
-    (types.is_decimal, _decimals),
-    (lambda kind: types.is_string(kind) or types.is_large_string(kind), _texts),
-    (lambda kind: types.is_binary(kind) or types.is_large_binary(kind), _binaries),
-    (types.is_date32, _dates),
-    (types.is_time, _plain(time)),
-    (types.is_timestamp, _timestamps),
-    (types.is_duration, _plain(timedelta)),
+    (types.is_null, _accept_classes()),
+    (types.is_boolean, _accept_classes(bool)),
+    (types.is_signed_integer, _make_integer_converter),
+    (types.is_float64, _make_double_converter),
+    (types.is_float32, _make_float32_converter),
+    (types.is_decimal, _make_decimal_converter),
+    (lambda kind: types.is_string(kind) or types.is_large_string(kind), _make_string_converter),
+    (lambda kind: types.is_binary(kind) or types.is_large_binary(kind), _make_binary_converter),
+    (types.is_date32, _make_date_converter),
+    (types.is_time, _accept_classes(time)),
+    (types.is_timestamp, _make_timestamp_converter),
+    (types.is_duration, _accept_classes(timedelta)),
 )

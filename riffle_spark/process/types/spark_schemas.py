@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.process.types.kept_types import check_columns, refuse_void, remedy_for
+from riffle_spark.process.types.kept_types import check_columns, find_type_remedy, void_error
 from riffle_spark.state.formats.arrow_schemas import inner_types
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "INTERVAL",
     "SIMPLE",
     "Unreadable",
-    "decimal_of",
-    "list_of",
-    "map_of",
+    "make_decimal_type",
+    "make_list_type",
+    "make_map_type",
     "schema_of_ddl",
     "schema_of_fields",
     "schema_of_json",
@@ -84,39 +84,45 @@ class Unreadable(ValueError):
         self.remedy = remedy
 
 
-def _unsupported(name: str, position: int) -> Unreadable:
-    remedy = remedy_for(name, "value", "declared")
+def _unsupported_type_error(name: str, position: int) -> Unreadable:
+    """Return the error for an unsupported type at this position of the text."""
+    remedy = find_type_remedy(name, "value", "declared")
     return Unreadable(f"type {name!r} is not supported", position, remedy or _REMEDY)
 
 
 class _Token(NamedTuple):
+    """A token of a DDL text: its kind (such as ``word``), its text, and its position."""
+
     kind: str
     text: str
     start: int
 
 
 def schema_of_ddl(text: str) -> pa.Schema:
-    """Return the schema of a DDL text: columns, or a single type, as a column named ``value``.
+    """Return the schema of a DDL text: columns, or a single type, which becomes a column named ``value``.
 
-    A single struct is its fields. Raises ``ConfigError`` with the position of the problem.
+    The fields of a single struct type become the columns. Raises ``ConfigError`` with the position of the problem.
     """
     try:
-        return schema_of_fields(_Parser(text).columns(), text)
+        return schema_of_fields(_Parser(text).parse_columns(), text)
     except Unreadable as error:
         try:
             kind = type_of_ddl(text)
         except Unreadable as other:
-            raise _schema_error(text, max(error, other, key=lambda unreadable: unreadable.position)) from None
+            raise _syntax_error(text, max(error, other, key=lambda unreadable: unreadable.position)) from None
     return schema_of_fields(list(kind) if pa.types.is_struct(kind) else [pa.field(BARE, kind)], text)
 
 
 def type_of_ddl(text: str) -> pa.DataType:
     """Return the type of a DDL text. Raises ``Unreadable`` if it is not a supported type."""
-    return _Parser(text).only_type()
+    return _Parser(text).parse_single_type()
 
 
 def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
-    """Return the fields as a schema. Raises ``ConfigError`` for no field, repeated names, or void in a nested type."""
+    """Return the fields as a schema.
+
+    ``where`` is the DDL text for errors. Raises ``ConfigError`` for no field, repeated names, or void in a nested type.
+    """
     names = [field.name for field in fields]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
@@ -127,21 +133,24 @@ def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
     for field in fields:
         for inner in inner_types(field.type):
             if _contains_void(inner):
-                raise refuse_void(field.name, where[:200])
+                raise void_error(field.name, where[:200])
     return pa.schema(fields)
 
 
 def _contains_void(kind: pa.DataType) -> bool:
+    """Return whether a type is void or contains void."""
     return pa.types.is_null(kind) or any(map(_contains_void, inner_types(kind)))
 
 
-def _schema_error(text: str, error: Unreadable) -> ConfigError:
+def _syntax_error(text: str, error: Unreadable) -> ConfigError:
+    """Return the error for a DDL text that cannot be parsed, with a pointer to the position."""
     return ConfigError(
         f"Cannot parse the schema: {error}\n  {text}\n  {' ' * error.position}^", remedy=error.remedy, id="RIFFLE-0206"
     )
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokenize(text: str) -> Iterator[_Token]:
+    """Yield the tokens of a DDL text, then an end token. Raises ``Unreadable`` for an unexpected character."""
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -155,144 +164,156 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _Parser:
-    """A recursive-descent parser of a DDL text."""
+    """A recursive-descent parser of a DDL text.
+
+    Its methods raise ``Unreadable`` for syntax errors and unsupported types.
+    """
 
     def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
+        self._tokens = list(_tokenize(text))
         self._index = 0
 
-    def columns(self) -> list[pa.Field]:
-        """Parse the whole text as columns."""
-        return self._whole(self._columns)
+    def parse_columns(self) -> list[pa.Field]:
+        """Parse the whole text as a list of columns."""
+        return self._parse_all(self._parse_columns)
 
-    def only_type(self) -> pa.DataType:
-        """Parse the whole text as a type."""
-        return self._whole(self._type)
+    def parse_single_type(self) -> pa.DataType:
+        """Parse the whole text as one type."""
+        return self._parse_all(self._parse_type)
 
-    def _whole(self, parse: Callable[[], _Result]) -> _Result:
-        """Parse with a method, and check that no text is left."""
+    def _parse_all(self, parse: Callable[[], _Result]) -> _Result:
+        """Parse with ``parse``, and check that no text is left."""
         try:
             result = parse()
         except RecursionError:
             raise Unreadable("types are nested too deeply", self._next.start) from None
         if self._next.kind != "end":
-            raise self._unexpected("',' or the end")
+            raise self._unexpected_error("',' or the end")
         return result
 
     @property
     def _next(self) -> _Token:
+        """The next token, which is not consumed yet."""
         return self._tokens[self._index]
 
-    def _take(self, *texts: str) -> bool:
-        """Consume the next token if it is among the given signs or words."""
+    def _take_if(self, *texts: str) -> bool:
+        """Consume the next token if it is one of these signs or words. Return whether it was."""
         is_next = self._next.kind in ("sign", "word") and self._next.text.lower() in texts
         self._index += is_next
         return is_next
 
-    def _need(self, text: str) -> None:
-        if not self._take(text):
-            raise self._unexpected(repr(text))
+    def _expect(self, text: str) -> None:
+        """Consume this sign or word. Raises ``Unreadable`` if the next token is another."""
+        if not self._take_if(text):
+            raise self._unexpected_error(repr(text))
 
-    def _unexpected(self, expected: str) -> Unreadable:
+    def _unexpected_error(self, expected: str) -> Unreadable:
+        """Return the error for the next token, where ``expected`` was expected."""
         actual = repr(self._next.text) if self._next.text else "the end"
         return Unreadable(f"expected {expected}, got {actual}", self._next.start)
 
-    def _columns(self) -> list[pa.Field]:
-        fields = [self._column()]
-        while self._take(","):
-            fields.append(self._column())
+    def _parse_columns(self) -> list[pa.Field]:
+        """Parse columns that are separated by commas."""
+        fields = [self._parse_column()]
+        while self._take_if(","):
+            fields.append(self._parse_column())
         return fields
 
-    def _column(self) -> pa.Field:
+    def _parse_column(self) -> pa.Field:
         """Parse ``name [:] type [NOT NULL] [COMMENT '...']``."""
-        name = self._name()
-        self._take(":")
-        kind = self._type()
-        nullable = not self._take("not")
+        name = self._parse_name()
+        self._take_if(":")
+        kind = self._parse_type()
+        nullable = not self._take_if("not")
         if not nullable:
-            self._need("null")
-        if self._take("comment"):
+            self._expect("null")
+        if self._take_if("comment"):
             if self._next.kind != "string":
-                raise self._unexpected("a quoted comment")
+                raise self._unexpected_error("a quoted comment")
             self._index += 1
         if not nullable and pa.types.is_null(kind):
-            raise self._unexpected("a nullable column of type void")
+            raise self._unexpected_error("a nullable column of type void")
         return pa.field(name, kind, nullable=nullable)
 
-    def _name(self) -> str:
+    def _parse_name(self) -> str:
+        """Parse the name of a column, with or without backquotes."""
         kind, text, _ = self._next
         if kind == "quoted" and text != "``":
             text = text[1:-1].replace("``", "`")
         elif kind != "word" or _LITERAL.fullmatch(text):
-            raise self._unexpected("a name")
+            raise self._unexpected_error("a name")
         self._index += 1
         return text
 
-    def _type(self) -> pa.DataType:
+    def _parse_type(self) -> pa.DataType:
+        """Parse a type, with nested types."""
         kind, text, start = self._next
         word = text.lower()
         if kind != "word":
-            raise self._unexpected("a type")
+            raise self._unexpected_error("a type")
         self._index += 1
         if word in _DECIMALS:
-            return self._decimal(start)
+            return self._parse_decimal(start)
         if word in _TEXTS:
-            self._need("(")
-            length = self._number()
-            self._need(")")
-            raise _unsupported(f"{word}({length})", start)
+            self._expect("(")
+            length = self._parse_number()
+            self._expect(")")
+            raise _unsupported_type_error(f"{word}({length})", start)
         if word == "interval":
-            return self._interval(start)
-        if word in ("array", "map", "struct") and self._take("<"):
-            return self._nested(word)
-        if word == "string" and self._take("collate"):
-            raise _unsupported(f"string collate {self._name()}", start)
+            return self._parse_interval(start)
+        if word in ("array", "map", "struct") and self._take_if("<"):
+            return self._parse_nested(word)
+        if word == "string" and self._take_if("collate"):
+            raise _unsupported_type_error(f"string collate {self._parse_name()}", start)
         if word not in SIMPLE:
-            raise _unsupported(text, start)
+            raise _unsupported_type_error(text, start)
         return SIMPLE[word]
 
-    def _decimal(self, start: int) -> pa.DataType:
+    def _parse_decimal(self, start: int) -> pa.DataType:
+        """Parse the rest of a decimal type, which starts at ``start``: nothing, or precision and scale in brackets."""
         digits: list[int] = []
-        if self._take("("):
-            digits.append(self._number())
-            while self._take(","):
-                digits.append(self._number())
-            self._need(")")
+        if self._take_if("("):
+            digits.append(self._parse_number())
+            while self._take_if(","):
+                digits.append(self._parse_number())
+            self._expect(")")
         try:
-            return decimal_of(*digits)
+            return make_decimal_type(*digits)
         except ValueError as error:
             raise Unreadable(str(error), start) from error
 
-    def _number(self) -> int:
+    def _parse_number(self) -> int:
+        """Parse an integer."""
         if self._next.kind != "number":
-            raise self._unexpected("a number")
+            raise self._unexpected_error("a number")
         self._index += 1
         return int(self._tokens[self._index - 1].text)
 
-    def _interval(self, start: int) -> pa.DataType:
+    def _parse_interval(self, start: int) -> pa.DataType:
+        """Parse the rest of an interval type, which starts at ``start``. Only day-time intervals are supported."""
         units = [self._next.text.lower()]
-        if not self._take(*_DAY_TO_SECOND):
-            raise _unsupported(f"interval {units[0]}" if units[0] in _YEAR_TO_MONTH else "interval", start)
-        if self._take("to"):
+        if not self._take_if(*_DAY_TO_SECOND):
+            raise _unsupported_type_error(f"interval {units[0]}" if units[0] in _YEAR_TO_MONTH else "interval", start)
+        if self._take_if("to"):
             units.append(self._next.text.lower())
-            if not self._take(*_DAY_TO_SECOND) or _DAY_TO_SECOND.index(units[0]) >= _DAY_TO_SECOND.index(units[1]):
+            if not self._take_if(*_DAY_TO_SECOND) or _DAY_TO_SECOND.index(units[0]) >= _DAY_TO_SECOND.index(units[1]):
                 raise Unreadable(f"interval {' to '.join(units)} is not valid", start)
         return INTERVAL
 
-    def _nested(self, word: str) -> pa.DataType:
+    def _parse_nested(self, word: str) -> pa.DataType:
         """Parse the rest of a type after ``array<``, ``map<`` or ``struct<``."""
         if word == "struct":
-            fields = [] if self._next.text == ">" else self._columns()
-            self._need(">")
+            fields = [] if self._next.text == ">" else self._parse_columns()
+            self._expect(">")
             return pa.struct(fields)
-        key = self._type()
+        key = self._parse_type()
         if word == "map":
             if pa.types.is_null(key):
-                raise self._unexpected("a type of keys")
-            self._need(",")
-            key = map_of(key, self._type())
-        self._need(">")
-        return list_of(key) if word == "array" else key
+                raise self._unexpected_error("a type of keys")
+            self._expect(",")
+            key = make_map_type(key, self._parse_type())
+        self._expect(">")
+        return make_list_type(key) if word == "array" else key
 
 
 def schema_of_json(text: str) -> pa.Schema:
@@ -318,36 +339,41 @@ def schema_of_json(text: str) -> pa.Schema:
 
 
 def _type_of(body: object) -> pa.DataType:
+    """Return the type in Spark's JSON. Raises ``TypeError`` or ``Unreadable`` if it is not supported."""
     if isinstance(body, str):
         return type_of_ddl(body)
     if not isinstance(body, dict):
         raise TypeError(f"{body!r} is not a type")
     if body["type"] == "array":
-        return list_of(_type_of(body["elementType"]), nullable=body["containsNull"])
+        return make_list_type(_type_of(body["elementType"]), nullable=body["containsNull"])
     if body["type"] == "map":
-        return map_of(_type_of(body["keyType"]), _type_of(body["valueType"]), nullable=body["valueContainsNull"])
+        return make_map_type(_type_of(body["keyType"]), _type_of(body["valueType"]), nullable=body["valueContainsNull"])
     if body["type"] != "struct":
         raise TypeError(f"type {body['type']!r} is not supported")
     return pa.struct([_field_of(field) for field in body["fields"]])
 
 
 def _field_of(body: dict[str, object]) -> pa.Field:
+    """Return the field in Spark's JSON."""
     return pa.field(str(body["name"]), _type_of(body["type"]), nullable=bool(body["nullable"]))
 
 
-def decimal_of(*digits: int) -> pa.DataType:
-    """Return the decimal of this precision and scale, by default (10, 0). Raises ``ValueError`` if not valid."""
+def make_decimal_type(*digits: int) -> pa.DataType:
+    """Return the decimal type with ``digits``: precision and scale, by default (10, 0).
+
+    Raises ``ValueError`` if they are not valid.
+    """
     precision, scale = (*digits, *_DEFAULT_DECIMAL[len(digits) :])[:2]
     if len(digits) > len(_DEFAULT_DECIMAL) or not 0 < precision <= _PRECISION_MAX or scale > precision:
         raise ValueError(f"decimal({', '.join(map(str, digits))}) is not valid")
     return pa.decimal128(precision, scale)
 
 
-def list_of(kind: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the array type of elements of a type."""
+def make_list_type(kind: pa.DataType, *, nullable: bool = True) -> pa.DataType:
+    """Return the array type with elements of a type. ``nullable``: whether elements may be null."""
     return pa.list_(pa.field("element", kind, nullable=nullable))
 
 
-def map_of(key: pa.DataType, value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the map type of two types."""
+def make_map_type(key: pa.DataType, value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
+    """Return the map type of a key and a value type. ``nullable``: whether values may be null."""
     return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value, nullable=nullable))

@@ -18,10 +18,10 @@ __all__ = [
     "Literal",
     "TableSpec",
     "TimeSpec",
-    "free_name",
+    "make_store_name",
+    "make_unique_name",
     "stage_kind",
-    "store_name",
-    "unnumbered_name",
+    "strip_store_number",
 ]
 
 Literal = bool | int | float
@@ -67,7 +67,7 @@ class FunctionSpec:
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:
-        """The columns that are merged into the state of a key."""
+        """The columns that are merged into the state of a key: the argument, or the buffers."""
         return self.buffers if self.argument is None else (self.argument,)
 
     @property
@@ -112,24 +112,24 @@ class AggregateSpec:
 
     @property
     def rows(self) -> pa.Schema:
-        """The columns of input rows."""
+        """The columns of the rows that slots get."""
         row_buffers = _fields(buffer for function in self.functions for buffer in function.row_buffers)
         return pa.schema([*self.keys, *self.elements, *row_buffers])
 
     @property
     def stored_key(self) -> pa.Schema:
-        """The columns of the key in the store."""
+        """The key columns in the store."""
         return pa.schema([*self.routing_key, *self.elements])
 
     @property
     def routing_key(self) -> pa.Schema:
-        """The columns that route rows. Both ends of a session are left out, because sessions grow."""
+        """The key columns by which rows are routed. Both ends of a session are left out, because sessions grow."""
         ends = (self.time.start, self.time.column) if self.time and self.time.kind == "session" else ()
         return pa.schema([field for field in self.keys if field.name not in ends])
 
     @property
     def results(self) -> pa.Schema:
-        """The columns of merged buffers, or of the results in their place."""
+        """The columns that follow the keys in the output: merged buffers, or results."""
         return pa.schema(_fields(buffer for function in self.functions for buffer in function.buffers))
 
     @property
@@ -261,32 +261,40 @@ class TableSpec:
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:
+    """Return the buffers as Arrow fields."""
     return [pa.field(buffer.name, buffer.type) for buffer in buffers]
 
 
-def store_name(kind: str, keys: Iterable[str], used_names: Mapping[str, object] | Collection[str]) -> str:
-    """Return a store's name, made of its kind and keys, so that it does not depend on other stages.
+def make_store_name(kind: str, keys: Iterable[str], used_names: Mapping[str, object] | Collection[str]) -> str:
+    """Return a store's name, made of the kind of stage and the keys, so that it does not depend on other stages.
 
-    A second store of the same kind and keys gets the suffix ``-2``.
+    A second store of the same kind and keys gets the suffix ``-2``. ``used_names`` are the names of the query's other
+    stores.
     """
     plain = (_REFUSED.sub("_", key.lower()).strip("_.-") or "key" for key in keys)
     name = f"{kind}.{'-'.join(plain) or 'all'}"
-    return free_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), used_names, "-")
+    return make_unique_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), used_names, "-")
 
 
 def stage_kind(store: str) -> str:
-    """Return the kind of stage in a store's name. Kinds that may replace each other count as the same kind."""
+    """Return the kind of stage that a store's name starts with.
+
+    Kinds that may replace each other count as the same kind.
+    """
     kind = store.partition(".")[0]
     return _KINDS.get(kind, kind)
 
 
-def unnumbered_name(store: str) -> str:
-    """Return a store's name without its number."""
+def strip_store_number(store: str) -> str:
+    """Return a store's name without the number at its end."""
     return _NUMBER.sub("", store) if "." in store else store
 
 
-def free_name(name: str, used_names: Mapping[str, object] | Collection[str], separator: str = "_") -> str:
-    """Return ``name`` if it is free, else with the smallest number from 2 on. Case is ignored."""
+def make_unique_name(name: str, used_names: Mapping[str, object] | Collection[str], separator: str = "_") -> str:
+    """Return ``name``, or ``name`` with the smallest number from 2 on that makes it unique among ``used_names``.
+
+    Case is ignored.
+    """
     used = {used_name.lower() for used_name in used_names}
     number = 1
     candidate = name

@@ -161,11 +161,11 @@ def check_matches_stored_state(
     key_id: str = "",
     decision: Decision = Decision.RUN,
 ) -> None:
-    """Raise unless settings, operators and the encryption ``key`` fit each other and the stored state.
+    """Raise unless settings, operators and the encryption key fit each other and the stored state ``tail``.
 
-    Raises ``ConfigError``, ``ConflictError`` for a repeat with sealed rows that no sink would receive, and
-    ``CorruptStateError`` for operator requests that cannot be read. The driver calls this before its claim, because a
-    claim would fence a driver that works.
+    ``key_id`` is the id of the key to write with. Raises ``ConfigError``, ``ConflictError`` for a repeat with sealed
+    rows that no sink would receive, and ``CorruptStateError`` for operator requests that cannot be read. The driver
+    calls this before its claim, because a claim would fence a driver that works.
     """
     if tail is not None:
         read_requests(tail.orders)
@@ -208,7 +208,11 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
             f"dispatch = {settings.dispatch}, but the state in {root} has dispatch = {tail.dispatch}.",
             remedy=f"Set dispatch = {tail.dispatch}, or stop the query and switch the state: "
             + command("dispatch", "--execute", root=root, to=settings.dispatch, **options)
-            + (". FUNCTION returns the partition of a key." if options else ""),
+            + (
+                ". Replace MODULE:FUNCTION by a function that returns the topic and partition of keys."
+                if options
+                else ""
+            ),
             where="dispatch",
             id="RIFFLE-0218",
         )

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.compat.java import checked, kind, looked_up
+from riffle_spark.spark.compat.java import checked, kind, looked_up, opened_field
 from riffle_spark.spark.compat.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -28,8 +28,9 @@ from riffle_spark.spark.compat.stateful_processor import (
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
-    "SCALA",
+    "REPLACING_RULES",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -45,16 +46,20 @@ __all__ = [
     "cogrouped_in_jvm",
     "conf_of",
     "error_of_class",
+    "has_python_source",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
 
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
+PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
-SCALA: Final = "2.12"
+REPLACING_RULES: Final = ("ReplaceExpressions",)
 _BEAT_MS: Final = 1000
 _PLACE: Final = "__riffle_place"
 _MESSAGES: Final = {
@@ -75,11 +80,11 @@ _Error = TypeVar("_Error", bound=PySparkException)
 
 
 class VariantType:
-    """A type that Spark 3.5 does not have. Nothing is an instance of it."""
+    """Stands in for the type ``VARIANT``, which Spark 3.5 does not have. Nothing is an instance of it."""
 
 
 def slot_udf(function: Any) -> Any:
-    """Return a function for ``mapInArrow`` on a partition that has the rows of one slot."""
+    """Return a slot's function in the form that ``cogrouped`` calls: for ``mapInArrow`` on the rows of one slot."""
     return partial(_call_on_partition, function)
 
 
@@ -96,7 +101,7 @@ def _call_on_partition(function: Any, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return the result of a ``slot_udf`` per value of a column that both frames have.
+    """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames.
 
     Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
     partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
@@ -107,7 +112,7 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
 
 def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
-    """Return the JVM's frame of ``cogrouped``."""
+    """Return the result of ``cogrouped`` as the JVM's frame."""
     del jvm
     return cogrouped(left, right, by, function, output)._jdf
 
@@ -133,13 +138,23 @@ class SlotCall:
         return looked_up(jvm, f"{_EXECUTION}.python.{_MAP}")(udf, self.output, join, False)
 
 
+def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
+    """Return whether a Python data source ``name`` is registered. Spark 3.5 has none."""
+    return False
+
+
+def progress_of(progress: dict[str, Any]) -> Any:
+    """Return a batch's progress as the ``StreamingQuery`` of PySpark 3.5 does: the values of Spark's JSON."""
+    return progress
+
+
 def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines
     """Return the arguments of a ``LogicalRDD`` for its stream, if its constructor has any."""
     return []
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. An eager one computes them now.
+    """Return a frame whose rows are stored on the executors. With ``eager`` they are computed now.
 
     Spark 3.5 has no argument for the level. But an RDD that is marked for a local checkpoint accepts another level.
     """
@@ -154,22 +169,25 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """Return the rows of a frame."""
+    """Return the rows of a frame as an Arrow table. Runs a job."""
     return pa.Table.from_batches(frame._collect_as_arrow())
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration without its JVM."""
+    """Return a session's configuration by name, without its JVM."""
     return {row[0]: row[1] for row in spark.sql("SET").collect()}
 
 
 def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return an error of PySpark with the message that Spark 4 has for an error class."""
+    """Return a PySpark error of class ``error`` with the message that Spark 4 has for the error class ``name``."""
     return error(f"[{name}] {_MESSAGES[name].format_map(parameters)}")
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
-    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows."""
+    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows.
+
+    Raise ``ConfigError`` for another interval.
+    """
     if every_ms != _BEAT_MS:
         # Cause: Spark 3.5 has no data sources in Python, and its source `rate` has an offset per second.
         raise ConfigError(
@@ -181,3 +199,8 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     fields = spark.createDataFrame([], schema).schema.fields
     rate = spark.readStream.format("rate").option("numPartitions", 1).load()
     return rate.where("value < 0").select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in fields])
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "executedPlan").set(execution, plan)

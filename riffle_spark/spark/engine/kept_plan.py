@@ -84,37 +84,41 @@ class KeptPlans:
         output: StructType,
         plan_by_spark: Callable[[], PlanFrame],
     ) -> PlanFrame:
-        """Return the result of a batch, from the kept plan, or else from ``plan_by_spark``. Its plan is then kept.
+        """Return the uncomputed result of a batch, from the kept plan or else from ``plan_by_spark``.
 
-        A batch that is not a plain RDD leaves the kept plan unchanged.
+        ``name`` names the operator. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
+        batch that is not a plain RDD leaves the kept plan unchanged.
         """
         kept_ingredients, plan, tries = self._plans.get(name, (None, None, 0))
         if kept_ingredients != ingredients:
             plan = None
             tries = _TRIES
-        rows = _try(name, lambda: _rows_of(batch)) if tries else None
+        rows = _result_or_none(name, lambda: _rows_of(batch)) if tries else None
         if rows is None:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
             replan = partial(plan.planned, slots, batch, rows, function, output)
-            result = _try(name, replan)
+            result = _result_or_none(name, replan)
             if result is None:  # The caller's thread may have no session. Setting one costs calls.
                 with handles.active(batch.sparkSession):
-                    result = _try(name, replan)
+                    result = _result_or_none(name, replan)
             if result is not None:
                 self._plans[name] = ingredients, plan, _TRIES
                 return result
         new_frame = plan_by_spark()
-        new_plan = _try(name, lambda: _KeptPlan(slots, new_frame.frame))
+        new_plan = _result_or_none(name, lambda: _KeptPlan(slots, new_frame.frame))
         if plan is not None or new_plan is None:
             self.fallbacks += 1
         self._plans[name] = ingredients, new_plan, tries - 1
         return new_frame
 
 
-def _try(name: str, call: Callable[[], T]) -> T | None:
-    """Return the result of a call, or ``None`` if it fails with anything but an interruption."""
+def _result_or_none(name: str, call: Callable[[], T]) -> T | None:
+    """Return the result of a call, or ``None`` if it fails with anything but an interruption.
+
+    ``name`` is for the log.
+    """
     try:
         return call()
     except Exception as error:  # the JVM may raise any error; planning by Spark only takes longer
@@ -125,7 +129,7 @@ def _try(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """The nodes of a plan, and the arguments of the nodes that each batch makes anew."""
+    """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
@@ -139,16 +143,20 @@ class _KeptPlan:
         self._udf, self._command = _udf_arguments(self._call.udf)
         self._above = above
         with handles.active(self._spark):
-            self._above = self._copied(self._slots.rdd())[1:]  # New copies, because nodes that ran keep their shuffle.
+            # New copies, because nodes that ran keep their shuffle.
+            self._above = self._copy_nodes(self._slots.rdd())[1:]
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
         self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, output: StructType
     ) -> PlanFrame:
-        """Return the result for the rows of a batch. Raise ``LookupError`` if the function is broadcast."""
+        """Return the uncomputed result for the rows of a batch.
+
+        Raise ``LookupError`` if the function would be broadcast.
+        """
         if slots.frame is not self._placed.frame:
             self._move(slots)
-        nodes = self._copied(rows)
+        nodes = self._copy_nodes(rows)
         udf = self._python_udf(function, output)
         session = handles.session(batch.sparkSession)
         counting = nodes[self._counting]
@@ -194,17 +202,20 @@ class _KeptPlan:
         return column.withNewChildInternal(element_at.withNewChildrenInternal(literal, element_at.right()))
 
     def _node(self, name: str, *arguments: Any) -> Any:
+        """Return a new node of an executed plan, by the name of its class."""
         return self._class(f"{_EXECUTION}.{name}")(*arguments)
 
     def _class(self, name: str) -> Any:
+        """Return a class of the JVM by its full name."""
         return handles.looked_up(handles.context(self._spark)._jvm, name)
 
-    def _copied(self, rdd: Any) -> list[Any]:
+    def _copy_nodes(self, rdd: Any) -> list[Any]:
         """Return copies of the nodes on top of other rows, the leaf first."""
         output, _, *rest = self._leaf
         return _stacked(self._node(_LEAF, output, rdd, *rest), self._above)
 
     def _python_udf(self, function: object, output: StructType) -> Any:
+        """Return the node's expression that calls ``function``. Raise ``LookupError`` if PySpark would broadcast it."""
         pickled = cloudpickle.dumps((function, output))  # type: ignore[no-untyped-call]
         if len(pickled) > _MAX_FUNCTION_BYTES or list(handles.context(self._spark)._pickled_broadcast_vars):
             raise LookupError("PySpark broadcasts the function, or something in it")
@@ -254,7 +265,10 @@ def _elements(node: Any) -> list[Any]:
 
 
 def _slot_in(nodes: list[Any]) -> tuple[int, int]:
-    """Return the index of the node that computes the slot, and the index of the column in it."""
+    """Return the index of the node that computes the slot, and the index of the column in it.
+
+    Raise ``LookupError`` if no node does.
+    """
     for index, node in enumerate(nodes):
         columns = node.projectList() if kind(node) == _PROJECTION else None
         names = [] if columns is None else [columns.apply(column).name() for column in range(columns.size())]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 
 from riffle_spark.process.plans import rules
-from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut, table_of
+from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut_plan, find_table
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, transform_up, walk, walk_expression
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.batch_pieces import Piece
@@ -26,31 +26,31 @@ class CutQuery:
 
     @property
     def catalyst(self) -> Catalyst:
-        """The factory of nodes in the session's JVM."""
+        """Return the factory of nodes in the session's JVM."""
         return self.reader.catalyst
 
     @property
     def plan(self) -> Node:
-        """The plan in the JVM, without its marks."""
+        """Return the plan in the JVM, without its marks."""
         return self.reader.build(self.values.plan)
 
     @property
     def root(self) -> str:
-        """The root in the query's marks, or ``""`` if they have none."""
+        """Return the root in the query's marks, or ``""`` if they have none."""
         return self.values.root
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """The parts that Spark's own streaming query runs."""
+        """Return the parts that Spark's own streaming query runs."""
         return self.values.inputs
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stateful nodes, from the sources on."""
+        """Return the stateful nodes, from the sources on."""
         return self.values.stages
 
     def below(self, stage: Stage) -> tuple[Input | Piece, ...]:
-        """Return the parts that a stage reads, with its pieces ready to be filled."""
+        """Return the inputs that a stage reads, and the pieces between it and earlier stages."""
         return tuple(Piece(self.reader, part) if isinstance(part, PlanPiece) else part for part in stage.below)
 
 
@@ -63,7 +63,7 @@ def read_frame(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 def cut_query(frame: DataFrame) -> CutQuery:
     """Read and cut a frame's plan. Raises ``ConfigError`` if its marks have several roots."""
     reader, plan = read_query(frame)
-    values = cut(plan)
+    values = cut_plan(plan)
     return CutQuery(reader, values, Piece(reader, values.top))
 
 
@@ -85,7 +85,10 @@ def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 
 
 def check_plan(query: CutQuery, mode: str) -> None:
-    """Raise the error of Spark's checker for a query with this output mode, else ``ConfigError`` for refused terms."""
+    """Raise the error of Spark's own checker for a query with output mode ``mode``, else ``ConfigError``.
+
+    ``ConfigError`` is for terms that only riffle refuses.
+    """
     catalyst = query.catalyst
     rules.check_tables(query.values)
     checker = catalyst.object_named("analysis.UnsupportedOperationChecker")
@@ -97,7 +100,7 @@ def check_plan(query: CutQuery, mode: str) -> None:
         if stage.kind == "join":
             join = query.reader.fetch(stage.node.handle)
             if catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(join).isEmpty():
-                raise rules.refusal("join_keys", stage.node.join_type)
+                raise rules.refusal_error("join_keys", stage.node.join_type)
 
 
 def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, str]]:
@@ -107,7 +110,7 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
     """
 
     def make_static(node: PlanNode) -> PlanNode:
-        table = table_of(node)
+        table = find_table(node)
         if table is None:
             return node
         children = list(node.children)
@@ -118,13 +121,13 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
 
     yield transform_up(plan, make_static), mode
     for node in walk(plan):
-        table = table_of(node)
+        table = find_table(node)
         if table is not None:
             yield from _with_static_tables(table.changes, "append" if mode == "complete" else mode)
 
 
 def _count_all(plan: PlanNode) -> PlanNode:
-    """Return a plan without DISTINCT in its aggregate functions."""
+    """Return a plan whose aggregate functions have no DISTINCT, so that Spark's checker accepts it."""
 
     def without_distinct(node: PlanNode) -> PlanNode:
         if not any(map(_has_distinct, node.all_expressions)):
@@ -135,4 +138,5 @@ def _count_all(plan: PlanNode) -> PlanNode:
 
 
 def _has_distinct(expression: Expression) -> bool:
+    """Return whether an expression contains an aggregate function with DISTINCT."""
     return any(part.fields.get("isDistinct") is True for part in walk_expression(expression))

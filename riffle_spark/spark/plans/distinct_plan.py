@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from riffle_spark.process.plans.distinct import distinct_spec, read_rows
+from riffle_spark.process.plans.distinct import make_distinct_spec, read_distinct_rows
 from riffle_spark.process.plans.new_expressions import cast_back, leaf_column
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import DistinctSpec
@@ -25,18 +25,18 @@ class DistinctPlan:
 
 
 def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> DistinctPlan:
-    """Read a de-duplication in an analysed plan. ``used_stores`` are the names of the query's other stores.
+    """Read a de-duplication in an analysed plan as a stage.
 
-    Raises ``ConfigError`` for columns that cannot be keys, for several columns of event time, and for an invalid store
-    name.
+    ``used_stores`` are the names of the query's other stores. Raises ``ConfigError`` for columns that cannot be keys,
+    for several columns of event time, and for an invalid store name.
     """
     catalyst = reader.catalyst
     child = reader.fetch(node.handle).child()
     leaf, output = reader.read_output(child)
-    rows = read_rows(node, output, reader.random_columns(child))
+    rows = read_distinct_rows(node, output, reader.random_columns(child))
     columns = {column.id: column for column in output}
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
-    spec = distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), used_stores)
+    spec = make_distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), used_stores)
     slot_rows, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
     passed = {name: leaf_column(name) for name in spec.output.names}

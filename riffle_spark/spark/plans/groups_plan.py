@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.grouping_keys import store_for
+from riffle_spark.process.plans.grouping_keys import choose_store_name
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.spark_schemas import schema_of_json
@@ -37,14 +37,15 @@ class GroupsPlan:
         return schema_of_json(str(self.node.stateType().json()))
 
     def command(self) -> bytes:
-        """Return the function as PySpark pickled it."""
-        return bytes(self.node.functionExpr().func().command().unsafeArray())
+        """Return the user's function as PySpark pickled it."""
+        return self.catalyst.pickled_function(self.node.functionExpr())
 
 
 def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_stores: tuple[str, ...] = ()) -> GroupsPlan:
-    """Read the node of a user's function. ``used_stores`` are the names of the query's other stores.
+    """Read the node of a user's function as a stage.
 
-    Raises ``ConfigError`` for columns that cannot be keys, and for an invalid store name.
+    ``stage_kind`` is the kind of the stage, which names its store. ``used_stores`` are the names of the query's other
+    stores. Raises ``ConfigError`` for columns that cannot be keys, and for an invalid store name.
     """
     catalyst = reader.catalyst
     node = reader.fetch(stage.handle)
@@ -62,7 +63,7 @@ def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_store
     event_time = rows.add_event_time(columns)
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
     schema = arrow_schema(catalyst.frame(map_side))
-    store = store_for(stage_kind, keys, used_stores)
+    store = choose_store_name(stage_kind, keys, used_stores)
     results = catalyst.no_rows(node.output())
     output = arrow_schema(catalyst.frame(results))
     spec = GroupsSpec(store, pa.schema(list(schema)[: len(keys)]), schema, rows.arguments, output, event_time)

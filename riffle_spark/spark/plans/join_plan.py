@@ -12,9 +12,9 @@ from typing import Final
 from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import Hole
-from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
+from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_grouping_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, walk
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, split_conjuncts, walk
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
@@ -59,7 +59,7 @@ def read_join(
     used_stores: tuple[str, ...] = (),
     used_columns: Collection[int] | None = None,
 ) -> JoinPlan:
-    """Read a join in an analysed plan.
+    """Read a join of two streams in an analysed plan as a stage.
 
     ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the join's columns that
     the query reads, the others become null; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys,
@@ -74,10 +74,10 @@ def read_join(
     columns = {column.id: column for side in inputs for column in side.columns}
     rows = JoinMapSide(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
     map_side, holes = _map_side(reader, optimised, inputs, rows)
-    spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
+    spec = rows.make_spec(arrow_schema(catalyst.frame(map_side)), used_stores)
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
-    results = [builder.alias(column.name, rows.result(column), column.expression) for column in output]
+    results = [builder.alias(column.name, rows.result_value(column), column.expression) for column in output]
     plan = catalyst.project(results, leaf)
     for condition in rows.spark_conditions:
         plan = catalyst.filter(reader.fetch(condition.handle), plan)
@@ -109,7 +109,10 @@ def _read_equi_join(
     output: Sequence[Column],
     used_columns: Collection[int] | None,
 ) -> tuple[PlanNode, EquiJoin]:
-    """Return the optimised join, with one-sided conditions pushed down, as a node and split into its parts."""
+    """Return the join as Spark optimises it, and split into its parts. One-sided conditions are pushed down.
+
+    ``output`` are the join's columns, ``used_columns`` the ids of those that the query reads.
+    """
     used = [column for column in output if used_columns is None or column.id in used_columns] or list(output[:1])
     join, equi_keys = _optimised_join(reader, node, inputs, used)
     left_keys, right_keys = (
@@ -117,7 +120,7 @@ def _read_equi_join(
         for expressions, join_input in zip((equi_keys._2(), equi_keys._3()), inputs, strict=True)
     )
     if [len(key.parts) for key in left_keys] != [len(key.parts) for key in right_keys]:
-        raise rules.refusal("join_structs", ", ".join(key.name for key in left_keys))
+        raise rules.refusal_error("join_structs", ", ".join(key.name for key in left_keys))
     pairs = enumerate(zip(left_keys, right_keys, strict=True))
     event_time_key = next((index for index, pair in pairs if any(key.delay_ms is not None for key in pair)), None)
     event_times = [
@@ -126,7 +129,7 @@ def _read_equi_join(
     residual_conditions = list[Expression]()
     if equi_keys._4().isDefined():
         filtered = reader.read(reader.catalyst.filter(equi_keys._4().get(), inputs[0].leaf))
-        residual_conditions = list(conjuncts(filtered.expressions["condition"][0]))
+        residual_conditions = list(split_conjuncts(filtered.expressions["condition"][0]))
     delays = (None, None) if event_time_key is not None else _eviction_delays(reader, join, event_times)
     return join, EquiJoin(
         node.join_type,
@@ -143,7 +146,10 @@ def _read_equi_join(
 def _optimised_join(
     reader: PlanReader, node: PlanNode, inputs: Sequence[_JoinInput], used: Sequence[Column]
 ) -> tuple[PlanNode, Node]:
-    """Return the optimised join over the inputs' leaves, and its equi-keys. Raises ``ConfigError`` without any."""
+    """Return the optimised join over the inputs' leaves, and its equi-keys in the JVM.
+
+    ``used`` are the columns that the query reads. Raises ``ConfigError`` for a join without equi-keys.
+    """
     catalyst = reader.catalyst
     plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
     plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
@@ -153,22 +159,24 @@ def _optimised_join(
         equi_keys = catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(reader.fetch(join.handle))
         if equi_keys.isDefined():
             return join, equi_keys.get()
-    raise rules.refusal("join_keys", node.join_type)
+    raise rules.refusal_error("join_keys", node.join_type)
 
 
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
     """Return the keys of a side. Their JVM expressions are read as grouping expressions of an aggregate."""
     catalyst = reader.catalyst
-    aggregate = catalyst.class_named("plans.logical.Aggregate")
-    plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
+    plan = catalyst.aggregate(expressions, catalyst.seq([]), join_input.leaf)
     grouping = reader.read(plan).expressions.get("groupingExpressions", ())
-    return read_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
+    return read_grouping_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
 
 
 def key_columns(
     reader: PlanReader, expressions: Sequence[Expression], columns: Sequence[Column], leaf: Node, plan: Node
 ) -> list[KeyColumn]:
-    """Return the keys of a side as columns: an attribute with its metadata, or an expression named by its SQL."""
+    """Return key expressions as columns: an attribute with its metadata, or an expression named by its SQL.
+
+    ``columns`` and ``leaf`` are the output of the side's ``plan``.
+    """
     catalyst = reader.catalyst
     by_id = {column.id: column for column in columns}
     random = reader.random_columns(plan)
@@ -185,7 +193,7 @@ def key_columns(
 
 
 def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None:
-    """Return the column of event time that the optimiser leaves below a side of a join, if any."""
+    """Return the column of event time that the optimiser leaves below a side of a join, or ``None``."""
     while child.kind == "Filter":
         (child,) = child.children
     output = child.expressions.get("projectList") or child.expressions.get("output") or ()
@@ -196,13 +204,13 @@ def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None
 def _eviction_delays(
     reader: PlanReader, join: PlanNode, event_times: Sequence[Column | None]
 ) -> tuple[int | None, int | None]:
-    """Return per side for how many milliseconds after its event time a row can still match.
+    """Return for each side how many milliseconds after its event time a row can still match, ``None`` for ever.
 
     Uses Spark's ``StreamingJoinHelper``, with conditions on event times only: it would also take conditions on other
     columns for bounds.
     """
     time_ids = {column.id for column in event_times if column is not None}
-    conditions = [part for condition in join.expressions.get("condition", ()) for part in conjuncts(condition)]
+    conditions = [part for condition in join.expressions.get("condition", ()) for part in split_conjuncts(condition)]
     on_times = [reader.fetch(part.handle) for part in conditions if attribute_ids(part) <= time_ids]
     if not on_times:
         return None, None

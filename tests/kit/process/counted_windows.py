@@ -42,7 +42,7 @@ class CountedWindows:
         state = pa.table([counts[touched]], schema=STATE)
         return Update(output.slice(0, 0) if self.mode == "append" else output, touched, state, touched[:0])
 
-    def expired(self, batch: Batch) -> Update:
+    def expire_keys(self, batch: Batch) -> Update:
         """Let windows go; in append mode they are answered."""
         output, nothing = _answered(batch.keys, batch.state["n"].to_numpy()), np.empty(0, np.int64)
         return Update(

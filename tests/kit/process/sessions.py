@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.cells import declare_variables
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.session import Session
@@ -47,7 +47,7 @@ class Store:
         rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         columns = zip(*rows, strict=True) if rows else [[] for _ in self.schema.key]
         table = pa.table([pa.array(c, t) for c, t in zip(columns, self.schema.key.types, strict=True)], self.schema.key)
-        self.session = Session(self.schema, declare_all(self.schema), self.reading.held, table, now_ms)
+        self.session = Session(self.schema, declare_variables(self.schema), self.reading.held, table, now_ms)
         if rows:
             self.session.select_key(0)
         return self.session

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.process.blocks.block import Declared
-from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.cells import declare_variables
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import Key
 from riffle_spark.process.processors.session import Session
@@ -48,10 +48,10 @@ class Alarms:
         columns = ("v", "ts") if self.mode == "EventTime" else ("v",)
         return Declared(pa.schema([]), OUTPUT, columns, False, time_mode=self.mode, variables=variables)
 
-    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
+    def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """See ``ProcessorComputation``."""
         now_ms = times.now_ms if self.mode == "ProcessingTime" else None
-        return Processing(schema, declare_all(schema), _Ringing(), _Values(now_ms), times, where=where)
+        return Processing(schema, declare_variables(schema), _Ringing(), _Values(now_ms), times, where=where)
 
 
 class _Ringing:

@@ -46,7 +46,7 @@ class Closed:
         everything = np.arange(keys)
         return Update(_told(batch.keys, n, None), everything, state, everything[:0])
 
-    def expired(self, batch: Batch) -> Update:
+    def expire_keys(self, batch: Batch) -> Update:
         """Tell counts."""
         nothing = np.arange(0)
         output = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)

@@ -96,7 +96,7 @@ class Run:
         processor = SparkProcessor(self.processor, self.declared.variables, KEY.names, times)
         processing = Processing(self.schema, declared_with_rows(self.schema), processor, self.form(self.output), times)
         processing.begin(grouped if states is None else grouped.with_states(states, _codes(states, keys)))
-        self.outcome = processing.key_group(len(keys), self.copy.held)
+        self.outcome = processing.process_key_group(len(keys), self.copy.held)
         self.copy.fold(self.outcome.changes)
         output = processing.output()
         processing.end()

@@ -227,4 +227,4 @@ def test_faults_of_the_function_of_expired_keys_are_refused(expired: Any, id: st
     no_codes = np.empty(0, np.int64)
     columns = (ROWS.empty_table(), no_codes, state.select(["k"]), state.select(["total"]), np.ones(1, np.bool_))
     with pytest.raises(UserFunctionError, match=id):
-        compute.expired(Batch(*columns, version=0, time_ms=0, watermark_ms=None, key_group=3))
+        compute.expire_keys(Batch(*columns, version=0, time_ms=0, watermark_ms=None, key_group=3))

@@ -15,7 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedExtremeBy, MergedPick, is_ordered, ranks
+from riffle_spark.process.merging.merged_picks import (
+    MergedExtreme,
+    MergedExtremeBy,
+    MergedPick,
+    is_ordered,
+    rank_values,
+)
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.0, -1.5, 1e-300, 2.0])
@@ -73,7 +79,7 @@ def told(value: Any) -> str:
 def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObject) -> None:
     """Values rank as Spark compares them, alike where it takes them for equal, in slices of arrays too."""
     values, start = data.draw(st.lists(ORDERED[type], max_size=8)), data.draw(st.integers(0, 3))
-    rank = ranks(pa.array(values, type).slice(start))
+    rank = rank_values(pa.array(values, type).slice(start))
     values = values[start:]
     assert rank.dtype == np.int64
     assert [np.sign(int(a) - int(b)) for a in rank for b in rank] == [
@@ -84,7 +90,7 @@ def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObjec
 def test_lists_of_many_different_elements_are_ordered() -> None:
     """Lists rank by their first elements, however many different ones there are, and a beginning before the whole."""
     values = [[number, *rest] for number in range(600) for rest in ([], [3])]
-    assert (np.diff(ranks(pa.array(values, pa.list_(pa.int64())))) > 0).all()
+    assert (np.diff(rank_values(pa.array(values, pa.list_(pa.int64())))) > 0).all()
 
 
 @pytest.mark.parametrize("type", ORDERED, ids=str)

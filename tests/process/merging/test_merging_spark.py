@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, merge_function_of
+from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
 from tests.kit.process.row_form import RowForm
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -143,7 +143,7 @@ def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
     columns = {"k": keys.dictionary}
     for function in form.functions:
         buffers = [rows[name].combine_chunks() for name in function.columns]
-        merge = merge_function_of(function.name, [buffer.type for buffer in buffers], function.options)
+        merge = make_merge_function(function.name, [buffer.type for buffer in buffers], function.options)
         types = merge.state_types([buffer.type for buffer in buffers])
         nothing = [pa.nulls(size, type) for type in types]
         state, partial = nothing, []

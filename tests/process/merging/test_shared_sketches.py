@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.shared_sketches import HashSketch, SketchUnion, sketches_library
+from riffle_spark.process.merging.shared_sketches import HashSketch, SketchUnion, import_sketches_library
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 WORDS = pa.list_(pa.int64())
@@ -98,5 +98,5 @@ def test_without_the_library_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPat
     """By its name, before anything is computed."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ConfigError, match="RIFFLE-0183") as refused:
-        sketches_library()
+        import_sketches_library()
     assert "pip install 'datasketches>=5.0'" in refused.value.remedy

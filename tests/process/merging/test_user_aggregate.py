@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import merge_function_of
+from riffle_spark.process.merging.merge_registry import make_merge_function
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
@@ -25,7 +25,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     """Return the merge of a function with such arguments."""
-    merge = merge_function_of("PythonUDAF", [type], user_function=own)
+    merge = make_merge_function("PythonUDAF", [type], user_function=own)
     assert isinstance(merge, MergedByUser)
     return merge
 
@@ -47,7 +47,9 @@ def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int
         total = sum(value * weight for value, weight in rows.of(group) if value)
         expected = total / sum(weights) if sum(weights) else None
         assert [way[group][0] for way in ways] == pytest.approx([expected] * len(ways))
-        assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(expected)
+        assert own.aggregate_all_rows([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(
+            expected
+        )
 
 
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.none() | st.sampled_from("ab"))))

@@ -9,8 +9,15 @@ import json
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.cut import CutPlan, Input, Mark, PlanPiece, cut, find_marks
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, parse_plan, walk
+from riffle_spark.process.plans.cut import CutPlan, Input, Mark, PlanPiece, cut_plan, find_marks
+from riffle_spark.process.plans.plan_values import (
+    Expression,
+    PlanNode,
+    attribute_ids,
+    parse_plan,
+    split_conjuncts,
+    walk,
+)
 from riffle_spark.process.plans.rules import REFUSED, check_rules, check_tables
 from tests.kit.recorded_plans import VERSIONS, plan_of
 
@@ -59,7 +66,7 @@ REFUSED_NODES = {
 """Refusals of nodes, and an output mode that Spark allows there."""
 
 
-def shape_of(cut_plan: CutPlan) -> str:
+def shape_of(parts: CutPlan) -> str:
     """Return a cut in a line."""
 
     def described(part: Input | PlanPiece) -> str:
@@ -68,13 +75,13 @@ def shape_of(cut_plan: CutPlan) -> str:
         stages = "+".join(str(hole.stage) for hole in part.holes)
         return " ".join([*(node.kind for node in part.nodes()), f"stage {stages}"])
 
-    stages = [f"{stage.kind}({', '.join(map(described, stage.below))})" for stage in cut_plan.stages]
-    return "; ".join([*stages, described(cut_plan.top)])
+    stages = [f"{stage.kind}({', '.join(map(described, stage.below))})" for stage in parts.stages]
+    return "; ".join([*stages, described(parts.top)])
 
 
-def _check(cut_plan: CutPlan, mode: str) -> None:
-    check_tables(cut_plan)
-    check_rules(cut_plan, mode)
+def _check(parts: CutPlan, mode: str) -> None:
+    check_tables(parts)
+    check_rules(parts, mode)
 
 
 def test_there_are_plans_of_two_versions() -> None:
@@ -86,14 +93,14 @@ def test_there_are_plans_of_two_versions() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
     """Stages are counted from the sources on, and the marks are removed from every part."""
-    cut_plan = cut(plan_of(version, name).plan)
+    parts = cut_plan(plan_of(version, name).plan)
     if not SHAPES[name]:
-        assert (cut_plan.stages, cut_plan.inputs, cut_plan.top.holes) == ((), (), ())
+        assert (parts.stages, parts.inputs, parts.top.holes) == ((), (), ())
     else:
-        assert shape_of(cut_plan) == SHAPES[name]
-    assert cut_plan.root == ROOT
-    assert not find_marks(cut_plan.plan)
-    assert not any(find_marks(each.plan) for each in cut_plan.inputs)
+        assert shape_of(parts) == SHAPES[name]
+    assert parts.root == ROOT
+    assert not find_marks(parts.plan)
+    assert not any(find_marks(each.plan) for each in parts.inputs)
 
 
 def test_a_mark_below_another_one_is_removed_alone() -> None:
@@ -110,44 +117,44 @@ def test_a_mark_below_another_one_is_removed_alone() -> None:
     own_filter = node("Filter", node("Source"), condition=(Expression("Literal", (), {"value": "true"}, 0),))
     wrapped_twice = marked(1, node("Project", marked(2, own_filter)))
     assert [mark.number for mark in find_marks(wrapped_twice)] == [1, 2]
-    cut_plan = cut(wrapped_twice)
-    assert list(walk(cut_plan.plan))[1:] == list(walk(own_filter))
-    assert [each.kind for each in walk(cut_plan.plan)] == ["Project", "Filter", "Source"]
-    assert not find_marks(cut_plan.plan)
+    parts = cut_plan(wrapped_twice)
+    assert list(walk(parts.plan))[1:] == list(walk(own_filter))
+    assert [each.kind for each in walk(parts.plan)] == ["Project", "Filter", "Source"]
+    assert not find_marks(parts.plan)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
     """In append mode, or in complete mode if it sorts all of its result."""
-    cut_plan = cut(plan_of(version, name).plan)
-    _check(cut_plan, "complete" if "order" in name else "append")
+    parts = cut_plan(plan_of(version, name).plan)
+    _check(parts, "complete" if "order" in name else "append")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", REFUSED_NODES)
 def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version: str) -> None:
     """The error has the texts of the list, and Spark's name of the node."""
-    cut_plan = cut(plan_of(version, f"refused {name}").plan)
+    parts = cut_plan(plan_of(version, f"refused {name}").plan)
     with pytest.raises(ConfigError) as refused:
-        _check(cut_plan, REFUSED_NODES[name])
+        _check(parts, REFUSED_NODES[name])
     assert (refused.value.id, bool(refused.value.where)) == (REFUSED[name].id, True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str) -> None:
     """In append mode an aggregate answers each key once, so another stage may read its results."""
-    cut_plan = cut(plan_of(version, "window of windows").plan)
-    check_rules(cut_plan, "append")
+    parts = cut_plan(plan_of(version, "window of windows").plan)
+    check_rules(parts, "append")
     with pytest.raises(ConfigError, match=REFUSED["several_stages"].id):
-        check_rules(cut_plan, "update")
+        check_rules(parts, "update")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
     """A projection above a join of tables reads one column of it; an aggregate reads what it groups by."""
     plan = plan_of(version, "an aggregate behind a table")
-    table, _ = cut(plan.plan).stages
+    table, _ = cut_plan(plan.plan).stages
     names = {column.id: column.name for side in plan.outputs[0] for column in side}
     assert table.used_columns is not None
     assert [names[each] for each in table.used_columns] == ["at"]
@@ -156,7 +163,7 @@ def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: str) -> None:
     """The filter is below the projection, and above the aggregate."""
-    (stage,) = cut(plan_of(version, "a condition and a projection on it").plan).stages
+    (stage,) = cut_plan(plan_of(version, "a condition and a projection on it").plan).stages
     names = {each.id: each.name for each in stage.node.expressions["aggregateExpressions"]}
     assert stage.used_columns is not None
     assert sorted(names[each] for each in stage.used_columns) == ["count", "window"]
@@ -182,10 +189,10 @@ def test_a_plan_of_any_depth_is_read(depth: int) -> None:
     source = {"class": "plans.logical.Range", "num-children": 0, "isStreaming": True}
     plan, accesses = parse_plan(json.dumps([*filters, *projections, source]), lambda _: False)
     (condition_read,) = plan.expressions["condition"]
-    assert [each.id for each in conjuncts(condition_read)] == [1] * (depth + 1)
+    assert [each.id for each in split_conjuncts(condition_read)] == [1] * (depth + 1)
     assert attribute_ids(condition_read) == {1}
     assert [node.kind for node in walk(plan)] == ["Filter", *["Project"] * depth, "Range"]
     assert all(node.is_streaming for node in walk(plan))
     assert len(accesses) == 2 * depth + 1 + depth + depth + 1
-    cut_plan = cut(plan)
-    assert len(list(walk(cut_plan.plan))) == depth + 2
+    parts = cut_plan(plan)
+    assert len(list(walk(parts.plan))) == depth + 2

@@ -10,24 +10,24 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.columns import Column, catalog_name, quoted_name
-from riffle_spark.process.plans.cut import cut, table_of
-from riffle_spark.process.plans.distinct import distinct_spec, read_rows
+from riffle_spark.process.plans.columns import Column, catalog_name, quote_name
+from riffle_spark.process.plans.cut import cut_plan, find_table
+from riffle_spark.process.plans.distinct import make_distinct_spec, read_distinct_rows
 from riffle_spark.process.plans.grouping_keys import (
     GroupingKey,
     KeyColumn,
     Result,
-    read_elements,
-    read_keys,
-    store_for,
-    time_spec,
+    choose_store_name,
+    make_time_spec,
+    read_element_columns,
+    read_grouping_keys,
 )
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
 from riffle_spark.process.plans.new_expressions import NewExpression, is_null, leaf_column, literal
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, conjuncts
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, split_conjuncts
 from riffle_spark.process.plans.rules import REFUSED
-from riffle_spark.process.plans.tables import TableJoin, TableMapSide, find_equalities
+from riffle_spark.process.plans.tables import TableJoin, TableMapSide, split_join_condition
 from riffle_spark.process.types.stage_specs import TimeSpec
 from tests.kit.recorded_plans import VERSIONS, RecordedPlan, plan_of
 
@@ -42,14 +42,16 @@ def column(name: str, data_type: object = "long", number: int = 0, **changes: An
 
 def keyed(columns: Sequence[Column]) -> list[KeyColumn]:
     """Return columns as those that rows are grouped by."""
-    return [KeyColumn(each, quoted_name(each.name)) for each in columns]
+    return [KeyColumn(each, quote_name(each.name)) for each in columns]
 
 
 def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
     """Return the first stage of a plan that is an aggregate, and its keys."""
-    stage = next(each for each in cut(plan.plan).stages if each.kind == "aggregate")
+    stage = next(each for each in cut_plan(plan.plan).stages if each.kind == "aggregate")
     by_id = {each.id: each for each in plan.outputs[stage.number][0]}
-    return stage.node, read_keys(keyed([by_id[each.id] for each in stage.node.expressions["groupingExpressions"]]))
+    return stage.node, read_grouping_keys(
+        keyed([by_id[each.id] for each in stage.node.expressions["groupingExpressions"]])
+    )
 
 
 @every_version
@@ -57,8 +59,8 @@ def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(versio
     """The watermark's delay is in the metadata of the window."""
     _, keys = grouped(plan_of(version, "a tumbling window"))
     assert [key.columns for key in keys] == [["window_start", "window_end"], ["page"]]
-    assert time_spec(keys) == TimeSpec("window_end", 600_000, "time", "window_start")
-    assert store_for("aggregate", keys, ()) == "aggregate.window-page"
+    assert make_time_spec(keys) == TimeSpec("window_end", 600_000, "time", "window_start")
+    assert choose_store_name("aggregate", keys, ()) == "aggregate.window-page"
 
 
 @every_version
@@ -66,7 +68,7 @@ def test_a_session_goes_before_other_event_times(version: str) -> None:
     """Its keys leave by the end of the session."""
     _, keys = grouped(plan_of(version, "a session"))
     assert [key.window for key in keys] == ["session", ""]
-    assert time_spec(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
+    assert make_time_spec(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
 
 
 def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
@@ -74,16 +76,16 @@ def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     marks = {"spark.sessionWindow": True, "spark.watermarkDelayMs": 5}
     session = column("s", {"type": "struct", "fields": ends}, 1, metadata=marks)
-    keys = read_keys(keyed([column("at", "timestamp", metadata={"spark.watermarkDelayMs": 5}), session]))
-    assert time_spec(keys) == TimeSpec("s_end", 5, "session", "s_start")
-    assert time_spec(keys[:1]) == TimeSpec("at", 5)
+    keys = read_grouping_keys(keyed([column("at", "timestamp", metadata={"spark.watermarkDelayMs": 5}), session]))
+    assert make_time_spec(keys) == TimeSpec("s_end", 5, "session", "s_start")
+    assert make_time_spec(keys[:1]) == TimeSpec("at", 5)
 
 
 def test_a_struct_is_taken_apart_and_put_together() -> None:
     """A struct that may be null has a column for that. A null struct is not a struct of nulls."""
     fields = [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]
     struct = column("s", {"type": "struct", "fields": fields})
-    (key,) = read_keys(keyed([struct]))
+    (key,) = read_grouping_keys(keyed([struct]))
     assert key.columns == ["s_is_null", "s_a"]
     assert key.column_values() == {
         "s_is_null": is_null(struct.expression),
@@ -99,7 +101,7 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
 def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
     """Spark allows such a struct, and reads its fields by their positions."""
     fields = [column("a").field, column("a").field]
-    (key,) = read_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
+    (key,) = read_grouping_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
     assert key.columns == ["s_a", "s_a_2"]
     whole = key.assemble({name: leaf_column(name) for name in key.columns})
     assert whole == NewExpression("struct", (leaf_column("s_a"), leaf_column("s_a_2")), ("a", "a"))
@@ -107,7 +109,7 @@ def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
 
 def test_floating_point_keys_are_normalised() -> None:
     """Spark does not tell 0.0 from -0.0, and state compares bits."""
-    plain, floating = read_keys(keyed([column("a"), column("b", "double", 1)]))
+    plain, floating = read_grouping_keys(keyed([column("a"), column("b", "double", 1)]))
     assert (plain.expression, floating.expression) == (
         plain.column.expression if plain.column else None,
         NewExpression("normalised", (column("b", "double", 1).expression,)),
@@ -125,13 +127,13 @@ def test_a_result_names_the_key_and_its_store() -> None:
             "metadata": {"riffle.store": "inherited"},
         },
     )
-    (named,) = read_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k", {"riffle.store": "visits"})])
+    (named,) = read_grouping_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k", {"riffle.store": "visits"})])
     assert (named.name, named.columns, named.store) == ("k", ["k"], "visits")
-    (plain,) = read_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k")])
+    (plain,) = read_grouping_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k")])
     assert plain.store == "inherited"
-    (unnamed,) = read_keys([KeyColumn(alias, "(n + 1)#7")])
+    (unnamed,) = read_grouping_keys([KeyColumn(alias, "(n + 1)#7")])
     assert unnamed.name == "(n + 1)"
-    twice = read_keys(keyed([column("A"), column("a", number=1)]))
+    twice = read_grouping_keys(keyed([column("A"), column("a", number=1)]))
     assert [key.columns for key in twice] == [["A"], ["a_2"]]
 
 
@@ -152,7 +154,7 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
     if is_field:
         refused_column = column("a", {"type": "struct", "fields": [column("b").field, refused_column.field]})
     with pytest.raises(ConfigError) as refused:
-        read_keys(keyed([refused_column]))
+        read_grouping_keys(keyed([refused_column]))
     assert refused.value.id == REFUSED[name].id
     assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
 
@@ -162,7 +164,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
     argument, condition = column("n"), column("is_wanted", "boolean", 1).expression
     counted = Expression("Count", (argument.expression,), {}, 2)
     function = Expression("AggregateExpression", (counted, condition), {"isDistinct": True}, 3)
-    elements = read_elements([(function, "count(DISTINCT n)", keyed([argument]))], ["page", "n"])
+    elements = read_element_columns([(function, "count(DISTINCT n)", keyed([argument]))], ["page", "n"])
     assert elements.names == ["distinct_for", "n_2"]
     assert elements.column_values() == {
         "n_2": argument.expression,
@@ -173,7 +175,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
 def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
     """Its rows would be sent to other keys."""
     with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
-        read_keys([KeyColumn(column("r"), "r", is_random=True)])
+        read_grouping_keys([KeyColumn(column("r"), "r", is_random=True)])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_types_are_named_as_sparks_catalog_names_them(data_type: object, name: s
 
 def test_names_are_quoted_as_in_sparks_sql() -> None:
     """Only what is no word of letters and digits."""
-    assert [quoted_name(each) for each in ("a_1", "1a", "a b", "a`b")] == ["a_1", "`1a`", "`a b`", "`a``b`"]
+    assert [quote_name(each) for each in ("a_1", "1a", "a b", "a`b")] == ["a_1", "`1a`", "`a b`", "`a``b`"]
 
 
 def arrow(names: Sequence[str]) -> pa.Schema:
@@ -205,10 +207,10 @@ def arrow(names: Sequence[str]) -> pa.Schema:
 def test_a_de_duplication_sends_rows_whole(version: str) -> None:
     """Keys come first, in the order of the columns; rows are late by a key, which leaves then."""
     plan = plan_of(version, "distinct, then an aggregate")
-    node = cut(plan.plan).stages[0].node
-    rows = read_rows(node, plan.outputs[0][0], ())
+    node = cut_plan(plan.plan).stages[0].node
+    rows = read_distinct_rows(node, plan.outputs[0][0], ())
     assert (rows.key_columns, list(rows.payload)) == (["at", "page"], ["n"])
-    spec = distinct_spec(node, rows, arrow(list(rows.values)), ())
+    spec = make_distinct_spec(node, rows, arrow(list(rows.values)), ())
     assert (spec.store, spec.due, spec.time) == ("distinct.at-page", "at", TimeSpec("at", 600_000))
 
 
@@ -216,9 +218,9 @@ def test_a_de_duplication_sends_rows_whole(version: str) -> None:
 def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
     """Rows are late by a column that is no key."""
     plan = plan_of(version, "within the watermark")
-    node = cut(plan.plan).stages[0].node
-    rows = read_rows(node, plan.outputs[0][0], ())
-    spec = distinct_spec(node, rows, arrow(list(rows.values)), ("within.page",))
+    node = cut_plan(plan.plan).stages[0].node
+    rows = read_distinct_rows(node, plan.outputs[0][0], ())
+    spec = make_distinct_spec(node, rows, arrow(list(rows.values)), ("within.page",))
     assert (spec.store, spec.due, spec.time) == ("within.page-2", "known_until", TimeSpec("at", 600_000))
 
 
@@ -228,7 +230,7 @@ def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
     window = column("w", {"type": "struct", "fields": ends}, 1, metadata={"spark.watermarkDelayMs": 5})
     key = column("k")
     node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
-    rows = read_rows(node, [key, window], ())
+    rows = read_distinct_rows(node, [key, window], ())
     assert rows.time == TimeSpec("event_time", 5)
     assert rows.values == {
         "k": key.expression,
@@ -241,7 +243,7 @@ def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
     """A select may give two columns one name; both travel, and a key's name is not used for another column."""
     key, *others = column("k"), column("n", number=1), column("n", number=2), column("k", number=3)
     node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
-    rows = read_rows(node, [key, *others], ())
+    rows = read_distinct_rows(node, [key, *others], ())
     assert rows.payload == {"n": others[0], "n_2": others[1], "k_2": others[2]}
 
 
@@ -250,14 +252,14 @@ def test_two_columns_of_event_time_are_refused() -> None:
     timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
     node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["event_times"].id):
-        read_rows(node, timed, ())
+        read_distinct_rows(node, timed, ())
 
 
 @every_version
 def test_a_function_sees_columns_under_their_names(version: str) -> None:
     """Each travels once, under a plain name; the event time travels too."""
     plan = plan_of(version, "groups with state")
-    (stage,), ((below,),) = cut(plan.plan).stages, plan.outputs.values()
+    (stage,), ((below,),) = cut_plan(plan.plan).stages, plan.outputs.values()
     by_id = {each.id: each for each in below}
     keys = read_group_keys([by_id[each.id] for each in stage.node.expressions["groupingAttributes"]], frozenset())
     rows = FunctionMapSide(keys, by_id)
@@ -270,12 +272,12 @@ def test_a_function_sees_columns_under_their_names(version: str) -> None:
 def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
     """Return what is sent of the rows of a recorded join, with the equalities of columns as its keys."""
     plan = plan_of(version, query)
-    stage = next(each for each in cut(plan.plan).stages if each.kind == "join")
+    stage = next(each for each in cut_plan(plan.plan).stages if each.kind == "join")
     left, right = plan.outputs[stage.number]
-    parts = list(conjuncts(stage.node.expressions["condition"][0]))
+    parts = list(split_conjuncts(stage.node.expressions["condition"][0]))
     by_id = {each.id: each for each in (*left, *right)}
     equal = [[by_id[side.id] for side in part.children] for part in parts if part.kind == "EqualTo"]
-    keys = [read_keys(keyed(columns)) for columns in zip(*equal, strict=True)]
+    keys = [read_grouping_keys(keyed(columns)) for columns in zip(*equal, strict=True)]
     rest = [part for part in parts if part.kind != "EqualTo"]
     times = [next(each for each in side if each.delay_ms is not None) for side in (left, right)]
     found = EquiJoin(
@@ -293,7 +295,7 @@ def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
 def test_a_join_compares_columns_of_both_sides(version: str) -> None:
     """The key is stored once, and both sides have names that are unique."""
     rows = joined(version, "a join of streams")
-    spec = rows.spec(arrow([name for name, _ in rows.side_columns(0)]), ())
+    spec = rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ())
     assert (spec.store, spec.keys.names, spec.event_time) == ("join.page", ["page"], "event_time")
     assert (spec.left.buffered.names, spec.right.buffered.names[:2]) == (["at", "n", "compared"], ["seen", "m"])
     assert [(each.left, each.function, each.right) for each in spec.comparisons] == [
@@ -309,7 +311,7 @@ def test_a_join_compares_columns_of_both_sides(version: str) -> None:
 def test_a_join_knows_whose_rows_count_without_a_partner(version: str, how: str, outer: tuple[str, ...]) -> None:
     """And tells which kind of join has kept the rows."""
     rows = joined(version, "a join of streams", how)
-    assert rows.spec(arrow([name for name, _ in rows.side_columns(0)]), ()).outer == outer
+    assert rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ()).outer == outer
     assert rows.stored_meanings()["join"].split()[0] == how
 
 
@@ -318,11 +320,11 @@ def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
     ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
     metadata = {"spark.timeWindow": True, "spark.watermarkDelayMs": 5}
     windows = [column("w", {"type": "struct", "fields": ends}, number, metadata=metadata) for number in (0, 1)]
-    (left,), (right,) = (read_keys(keyed([window])) for window in windows)
+    (left,), (right,) = (read_grouping_keys(keyed([window])) for window in windows)
     sides = ([windows[0]], [windows[1]])
     found = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
     rows = JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
-    spec = rows.spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.side_columns(0)]), ())
+    spec = rows.make_spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.side_columns(0)]), ())
     assert (spec.left.due, spec.right.due) == ("w_end", "w_end")
 
 
@@ -330,16 +332,16 @@ def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
 def test_a_table_is_joined_by_its_key(version: str) -> None:
     """The columns that decide which change is the last are kept, too."""
     plan = plan_of(version, "a join with a table")
-    (stage,) = cut(plan.plan).stages
+    (stage,) = cut_plan(plan.plan).stages
     left, right = plan.outputs[0]
-    table = table_of(stage.node)
+    table = find_table(stage.node)
     assert table is not None
-    equal, rest = find_equalities(stage.node, table, (left, right))
+    equal, rest = split_join_condition(stage.node, table, (left, right))
     assert (list(equal), rest, table.side, [view.kind for view in table.views]) == (["other"], [], 1, ["Filter"])
     by_id = {each.id: each for each in (*left, *right)}
     keys = [
-        read_keys(keyed([by_id[equal["other"].id]])),
-        read_keys(keyed([each for each in right if each.name == "other"])),
+        read_grouping_keys(keyed([by_id[equal["other"].id]])),
+        read_grouping_keys(keyed([each for each in right if each.name == "other"])),
     ]
     rows = TableMapSide(
         TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), rest), [each.id for each in right], None
@@ -349,9 +351,9 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
         ["at", "n"],
         ["seen", "m"],
     )
-    spec = rows.spec(arrow([name for name, _ in rows.side_columns(0)]), ())
+    spec = rows.make_spec(arrow([name for name, _ in rows.side_columns(0)]), ())
     assert (spec.store, spec.order_by, spec.keeps_unmatched) == ("table.other", ("seen",), True)
-    columns, passes = rows.results([*left, *right])
+    columns, passes = rows.result_values([*left, *right])
     assert [each.name for each, _ in columns] == ["at", "page", "n", "seen", "other", "m"]
     assert passes is None
 
@@ -360,13 +362,16 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
 def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(version: str) -> None:
     """Also if the query reads only its key."""
     plan = plan_of(version, "a join with a table")
-    (stage,) = cut(plan.plan).stages
+    (stage,) = cut_plan(plan.plan).stages
     left, right = plan.outputs[0]
-    table = table_of(stage.node)
+    table = find_table(stage.node)
     assert table is not None
     table = replace(table, views=())
     of_table = [each for each in right if each.name == "other"]
-    keys = [read_keys(keyed([each for each in left if each.name == "page"])), read_keys(keyed(of_table))]
+    keys = [
+        read_grouping_keys(keyed([each for each in left if each.name == "page"])),
+        read_grouping_keys(keyed(of_table)),
+    ]
     found = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
     rows = TableMapSide(found, [each.id for each in of_table], ())
     assert (list(rows.stored_columns.values()), list(rows.stream_columns.values())) == (["seen"], [])
@@ -376,25 +381,25 @@ def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(vers
 def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> None:
     """The first one finds the table's row, and the other one is checked on it."""
     plan = plan_of(version, "a join with a table")
-    (stage,) = cut(plan.plan).stages
-    table, (left, right) = table_of(stage.node), plan.outputs[0]
+    (stage,) = cut_plan(plan.plan).stages
+    table, (left, right) = find_table(stage.node), plan.outputs[0]
     assert table is not None
     columns = {each.name: each.expression for each in (*left, *right)}
     some, other = (Expression("EqualTo", (columns["other"], columns[name]), {}, 0) for name in ("page", "n"))
     both = Expression("And", (some, other), {}, 0)
     node = replace(stage.node, expressions={"condition": (both,)})
     without_views = replace(table, views=())
-    assert find_equalities(node, without_views, (left, right)) == ({"other": columns["page"]}, [other])
+    assert split_join_condition(node, without_views, (left, right)) == ({"other": columns["page"]}, [other])
 
 
 @every_version
 def test_a_join_by_another_column_than_the_tables_key_is_refused(version: str) -> None:
     """The error names the key."""
     plan = plan_of(version, "a join with a table")
-    (stage,) = cut(plan.plan).stages
-    table, (left, right) = table_of(stage.node), plan.outputs[0]
+    (stage,) = cut_plan(plan.plan).stages
+    table, (left, right) = find_table(stage.node), plan.outputs[0]
     assert table is not None
     without = PlanNode("Join", stage.node.children, {}, {}, is_streaming=True, handle=0)
     with pytest.raises(ConfigError, match=REFUSED["table_keys"].id) as refused:
-        find_equalities(without, table, (left, right))
+        split_join_condition(without, table, (left, right))
     assert refused.value.where == "other"

@@ -13,9 +13,9 @@ import pytest
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
-from riffle_spark.process.processors.cells import declare_all
-from riffle_spark.process.processors.processing import Processing, rare_garbage_collection
-from riffle_spark.process.processors.processor import InputByKey, Key, windows
+from riffle_spark.process.processors.cells import declare_variables
+from riffle_spark.process.processors.processing import Processing, collect_garbage_rarely
+from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -119,13 +119,15 @@ class Slot:
         """Run a batch: for each key-group its keys and their rows; return the output."""
         times = Times(self.mode, now_ms, watermark_ms, last_pass_ms)
         form = TupleForm()
-        processing = Processing(self.schema, declare_all(self.schema), self.processor, form, times, where="slot 1")
+        processing = Processing(
+            self.schema, declare_variables(self.schema), self.processor, form, times, where="slot 1"
+        )
         keys = [key for group in key_groups for key in group]
         rows = [(index, n) for index, n in enumerate(n for group in key_groups for n in group.values())]
         processing.begin(grouped(keys, rows, states or {}))
         self.outcomes = []
         for copy, group in zip(self.copies, key_groups, strict=False):
-            outcome = processing.key_group(len(group), copy.held)
+            outcome = processing.process_key_group(len(group), copy.held)
             copy.fold(outcome.changes)
             self.outcomes.append((outcome.timers_fired, outcome.expired, outcome.timer_ms))
         output = processing.output()
@@ -281,10 +283,10 @@ def test_a_number_out_of_range_names_its_field() -> None:
     """It is found when the columns are built."""
     schema = VariableColumns("s", KEY, (value("n", "small byte"),))
     processor = Recorder(lambda recorder, key: recorder.count.update((1000 if key == ("b",) else 1,)))
-    processing = Processing(schema, declare_all(schema), processor, TupleForm(), Times("None", 0))
+    processing = Processing(schema, declare_variables(schema), processor, TupleForm(), Times("None", 0))
     processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
-        processing.key_group(3)
+        processing.process_key_group(3)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -297,7 +299,7 @@ def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
         if fails:
             raise ZeroDivisionError
 
-    with pytest.raises(UserFunctionError) if fails else nullcontext(), rare_garbage_collection():
+    with pytest.raises(UserFunctionError) if fails else nullcontext(), collect_garbage_rarely():
         Slot(Recorder(look)).batch({"a": [1]})
     assert during[0] > thresholds
     assert gc.get_threshold() == thresholds
@@ -316,7 +318,7 @@ def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
 )
 def test_windows_are_runs_of_keys_of_bounded_rows(sizes: list[int], expected: list[tuple[int, int]]) -> None:
     """Only a key that is larger by itself exceeds the bound."""
-    assert list(windows([0, *np.cumsum(sizes).tolist()], 10)) == expected
+    assert list(split_into_windows([0, *np.cumsum(sizes).tolist()], 10)) == expected
 
 
 def test_rows_of_a_key_keep_their_order() -> None:

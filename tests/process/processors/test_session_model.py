@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.cells import declare_variables
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.session import Session
@@ -35,7 +35,7 @@ SCHEMA = VariableColumns(
     ),
     indexed=True,
 )
-DECLARED = declare_all(SCHEMA)
+DECLARED = declare_variables(SCHEMA)
 KEYS = ["a", "b", "", "k" * 300]
 PAGES = ["x", "y", "\x00", "p" * 260]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.process.blocks.block import Batch
 from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
-from riffle_spark.process.stages.session_groups import SessionGroups, groups_of
+from riffle_spark.process.stages.session_groups import SessionGroups, make_group_computation
 from riffle_spark.testing import Harness
 from tests.kit.process.page_windows import SESSION, operator, spec
 
@@ -188,5 +188,5 @@ def test_a_column_that_is_new_begins_at_nothing() -> None:
 def test_a_session_is_not_part_of_the_routing_key() -> None:
     """A time window is; each has its own computation."""
     assert (spec().routing_key.names, GIVEN.routing_key.names) == (["window_start", "window_end", "page"], ["page"])
-    assert groups_of(spec(), "append") == MergedGroups(spec(), "append")
-    assert groups_of(GIVEN, "append") == SessionGroups(GIVEN, "append")
+    assert make_group_computation(spec(), "append") == MergedGroups(spec(), "append")
+    assert make_group_computation(GIVEN, "append") == SessionGroups(GIVEN, "append")

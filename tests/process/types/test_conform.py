@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.types.conform import conform
+from riffle_spark.process.types.conform import conform_table
 
 A_LONG = pa.struct([("a", pa.int64())])
 WIDENED: list[tuple[pa.DataType, pa.DataType, Any]] = [
@@ -43,7 +43,7 @@ REFUSED: list[tuple[pa.DataType, pa.DataType]] = [
 
 
 def _conform(table: object, schema: pa.Schema) -> pa.Table:
-    return conform(table, schema, "output", "store 'totals'")
+    return conform_table(table, schema, "output", "store 'totals'")
 
 
 @pytest.mark.parametrize(("returned", "declared", "value"), WIDENED, ids=str)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.fields import Fields, pylist
+from riffle_spark.process.types.fields import Fields, to_python_list
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from tests.kit.state.drawn_tables import KEY_TYPES
@@ -233,6 +233,6 @@ def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> No
     column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=6)), kind)
     column = column.slice(data.draw(st.integers(0, 2)))
     for array in (column, pa.chunked_array([column, column])):
-        python_values, expected = pylist(array), array.to_pylist()
+        python_values, expected = to_python_list(array), array.to_pylist()
         assert python_values == expected
         assert [getattr(v, "tzinfo", None) for v in python_values] == [getattr(v, "tzinfo", None) for v in expected]
