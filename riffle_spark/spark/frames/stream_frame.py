@@ -24,11 +24,12 @@ from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
+from riffle_spark.spark.queries.stream_query import StreamJob
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "start_prepared"]
 
 _OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
@@ -114,12 +115,17 @@ class StreamWriter(DataStreamWriter):
         return self
 
 
+def start_prepared(writer: StreamWriter, prepare: Callable[[StreamJob], object]) -> StreamingQuery:
+    """Start a query as ``writer.start()`` does, and call ``prepare`` with its job before."""
+    return start_query(writer._frame, WriterSettings(tuple(writer._calls)), writer._options, prepare)
+
+
 class StreamFrame(ClassicFrame):
     """A streaming ``DataFrame`` with stateful operators that run on riffle."""
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
-        """The writer that starts the query."""
+        """Return the writer that starts the query."""
         return StreamWriter(self, options_in(self))
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
@@ -128,7 +134,7 @@ class StreamFrame(ClassicFrame):
 
 
 class StreamGroups(GroupedData):
-    """A wrapped frame's groups."""
+    """The grouped data of a wrapped frame. Its methods return wrapped frames."""
 
 
 def _wrap(result: object) -> object:

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
@@ -58,8 +58,16 @@ class PieceSink:
         self._give(jvm.frame_of(rows.sparkSession, self._results.plan(rows, delivery.time_ms)), delivery)
 
 
-def start_query(frame: DataFrame, writer_settings: WriterSettings, options: StreamOptions) -> StreamingQuery:
-    """Start a wrapped frame's query. A query without a stateful operator is Spark's own."""
+def start_query(
+    frame: DataFrame,
+    writer_settings: WriterSettings,
+    options: StreamOptions,
+    prepare: Callable[[stream_query.StreamJob], object] | None = None,
+) -> StreamingQuery:
+    """Start a wrapped frame's query. A query without a stateful operator is Spark's own.
+
+    ``prepare`` is called with the job before Spark starts the query.
+    """
     spark = frame.sparkSession
     names = [name.lower() for name in writer_settings.options if name.lower().startswith("riffle.")]
     check_known("option", names, _OPTIONS, source="the query's options")
@@ -74,6 +82,7 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     late_rows = stage_rows.late_rows(stages, writer_settings.mode, options.late_rows)
     dead_letters = stage_rows.dead_letters(stages, options.dead_letters)
     checkpoint = _checkpoint(spark, writer_settings)
+    spark_sinks.check_file_system(spark, checkpoint)
     sink_choice.check_recovery(spark, writer_settings, checkpoint)
     shared_root = query.root or options.root or settings_of(spark, options.settings).root or ""
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
@@ -87,6 +96,8 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
     rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
     job = stream_query.StreamJob(operators, settings, ticking, late_rows)
+    if prepare is not None:
+        prepare(job)
     writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
     spark_query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
     return stream_query.StreamQuery(spark_query, job, lambda: list(_describe(query, stages)))
@@ -172,7 +183,15 @@ def _choose_root(
         opened = query_roots.exact_root(home)
     settings = settings.but(root=opened.root)
     tail = opened.tail
-    if tail is not None and tail.query_id != query_id:
+    is_own = tail is not None and tail.query_id == query_id
+    if query_id is not None and not is_own and spark_sinks.path_exists(spark, f"{checkpoint}/state"):
+        raise ConfigError(
+            f"The checkpoint {checkpoint} belongs to a query with Spark's own state, which riffle cannot read.",
+            remedy="Set a new checkpointLocation. The query then starts without state, at startingOffsets.",
+            where=_CHECKPOINT,
+            id="RIFFLE-1129",
+        )
+    if tail is not None and not is_own:
         return settings
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, opened.root)

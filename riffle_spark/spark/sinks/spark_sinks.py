@@ -10,15 +10,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from riffle_spark.errors import ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark import compat
-from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
+from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, mentions, scala_seq, session
 
 __all__ = [
     "FileSink",
     "MemorySink",
     "call_for_each_row",
+    "check_file_system",
     "check_format",
     "is_files",
     "line_folder",
@@ -29,6 +30,14 @@ __all__ = [
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")
+_NO_SOURCE = ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")
+_NO_FILE_SYSTEM = ("UNSUPPORTED_FILE_SYSTEM", "UnsupportedFileSystemException", "FileSystem not found", "No FileSystem")
+"""Spark's and Hadoop's words for a scheme without a file system."""
+_CONNECTORS: Mapping[str, str] = {
+    "delta": "Add Delta Lake: pip install delta-spark, and configure_spark_with_delta_pip(builder).",
+    "kafka": "Add the Kafka connector: riffle_spark.configure(builder), or --packages of spark-submit.",
+}
+"""How to add a data source that Spark does not include."""
 _HIVE = "hive"
 _NO_METHOD = "does not exist"
 """Py4J's words for an unknown overload."""
@@ -164,10 +173,40 @@ def is_files(spark: SparkSession, source: str) -> bool:
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise Spark's own error if it finds neither a Java class nor a Python data source for a format."""
+    """Raise ``ConfigError`` if Spark finds neither a Java class nor a Python data source for a format."""
     state = session(spark).sessionState()
-    if not compat.has_python_source(state, source):
+    if compat.has_python_source(state, source):
+        return
+    try:
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
+    except Exception as error:
+        if not any(mentions(error, text) for text in _NO_SOURCE):
+            raise
+        # Cause: The format's jar is not on Spark's class path, or the format is misspelt.
+        raise ConfigError(
+            f"Spark has no data source {source!r}.",
+            remedy=_CONNECTORS.get(source, "Correct format(...), or add the jar of the data source (--packages)."),
+            where="format",
+            id="RIFFLE-1127",
+        ) from error
+
+
+def check_file_system(spark: SparkSession, path: str) -> None:
+    """Raise ``ConfigError`` if Spark has no file system for the scheme of a path."""
+    try:
+        _file_system(spark, path)
+    except Exception as error:
+        if not any(mentions(error, text) for text in _NO_FILE_SYSTEM):
+            raise
+        scheme = path.partition(":")[0]
+        version = looked_up(context(spark)._jvm, "org.apache.hadoop.util.VersionInfo", "getVersion")()
+        remedy = "Add the Hadoop connector of this scheme to Spark (--packages), or use another location."
+        if scheme.startswith("s3"):
+            remedy = f"Add --packages org.apache.hadoop:hadoop-aws:{version}, and write the location as s3a://."
+        # Cause: The jar of the scheme's file system is not on Spark's class path.
+        raise ConfigError(
+            f"Spark cannot open {scheme}:// locations.", remedy=remedy, where=path, id="RIFFLE-1128"
+        ) from error
 
 
 def call_for_each_row(frame: DataFrame, function: Any) -> None:
