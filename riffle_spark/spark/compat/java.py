@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-__all__ = ["MODULE", "cache_of", "first_class", "looked_up", "nil", "opened_field", "scala_seq"]
+__all__ = ["MODULE", "cache_of", "checked", "first_class", "kind", "looked_up", "nil", "opened_field", "scala_seq"]
 
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
@@ -53,6 +53,18 @@ def cache_of(jvm: Any) -> dict[object, Any]:
     if not _caches or _caches[-1][0] is not jvm:
         _caches[:] = [(jvm, {})]
     return _caches[-1][1]
+
+
+def kind(node: Any) -> str:
+    """Return the name of a plan node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+def checked(node: Any, name: str) -> Any:
+    """Return a plan node. Raise ``LookupError`` if it is of another class."""
+    if kind(node) != name:
+        raise LookupError(f"the plan is a {kind(node)}")
+    return node
 
 
 def nil(jvm: Any) -> Any:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import looked_up, opened_field, scala_seq
+from riffle_spark.spark.compat.java import checked, looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
@@ -31,10 +31,12 @@ __all__ = [
     "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
     "MapState",
+    "SlotCall",
     "StatefulProcessor",
     "StatefulProcessorHandle",
     "TimerValues",
@@ -46,6 +48,7 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
@@ -64,6 +67,10 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+"""The options with which PySpark makes pandas' columns of Arrow's for a user's function."""
+_PYTHON: Final = "org.apache.spark.sql.execution.python"
+_COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -90,9 +97,32 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     return groups[0].flatMapCoGroupsInArrow(groups[1], call)
 
 
+class SlotCall:
+    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+
+    Raise ``LookupError`` if the plan has another form.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.slots = checked(node, _COGROUP).left()
+        self.rows = node.right()
+        self.udf = node.func()
+        self.output = node.output()
+        self._groups = node.leftGroup(), node.rightGroup()
+
+    def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
+        """Return a node that calls another function on the rows of other nodes."""
+        return looked_up(jvm, f"{_PYTHON}.{_COGROUP}")(*self._groups, udf, self.output, slots, rows)
+
+
 def has_python_source(state: Any, name: str) -> bool:
     """Return whether a Python data source ``name`` is registered. ``state`` is the JVM's state of a session."""
     return bool(state.dataSourceManager().dataSourceExists(name))
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
+    return frame
 
 
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
@@ -123,9 +153,9 @@ def conf_of(spark: SparkSession) -> dict[str, str]:
     return dict(spark.conf.getAll)
 
 
-def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return a PySpark error of class ``kind`` with the message of Spark's error class ``name``."""
-    return kind(errorClass=name, messageParameters=dict(parameters))
+def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return a PySpark error of class ``error`` with the message of Spark's error class ``name``."""
+    return error(errorClass=name, messageParameters=dict(parameters))
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
