@@ -90,7 +90,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 escape_log_records()
 if sys.platform != "win32":  # no address limits there
-    import_module("riffle_spark.state.copies.mapped_bytes").reserve_no_addresses()
+    import_module("riffle_spark.state.copies.mapped_bytes").reserve_few_addresses()
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ from pyarrow import types
 
 from riffle_spark.process.types.converters import RecordMaker, accept_null, make_converter
 from riffle_spark.process.types.simple_converters import Convert, Misfit
-from riffle_spark.state.formats.arrow_values import undecodable
+from riffle_spark.state.formats.arrow_values import find_undecodable
 
 __all__ = ["Fields", "NotText", "Values", "convert_column", "plain_records", "rows_as_tuples", "to_python_list"]
 
@@ -204,7 +204,7 @@ def convert_column(name: str, column: pa.ChunkedArray, convert: Callable[[pa.Chu
     try:
         return convert(column)
     except (ValueError, pa.ArrowException) as error:
-        value = undecodable(column)
+        value = find_undecodable(column)
         if value is None:
             raise
         raise NotText(name, value) from error

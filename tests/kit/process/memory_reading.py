@@ -63,4 +63,4 @@ class MemoryReading:
 
     def rows(self) -> pa.Table:
         """Return all that it holds, as wide rows."""
-        return self.schema.wide(merge_elements(self.schema, self.runs, bottom=True))
+        return self.schema.to_wide_rows(merge_elements(self.schema, self.runs, bottom=True))

@@ -108,7 +108,7 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
         return rows.ids.tolist()
 
     table = pa.table({"k": keys})
-    scope = Scope(store.schema, store.reading.held.reading(store.schema, table), 0, 1000)
+    scope = Scope(store.schema, store.reading.held.open_reading(store.schema, table), 0, 1000)
     ahead = ReadAhead(scope, "l", decode)
     assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
     assert window_sizes == [2, 4, 8, 16, 32, 64, 128, 256, 490]

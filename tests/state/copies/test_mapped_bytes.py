@@ -96,13 +96,13 @@ def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
 FETCHES_IN_CHILD = """
 import json, resource, sys, threading, time
 from pathlib import Path
-from riffle_spark.state.copies.mapped_bytes import reserve_no_addresses
+from riffle_spark.state.copies.mapped_bytes import reserve_few_addresses
 from riffle_spark.state.restore.prefetch import prefetched
 from riffle_spark.state.restore.reader import in_parallel
 
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (own + int(sys.argv[1]), -1))
-reserve_no_addresses()
+reserve_few_addresses()
 names = set()
 def work(item):
     names.add(threading.current_thread().name)
