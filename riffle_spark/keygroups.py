@@ -151,6 +151,6 @@ def few_key_groups_warning(total: int, slots: int) -> str | None:
         return None
     # Cause: The query has more executors or cores than its key-groups were planned for.
     return (
-        f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. Use fewer slots, or at least "
-        f"{4 * slots} key-groups. The number is fixed when the state is first written."
+        f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. What to do: Use fewer slots, or stop "
+        f"the query and change their number with riffle dispatch --key-groups {4 * slots} --execute."
     )

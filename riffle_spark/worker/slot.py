@@ -355,7 +355,7 @@ def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
         return offset_overflow_error(error)
     if folder is None or not isinstance(error, OSError) or not disk.is_disk_refusal(error):
         raise error
-    return disk.disk_refused_error(f"The local disk refused: {error}.", folder)
+    return disk.disk_refused_error(f"Cannot read or write local copies: {error}.", folder)
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

@@ -35,7 +35,7 @@ class ProcessTable:
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Have executors find their processes, and those of others, here."""
-        patch.setattr(abandoned, "_namespace", lambda: _MACHINE)  # private: what /proc says
+        patch.setattr(abandoned, "_pid_namespace", lambda: _MACHINE)  # private: what /proc says
         patch.setattr(abandoned, "_start_time", self._start_time)
         patch.setattr(member_folders, "executor_process", self._mine)
         patch.setattr(member_folders, "claim_folder", self._claimed)

@@ -73,7 +73,7 @@ def is_disk_refusal(error: OSError) -> bool:
 def disk_refused_error(problem: str, where: Path) -> LocalDiskError:
     """Return the error for a local disk that refuses to work at ``where``."""
     return LocalDiskError(
-        problem,
+        f"The local disk failed. {problem}",
         remedy="Free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to. "
         "Nothing is lost: copies are rebuilt.",
         where=str(where),

@@ -86,7 +86,10 @@ class Folder:
             if owner != self._owner:
                 # Cause: The other executor started while this one seemed to have ended.
                 raise OutOfDate(
-                    "Another executor has taken over this executor's folder.", where=str(self.path), id="RIFFLE-0386"
+                    "Another executor has taken over this executor's folder.",
+                    remedy="Do nothing. The batch runs again.",
+                    where=str(self.path),
+                    id="RIFFLE-0386",
                 )
             with self._convert_disk_errors():
                 os.utime(file.fileno())
@@ -103,7 +106,10 @@ class Folder:
             if not (self.path / "owner").exists():
                 # Cause: A person or a tool deleted the folder below `local_dir`.
                 raise OutOfDate(
-                    "This executor's folder is gone from its disk.", where=str(self.path), id="RIFFLE-0387"
+                    "This executor's folder is gone from its disk.",
+                    remedy="Do nothing. The batch runs again, and the copies are rebuilt in a new folder.",
+                    where=str(self.path),
+                    id="RIFFLE-0387",
                 ) from error
             raise disk_refused_error(f"Cannot keep local copies: {error}", self.path) from error
 
@@ -118,7 +124,10 @@ class Folder:
             except BlockingIOError:
                 # Cause: The task has not ended by its deadline, and its Python worker could not be killed.
                 raise OutOfDate(
-                    "Another upkeep task still runs in this folder.", where=str(self.path), id="RIFFLE-0388"
+                    "Another upkeep task still runs in this folder.",
+                    remedy="Do nothing. The next upkeep of this executor continues.",
+                    where=str(self.path),
+                    id="RIFFLE-0388",
                 ) from None
             yield
 

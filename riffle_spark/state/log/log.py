@@ -322,8 +322,8 @@ class Log:
         """Append ``draft`` with ``manifest``, and return the record as written.
 
         Sets ``sequence``, ``previous``, ``full``, ``entries``, ``weights`` and ``members``. Raises ``FencedError`` if
-        another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle_append`` first). Records
-        other than batches and operator requests also check that the store refuses a second put.
+        another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle_append`` first).
+        Records other than batches and operator requests also check that the store refuses a second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._complete_draft(draft, manifest)

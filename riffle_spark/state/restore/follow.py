@@ -93,7 +93,15 @@ class Follower:
         for copy in copies:
             store = copy.address[0]
             if store not in self._stores:
-                copy.fail(ConfigError("The order has no schema for this store.", where=store, id="RIFFLE-0460"))
+                # Cause: The driver and the executors run different versions of riffle_spark.
+                copy.fail(
+                    ConfigError(
+                        "The order has no schema for this store.",
+                        remedy="Install the same version of riffle_spark on the driver and every executor.",
+                        where=store,
+                        id="RIFFLE-0460",
+                    )
+                )
         restores = [copy for copy in copies if copy.restore]
         self._advance([copy for copy in copies if not copy.restore])
         self._restore(restores)

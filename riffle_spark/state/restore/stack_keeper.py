@@ -166,6 +166,7 @@ class StackKeeper:
             raise OutOfDate(
                 f"The copy is at version {head.version} of epoch {head.epoch}, but the batch starts from version "
                 f"{plan.entry.head.version}.",
+                remedy="Do nothing. The batch runs again.",
                 where=f"{self._schema.store}, key-group {key_group}",
                 id="RIFFLE-0463",
             )
@@ -258,7 +259,11 @@ class StackKeeper:
             stack = beyond
         stack = self._stacks.read(key_group) or stack  # it may be merged meanwhile
         if stack.head.epoch > self._epoch:
-            raise OutOfDate("A newer driver has advanced the copy, and its schema is unknown here.", id="RIFFLE-0464")
+            raise OutOfDate(
+                "A newer driver has advanced the copy, and its schema is unknown here.",
+                remedy="Do nothing. The newer driver takes the snapshot.",
+                id="RIFFLE-0464",
+            )
         snapshot_id = paths.snapshot_id(stack.head.version, attempt)
         return SnapshotData(
             stack.head, *self._parts.encode_snapshot(key_group, stack, timer_at_head(entry, stack.head), snapshot_id)

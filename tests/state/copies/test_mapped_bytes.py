@@ -97,7 +97,7 @@ FETCHES_IN_CHILD = """
 import json, resource, sys, threading, time
 from pathlib import Path
 from riffle_spark.state.copies.mapped_bytes import reserve_few_addresses
-from riffle_spark.state.restore.prefetch import prefetched
+from riffle_spark.state.restore.prefetch import run_ahead
 from riffle_spark.state.restore.reader import in_parallel
 
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -109,7 +109,7 @@ def work(item):
     time.sleep(0.02)
     return -item
 answers = in_parallel(work, range(40))
-answers += [data.result() for _, data in prefetched(work, range(40), lambda item: 1)]
+answers += [data.result() for _, data in run_ahead(work, range(40), lambda item: 1)]
 print(json.dumps([answers, sorted(names)]))
 """
 
