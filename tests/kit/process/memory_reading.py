@@ -12,7 +12,7 @@ from riffle_spark.state.copies.elements import ElementRun, element_runs, merge_e
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
-_QUESTIONS = {"elements", "entry", "next_indexes", "due", "due_by"}
+_QUESTIONS = {"read_elements", "read_entry", "next_indexes", "find_due_elements", "find_due_time"}
 
 
 class _Asked(Reading):
