@@ -126,7 +126,7 @@ class Misplaced(ConflictError):
 
 
 class OutOfDate(ConflictError):
-    """An attempt found local copies that are newer than its base."""
+    """An executor's copies or folder have changed since the driver planned this work. The work is done again."""
 
 
 class FencedError(RiffleError):

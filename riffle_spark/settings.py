@@ -78,7 +78,7 @@ class Settings:
     # Default, range, meaning. docs/configuration.md and conf/riffle.toml list them in this order: ./run reference.
     # fmt: off
     root: _OptionalText = Setting(
-        None, optional(text.of("`s3://bucket/prefix` or `file:///path`")),
+        None, optional(text.of("`s3://`, `gs://`, `abfss://` or `file://` URL")),
         "where the state is stored. Each query needs its own root. Required. Use `file://` only if all executors share "
         "this folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
     root_file_mode: Setting[str | None, str | int | None] = Setting(
@@ -104,10 +104,19 @@ class Settings:
         "with the account's own key. Not set: `s3_kms_key` and the bucket decide. Empty: refused", example="AES256")
     s3_requester_pays: _Flag = Setting(
         False, values.flag, "adds the requester-pays header to every request")
+    gcs_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL")),
+        "the URL of Google Cloud Storage, for a private endpoint. Not set: https://storage.googleapis.com. Empty: "
+        "refused",
+        example="https://storage-riffle.p.googleapis.com")
+    azure_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL")),
+        "the URL of the storage account's Blob service, for a private endpoint. Not set: the account in `root`. Empty: "
+        "refused", example="https://account.privatelink.blob.core.windows.net")
     s3_patience: _Duration = Setting(
         60.0, seconds(0.0),
-        "how long a call is retried, beyond its 4 attempts, while the server does not answer or is busy. A shorter "
-        "outage fails no batch")
+        "how long a call to any object store is retried, beyond its 4 attempts, while the server does not answer or is "
+        "busy. A shorter outage fails no batch")
     local_dir: _OptionalText = Setting(
         None, optional(values.folder),
         "the folder for copies of the state, on a local disk of each executor. Network file systems are refused. Not "
@@ -214,8 +223,8 @@ class Settings:
         "up](operations.md#upkeep-that-does-not-end)", live=True)
 
     batch_attempts: _Whole = Setting(
-        4, whole(1, 20), "how often a batch runs, if it loses its place or a block or a disk refuses, before the query "
-        "fails", section="Batches")
+        4, whole(1, 20), "how often a batch runs at most before the query fails. A batch runs again if an executor "
+        "without copies got a slot, if Spark lost a block, or if a local disk refuses", section="Batches")
     deliver_after_commit: _Flag = Setting(
         False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")

@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
-__all__ = ["SparkInstallation", "find_spark", "read_spark"]
+__all__ = ["NEWEST_PYTHON", "OLDEST_PYTHON", "SparkInstallation", "find_spark", "python_problem", "read_spark"]
+
+OLDEST_PYTHON: Final = (3, 10)
+NEWEST_PYTHON: Final = (3, 13)
+SPARK_3_5_NEWEST_PYTHON: Final = (3, 11)
 
 _CORE = re.compile(r"spark-core_(?P<scala>[\d.]+)-(?P<version>[^/]+)\.jar\Z")
 _HADOOP = re.compile(r"hadoop-client-api-(?P<version>[^/]+)\.jar\Z")
@@ -59,8 +64,8 @@ class SparkInstallation:
     def kafka_connector(self) -> str:
         """The Maven coordinate of the Kafka connector.
 
-        Connectors of later patch releases of 4.0 do not resolve from Maven. The connector of 4.0.0 works with all of
-        4.0. Maven has no connectors of vendors, so theirs is the connector of the release that they are built on.
+        The connector of 4.0.0 works with all of 4.0, and is the one that the tests use. Maven has no connectors of
+        vendors, so theirs is the connector of the release that they are built on.
         """
         release = _RELEASE.match(self.version)
         version = "4.0.0" if self.line == (4, 0) else release[0] if release else self.version
@@ -78,6 +83,22 @@ class SparkInstallation:
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         return next(filter(None, map(pattern.match, self.jars)), None)
+
+
+def python_problem(line: tuple[int, int], python: tuple[int, ...], *, has_setuptools: bool) -> str:
+    """Return why a line of Spark does not run on a version of Python, empty if it does.
+
+    Spark 3.5 supports Python up to 3.11. It imports distutils, which Python 3.12 has only with setuptools; so have the
+    platforms that combine the two.
+    """
+    version = ".".join(map(str, python[:2]))
+    if not OLDEST_PYTHON <= python[:2] <= NEWEST_PYTHON:
+        return f"riffle_spark does not support Python {version}"
+    if line >= (4, 0) or python[:2] <= SPARK_3_5_NEWEST_PYTHON or (python[:2] == (3, 12) and has_setuptools):
+        return ""
+    if python[:2] == (3, 12):
+        return "Spark 3.5 imports distutils, which Python 3.12 has only with setuptools"
+    return f"Spark 3.5 does not support Python {version}"
 
 
 def find_spark(environment: Mapping[str, str]) -> SparkInstallation | None:

@@ -1,4 +1,4 @@
-"""Build versitygw, an S3 server on plain files, once."""
+"""Build servers that are written in Go, once: versitygw, an S3 server on plain files, and those of tests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from pathlib import Path
 from apps.demo.cache import cache_folder, one_at_a_time
 from riffle_spark.errors import ConfigError, UnavailableError
 
-__all__ = ["GATEWAY", "ensure_gateway"]
+__all__ = ["GATEWAY", "ensure_gateway", "ensure_program"]
 
 GATEWAY = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD_TIMEOUT_SECONDS = 900
 
 
 def ensure_gateway() -> Path:
-    """Return the program, built on the first call (a minute or two, and a download of Go modules).
+    """Return versitygw, as ``ensure_program`` does."""
+    return ensure_program(GATEWAY)
 
-    Raises ``ConfigError`` at once if it has to be built and Go is missing, and ``UnavailableError`` with the end of
-    Go's output if the build fails.
+
+def ensure_program(module: str) -> Path:
+    """Return a Go program, built on the first call (a minute or two, and a download of Go modules).
+
+    ``module`` is a package with its exact version. Raises ``ConfigError`` at once if it has to be built and Go is
+    missing, and ``UnavailableError`` with the end of Go's output if the build fails.
     """
-    folder = cache_folder() / "versitygw" / GATEWAY.rpartition("@")[2]
-    program = folder / "versitygw"
+    path, _, version = module.partition("@")
+    name = path.rpartition("/")[2]
+    folder = cache_folder() / name / version
+    program = folder / name
     with one_at_a_time(folder):
         if not program.exists():
-            _build(_go_command(), program)
+            _build(_go_command(), module, program)
     return program
 
 
@@ -36,18 +43,18 @@ def _go_command() -> str:
     executable = shutil.which("go")
     if executable is None:
         raise ConfigError(
-            "Go is needed once, to build the S3 server of this benchmark, and was not found",
+            "Go is needed once, to build a server, and was not found",
             remedy="install Go 1.25 or later and put it on the PATH (Debian, Ubuntu: apt-get install golang-go)",
             where="PATH",
         )
     return executable
 
 
-def _build(go: str, program: Path) -> None:
-    print(f"Building {GATEWAY} into {program.parent} (once)", file=sys.stderr)
+def _build(go: str, module: str, program: Path) -> None:
+    print(f"Building {module} into {program.parent} (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=program.parent, prefix="build-") as fresh:
         done = subprocess.run(
-            [go, "install", GATEWAY],
+            [go, "install", module],
             env={**os.environ, "GOBIN": fresh, "GOFLAGS": "-mod=mod"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -57,7 +64,7 @@ def _build(go: str, program: Path) -> None:
         )
         if done.returncode != 0:
             raise UnavailableError(
-                f"{GATEWAY} could not be built:\n{done.stdout[-2000:]}",
+                f"{module} could not be built:\n{done.stdout[-2000:]}",
                 remedy="check that Go is 1.25 or later and that its module proxy can be reached (GOPROXY), run again",
                 where=str(program),
             )

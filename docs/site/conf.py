@@ -16,6 +16,7 @@ START = "docs/README"
 CHILDREN = {
     START: ["README", "CHANGELOG"],
     "docs/adr/README": ["docs/adr/0*"],
+    "docs/deploy/README": ["docs/deploy/[a-z]*"],
     "docs/numbers": ["tests/data/kafka_streams/README"],
     "docs/reliability": ["tests/*/README", "tests/kit/fuzz/README"],
     "tests/planted/README": ["tests/planted/equivalent"],

@@ -42,7 +42,7 @@ class Checkpoint:
         return masked(self.location)
 
     def query_id(self) -> str:
-        """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint."""
+        """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint at the location."""
         query_id = self.find_query_id()
         if query_id is None:
             # Cause: The path is wrong, or the query has never started.
@@ -56,9 +56,10 @@ class Checkpoint:
 
     def find_query_id(self) -> str | None:
         """Return the id of the query, ``None`` if there is no checkpoint. Raises ``ConfigError`` for an invalid URI."""
-        return self._reached(self._read_query_id)
+        return self._with_masked_errors(self._read_query_id)
 
     def _read_query_id(self) -> str | None:
+        """Return the query id in the checkpoint's metadata, ``None`` if there is none."""
         files, base = self._files()
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
@@ -68,11 +69,12 @@ class Checkpoint:
             return None
 
     def next_batch(self) -> int:
-        """Return the id of the batch that Spark runs next: the last planned batch unless it is committed.
+        """Return the id of the batch that Spark runs next, 0 if no batch is planned.
 
-        Commits after the last planned batch, as in a copy that took one folder after the other, are ignored.
+        It is the last planned batch, or the one after if that is committed. Commits after the last planned batch, as in
+        a copy that took one folder after the other, are ignored.
         """
-        planned, committed = self._reached(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
+        planned, committed = self._with_masked_errors(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
         return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
 
     def offsets(self, batch: int) -> str | None:
@@ -82,7 +84,7 @@ class Checkpoint:
             files, base = self._files()
             return self._read(files, f"{base}/offsets/{batch}")
 
-        return self._reached(read)
+        return self._with_masked_errors(read)
 
     def describe_start_gaps(self, version: int, offsets: str | None) -> list[str]:
         """Return a sentence per source that would not continue from the offset-log entry ``offsets``.
@@ -117,14 +119,15 @@ class Checkpoint:
             files, base = self._files()
             return self._read(files, f"{base}/sources/{source}/0")
 
-        text = self._reached(read)
+        text = self._with_masked_errors(read)
         return text.rstrip().rpartition("\n")[2] if text else None
 
     def newest_source_entries(self) -> dict[int, int]:
         """Return the number of the newest log entry of each source that keeps a log, as file sources do."""
-        return self._reached(self._read_source_entries)
+        return self._with_masked_errors(self._read_source_entries)
 
     def _read_source_entries(self) -> dict[int, int]:
+        """Return the number of the newest log entry by source number."""
         files, base = self._files()
         selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
         matches = [_SOURCE_ENTRY.search(info.path) for info in files.get_file_info(selector)]
@@ -143,10 +146,15 @@ class Checkpoint:
         before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
         before is the last committed batch, and Spark runs ``version`` again.
         """
-        return self._reached(lambda: self._restored(version, offsets, previous_offsets, runs_again=runs_again))
+        return self._with_masked_errors(
+            lambda: self._restore_entries(version, offsets, previous_offsets, runs_again=runs_again)
+        )
 
-    def _reached(self, work: Callable[[], _Result]) -> _Result:
-        """Run ``work``. Errors of a file system may contain the credentials of the location, so they are masked."""
+    def _with_masked_errors(self, work: Callable[[], _Result]) -> _Result:
+        """Run ``work`` and return its result. Errors of the file system become ``UnavailableError``.
+
+        They may contain the credentials of the location, so they are masked.
+        """
         try:
             return work()
         except (OSError, pa.ArrowException) as error:
@@ -161,10 +169,13 @@ class Checkpoint:
             id="RIFFLE-0125",
         ) from cause
 
-    def _restored(
+    def _restore_entries(
         self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
     ) -> list[str]:
-        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``."""
+        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``.
+
+        Return the steps taken.
+        """
         committed = version - 1 if runs_again and offsets is not None else version
         steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
@@ -178,7 +189,7 @@ class Checkpoint:
         return steps
 
     def _remove_after(self, folder: str, newest: int) -> list[str]:
-        """Remove the entries after ``newest``, newest first."""
+        """Remove the entries of batches after ``newest``, newest first. Return the steps taken."""
         files, base = self._files()
         batches = [batch for batch in reversed(self._batch_ids(folder)) if batch > newest]
         for batch in batches:
@@ -186,7 +197,7 @@ class Checkpoint:
         return [f"removed {folder}/{batch}" for batch in batches]
 
     def _ensure_entry(self, folder: str, batch: int, text: str, *, replace: bool = True) -> list[str]:
-        """Write an entry that is missing or, with ``replace``, differs."""
+        """Write an entry that is missing or, with ``replace``, differs. Return the step taken, or nothing."""
         files, base = self._files()
         existing = self._read(files, f"{base}/{folder}/{batch}")
         if existing == text or (existing is not None and not replace):
@@ -195,7 +206,7 @@ class Checkpoint:
         return [f"wrote {folder}/{batch}"]
 
     def _read(self, files: fs.FileSystem, name: str) -> str | None:
-        """Return the text of a file, or ``None`` if it does not exist."""
+        """Return the text of a file, or ``None`` if it does not exist. Raises ``ConfigError`` if it is too large."""
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
@@ -230,6 +241,7 @@ class Checkpoint:
         return files, base.rstrip("/")
 
     def _file_system_of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
+        """Return pyarrow's file system of a URI, and the path in it. Raises ``ConfigError`` if it has none."""
         try:
             files, base = fs.FileSystem.from_uri(location)
         except (ValueError, NotImplementedError, pa.ArrowException) as error:
@@ -244,6 +256,7 @@ class Checkpoint:
         )
 
     def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
+        """Return pyarrow's file system for an S3-compatible server."""
         check_endpoint(options.s3_endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
@@ -255,17 +268,19 @@ class Checkpoint:
         return fs.S3FileSystem(
             endpoint_override=options.s3_endpoint,
             region=options.s3_region or "us-east-1",
-            connect_timeout=options.s3_connect_timeout_seconds,
-            request_timeout=options.s3_read_timeout_seconds,
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
+            connect_timeout=options.connect_timeout_seconds,
+            request_timeout=options.read_timeout_seconds,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.max_attempts),
         )
 
     def _batch_ids(self, folder: str) -> list[int]:
+        """Return the ids of the batches with an entry in a folder of the checkpoint, ascending."""
         files, base = self._files()
         infos = files.get_file_info(fs.FileSelector(f"{base}/{folder}", allow_not_found=True))
         return sorted(int(info.base_name) for info in infos if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
+        """Remove a batch's entry and its checksum, if they exist."""
         for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last, so that a retry sees it
             if files.get_file_info(name).type is fs.FileType.File:
                 files.delete_file(name)
@@ -283,7 +298,7 @@ class Checkpoint:
 
 
 def _watermark_in(offsets: str) -> int:
-    """Return Spark's watermark in the second line of an offset-log entry."""
+    """Return Spark's watermark (ms) in the second line of an offset-log entry, 0 if it has none."""
     try:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
@@ -310,12 +325,13 @@ def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, i
 
 
 def _is_start_offset(offset: str) -> bool:
-    """Return whether an option can start a query at this offset. File and rate sources have none."""
+    """Return whether an option can start a query at this offset. Offsets of file and rate sources cannot."""
     fields = _parsed_offset(offset)
     return isinstance(fields, dict) and not {"logOffset"} <= {*fields} and {*fields} != {"offset", "timestamp"}
 
 
 def _parsed_offset(offset: str) -> object:
+    """Return an offset as JSON values, or its text if it is not JSON. Equal offsets may differ as text."""
     try:
         return json.loads(offset)
     except ValueError:

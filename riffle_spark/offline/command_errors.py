@@ -12,7 +12,7 @@ __all__ = ["machine_clocks", "translated_errors"]
 
 @contextmanager
 def translated_errors(log: Log, action: str, conflict: type[RiffleError] = FencedError) -> Iterator[None]:
-    """Translate errors of a command that reads a root and appends one record.
+    """Translate the errors of the block, a command that reads a root and appends one record, for an operator.
 
     ``action`` is the action of the command, as an infinitive. A query that continued meanwhile has taken the record's
     number or deleted objects that the command reads. That raises ``conflict``. If the store failed after the record may
@@ -45,5 +45,5 @@ def translated_errors(log: Log, action: str, conflict: type[RiffleError] = Fence
 
 
 def machine_clocks() -> tuple[float, ...]:
-    """Return the seconds of this machine's clocks, for a ``Log``."""
+    """Return the seconds of this machine's monotonic clock and of its wall clock, for a ``Log``."""
     return time.monotonic(), time.time()

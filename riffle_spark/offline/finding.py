@@ -22,6 +22,7 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
+        """Return the finding as ``riffle verify`` prints it."""
         problem, where, remedy = map(escape_unprintable, (self.problem, self.where, self.remedy))
         return f"{self.level}: {problem} [{where}]\n  What to do: {remedy}"
 

@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Un
 from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
 from riffle_spark.offline.checkpoint_comparison import rollback_command
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
-from riffle_spark.offline.rollback_targets import current_line, find_target, offsets_before, read_intact
+from riffle_spark.offline.rollback_targets import current_history, find_target, offsets_before, read_intact
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.settings import Settings
@@ -167,6 +167,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
     """Raise ``ConfigError`` if the query already owns the state, or ran batches on it that its checkpoint lacks.
 
     In the first case adopting would delete its event time. In the second, delivery ids would repeat with other rows.
+    ``version`` is the last batch of the checkpoint.
     """
     query_id = spark.query_id()
     if tail.query_id == query_id and tail.kind != "adopt" and version >= tail.version:
@@ -180,7 +181,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
             where=root,
             id="RIFFLE-0135",
         )
-    for record in [tail] if tail.query_id == query_id else current_line(log, tail):
+    for record in [tail] if tail.query_id == query_id else current_history(log, tail):
         if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
             # Cause: The checkpoint was restored from an older backup.
             raise ConfigError(
@@ -193,7 +194,11 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
 
 
 def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, *, is_confirmed: bool) -> None:
-    """Raise ``ConfigError`` if sealed output may be undelivered, according to the checkpoint of its query."""
+    """Raise ``ConfigError`` if sealed output may be undelivered, according to the checkpoint ``spark`` of its query.
+
+    ``query_id`` is the query that adopts the state. ``is_confirmed`` is whether the operator says that it was
+    delivered.
+    """
     next_batch = spark.next_batch() if spark.query_id() == tail.query_id else -1
     if next_batch == tail.version and tail.query_id == query_id:
         raise ConfigError(
@@ -305,7 +310,7 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
 
 
 def _is_intact(log: Log, tail: Record) -> bool:
-    """Return whether ``tail`` is the newest record itself. Then its promise holds.
+    """Return whether ``tail`` is the newest record of the log. Then its promise holds.
 
     If the newest record is damaged, ``tail`` is an older record. The damaged record may have released objects, so their
     presence is checked again once the rollback's record keeps other drivers out.
@@ -315,7 +320,7 @@ def _is_intact(log: Log, tail: Record) -> bool:
 
 @contextmanager
 def _half_done_errors(target: Record, way_back: str) -> Iterator[None]:
-    """Describe the finished steps in an error of a rollback that is already in the log."""
+    """Add the finished steps to the errors of the block, which runs after the rollback is already in the log."""
     try:
         yield
     except (CorruptStateError, RefusedError, UnavailableError) as error:
@@ -344,7 +349,7 @@ def _check_query(query_id: str, spark: Checkpoint, tail: Record, target: Record)
 
 
 def _check_sources(spark: Checkpoint, target: Record, root: str) -> None:
-    """Raise ``ConfigError`` if a file source's log ends before ``target``: it cannot be moved forward."""
+    """Raise ``ConfigError`` if a file source's log ends before ``target``, because it cannot be moved forward."""
     missing = describe_missing_entries(target.offsets, spark.newest_source_entries())
     if missing:
         # Cause: A file source lists the files that it has read in the checkpoint. This list ends before that batch.
@@ -358,7 +363,10 @@ def _check_sources(spark: Checkpoint, target: Record, root: str) -> None:
 
 
 def _offsets_of(spark: Checkpoint, target: Record) -> str | None:
-    """Return Spark's offset-log entry of a record's batch, from the log or else from the checkpoint."""
+    """Return Spark's offset-log entry of a record's batch, from the log or else from the checkpoint.
+
+    Raises ``ConfigError`` if neither has it.
+    """
     if target.version < 0:
         return target.offsets
     offsets = spark.offsets(target.version) if target.offsets is None else target.offsets
@@ -374,11 +382,12 @@ def _offsets_of(spark: Checkpoint, target: Record) -> str | None:
 
 
 def _stamp() -> Stamp:
+    """Return a new commit id with the present time."""
     return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
 
 
 def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
-    """Raise ``CorruptStateError`` if a needed object is missing."""
+    """Raise ``CorruptStateError`` if one of these objects is missing."""
     names = sorted(needed)
     missing = [name for name, exists in zip(names, in_parallel(objects.exists, names), strict=True) if not exists]
     if missing:

@@ -33,7 +33,7 @@ from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["NewShards", "SharedKey", "read_state", "resharded", "scratch_folder"]
+__all__ = ["NewShards", "SharedKey", "read_state", "reshard_state", "scratch_folder"]
 
 NewShards = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """A function from a shard and keys of it to the new shard of each key."""
@@ -50,12 +50,13 @@ class SharedKey(Exception):
     """A key has state in two shards that would be merged. ``key`` shows its columns."""
 
     def __init__(self, key: str, shards: tuple[int, int]) -> None:
+        """Create the error. ``key`` is the key as text, ``shards`` the two old shards with its state."""
         super().__init__(key, shards)
         self.key = key
         self.shards = shards
 
 
-def resharded(
+def reshard_state(
     schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, new_shards: NewShards, folder: Path
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield each new shard that has keys and its state, sorted like a snapshot, by number.
@@ -99,6 +100,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _disk_refused(cause: object) -> ConfigError:
+    """Return the error for a disk that refuses temporary files."""
     return ConfigError(
         f"Cannot write to the folder for temporary files: {cause}",
         remedy="Free space there, or set TMPDIR to a folder that has room, and run the command again.",
@@ -109,6 +111,7 @@ def _disk_refused(cause: object) -> ConfigError:
 
 @contextmanager
 def _locked_folder(temporary: Path) -> Iterator[Path]:
+    """Create a temporary folder with a lock, and remove it at the end. Remove abandoned folders first."""
     for folder in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # ignores folders of other users
         with (
             suppress(OSError),
@@ -125,7 +128,7 @@ def _locked_folder(temporary: Path) -> Iterator[Path]:
 
 
 def _targets_of(schema: StoreSchema, state: pa.Table, source: int, new_shards: NewShards) -> npt.NDArray[np.int32]:
-    """Return the new shard of each row. Each key is asked for once."""
+    """Return the new shard of each row. ``new_shards`` is asked once per key of shard ``source``."""
     numbers, firsts = group_keys(schema.encoded(state))
     return new_shards(source, state.select(schema.routing).take(pa.array(firsts)))[numbers]
 
@@ -155,9 +158,13 @@ class _Run:
 
 
 class _Runs:
-    """Rows in a folder, by target."""
+    """Rows of a store in a temporary folder, written in files that are sorted by new shard."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        """Create runs without rows in a folder.
+
+        ``schema`` is that of the rows, with the columns of source and target.
+        """
         self.schema = schema
         self.row_count = 0
         self._folder = folder
@@ -174,6 +181,7 @@ class _Runs:
             self.write()
 
     def write(self) -> None:
+        """Write the buffered rows as one run, if there are any."""
         if not self._buffer:
             return
         rows = pa.concat_tables(self._buffer)
@@ -189,6 +197,7 @@ class _Runs:
         return [int(target) for target in np.unique(np.concatenate(targets))] if targets else []
 
     def rows_of(self, target: int) -> pa.Table:
+        """Return all rows of a new shard."""
         batches: list[pa.RecordBatch] = []
         for run in self._runs:
             first, end = np.searchsorted(run.targets, [target, target + 1]).tolist()
@@ -200,7 +209,7 @@ class _Runs:
 
 
 def _write_run(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
-    """Write rows that are sorted by target. Return the target of each record batch."""
+    """Write rows that are sorted by new shard to a file. Return the new shard of each record batch in it."""
     targets, starts = np.unique(rows.column(_TARGET).to_numpy(), return_index=True)
     ends = [*starts[1:].tolist(), rows.num_rows]
     batch_targets: list[int] = []
@@ -213,7 +222,10 @@ def _write_run(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 
 def read_state(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader, folder: Path) -> pa.Table:
-    """Return the whole state of a shard with a snapshot's columns, in no particular order. Uses files in ``folder``."""
+    """Return all rows of a key-group's state with a snapshot's columns, in no particular order.
+
+    ``folder`` is used for temporary files.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as copy_folder:
         states = restore_tables(schema, {key_group: entry}, reader, Path(copy_folder))
         return states.get(key_group, schema.part_schema().empty_table())

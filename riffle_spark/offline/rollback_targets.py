@@ -1,4 +1,8 @@
-"""Find the record that a rollback returns to."""
+"""Find the record that a rollback returns to.
+
+A record is *promised* if no object that it lists has been deleted: it is at or after ``tail.promised``. Records that an
+earlier rollback gave up are not part of the present history.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +13,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, manifest_of_record
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["current_line", "find_target", "offsets_before", "parse_target", "read_intact"]
+__all__ = ["current_history", "find_target", "offsets_before", "parse_target", "read_intact"]
 
 _READ_AHEAD_MAX = 32
 """Records read and held at once: a full record of many key-groups has megabytes."""
@@ -17,16 +21,19 @@ _TARGET = re.compile(r"record:([0-9]{1,18})|(-?[0-9]{1,18})", re.ASCII)
 
 
 def find_target(log: Log, tail: Record, target: int | str) -> Record:
-    """Return the record that ``target`` names: a batch of the current line, or ``record:<sequence>`` of any line.
+    """Return the record that ``target`` names: a batch of the present history, or ``record:<number>`` of any history.
 
     Raises ``ConfigError`` with the available range if that record is not promised or not intact.
     """
     is_record, number = parse_target(target)
-    return _promised_record(log, tail, number) if is_record else _newest_record_of(log, tail, number)
+    return _find_record(log, tail, number) if is_record else _find_batch_record(log, tail, number)
 
 
 def parse_target(target: int | str) -> tuple[bool, int]:
-    """Return whether ``target`` names a record, and the number. Raises ``ConfigError`` for other text."""
+    """Return whether ``target`` names a record, and the number of the record or batch.
+
+    Raises ``ConfigError`` for other text.
+    """
     match = _TARGET.fullmatch(str(target))
     if match is None:
         raise ConfigError(
@@ -39,14 +46,15 @@ def parse_target(target: int | str) -> tuple[bool, int]:
 
 
 def offsets_before(log: Log, target: Record) -> str | None:
-    """Return Spark's offset-log entry of the batch before ``target``, if the log has it."""
-    for record in current_line(log, target):
+    """Return Spark's offset-log entry of the batch before ``target``'s, ``None`` if the log does not have it."""
+    for record in current_history(log, target):
         if record.version < target.version:
             return record.offsets if record.version == target.version - 1 else None
     return None
 
 
-def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
+def _find_record(log: Log, tail: Record, sequence: int) -> Record:
+    """Return the record with this number. Raises ``ConfigError`` if a rollback may not return to it."""
     if not tail.promised <= sequence <= tail.sequence:
         # Cause: Retention deleted the older records.
         raise ConfigError(
@@ -58,10 +66,13 @@ def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
     return log.read(sequence)
 
 
-def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
-    """Return the newest promised record of batch ``version`` on the current line."""
+def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
+    """Return the newest record of batch ``version`` that a rollback may return to.
+
+    Raises ``ConfigError`` if there is none.
+    """
     versions: set[int] = set()
-    for record in current_line(log, tail):
+    for record in current_history(log, tail):
         if record.sequence < tail.promised:
             break
         if record.version == version:
@@ -77,8 +88,8 @@ def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
     )
 
 
-def current_line(log: Log, tail: Record) -> Iterator[Record]:
-    """Yield the intact records from ``tail`` back, without records that a rollback discarded.
+def current_history(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the intact records from ``tail`` back, without records that an earlier rollback gave up.
 
     Reads records by number, because a LIST that lags might omit a rollback. Reads ahead in growing blocks.
     """
@@ -96,7 +107,7 @@ def current_line(log: Log, tail: Record) -> Iterator[Record]:
 
 
 def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, Record]]:
-    """Yield the intact records with an intact and fitting full record, and their numbers."""
+    """Yield (number, record) of those records that are intact and whose full record is intact and fits."""
     records = read_intact(log, sequences)
     fulls = records | read_intact(log, sorted({record.full for record in records.values()} - {*sequences}))
     for sequence in sequences:
@@ -109,6 +120,7 @@ def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _fits(record: Record, full: Record) -> bool:
+    """Return whether the changes of a record fit the full record that it refers to."""
     try:
         manifest_of_record(record, full.entries)
     except CorruptStateError:
@@ -117,9 +129,9 @@ def _fits(record: Record, full: Record) -> bool:
 
 
 def read_intact(log: Log, sequences: Sequence[int]) -> dict[int, Record]:
-    """Return the records that exist and can be decoded, by number.
+    """Return those of the records with these numbers that exist and can be decoded, by number.
 
-    A record that arrives damaged is read again: skipping a rollback would follow the line that it gave up.
+    A record that arrives damaged is read again: skipping a rollback would follow the history that it gave up.
     """
 
     def read(sequence: int) -> Record | None:

@@ -24,7 +24,11 @@ __all__ = ["Changes", "RootState", "recorded_members", "scenario_of_root", "size
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes to the membership: members to add, and members, executors or hosts to drop."""
+    """Changes to the membership for a simulation.
+
+    ``add`` members are added, in ``add_racks``. ``drop`` names members, executors or hosts to remove, ``drop_racks``
+    racks.
+    """
 
     add: int = 0
     drop: tuple[str, ...] = ()
@@ -65,8 +69,8 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     log, tail = _open_log(root, options)
     if tail.dispatch == "hashed":
         raise ConfigError(
-            "Nothing is assigned with hashed dispatch: owners follow from the members.",
-            remedy="Plan a query with another dispatch.",
+            "Cannot simulate a query with dispatch = hashed, because hashes choose its owners.",
+            remedy="Name the root of a query with another dispatch.",
             where=root,
             id="RIFFLE-0149",
         )
@@ -108,6 +112,7 @@ def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
 
 
 def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
+    """Return the log below a root, and its newest record. Raises ``ConfigError`` if there is none."""
     root = only_root(root, options or StoreOptions())
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
@@ -120,7 +125,10 @@ def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
 
 
 def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
-    """Return the members of the newest full record, and later owners and standbys, known only by name."""
+    """Return the members of the newest full record, and members that only later records name.
+
+    The latter have a name, and neither host nor rack.
+    """
     full = tail if tail.full == tail.sequence else log.read(tail.full)
     members = {member.id: member for member in (tail.members or full.members)}
     standbys = {holder for holders in tail.standbys.values() for holder in holders}
@@ -160,6 +168,7 @@ def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
 
 
 def _client(member: RecordedMember, owns: Sequence[TaskId], standbys: Sequence[TaskId]) -> Client:
+    """Return a member of the scenario, with the tasks that it owns and those that it keeps as a standby."""
     lags: dict[TaskId, Lag] = dict.fromkeys((*owns, *standbys), 0)
     memory = member.facts.get("memory_bytes")
     memory_bytes = memory if isinstance(memory, int) else None
@@ -172,6 +181,10 @@ def _client(member: RecordedMember, owns: Sequence[TaskId], standbys: Sequence[T
 
 
 def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:
+    """Return the event that makes the changes.
+
+    Raises ``ConfigError`` for unknown names, and if no member would remain.
+    """
     names = {name for member in members for name in (member.id, member.executor, member.host) if name}
     check_known("member, executor or host", changes.drop, sorted(names), source="--drop")
     racks = sorted({member.rack for member in members if member.rack is not None})

@@ -26,7 +26,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import NewShards, SharedKey, read_state, resharded, scratch_folder
+from riffle_spark.offline.reshard import NewShards, SharedKey, read_state, reshard_state, scratch_folder
 from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
@@ -156,7 +156,7 @@ def switch_keys(
         scratch_folder() as folder,
     ):
         manifest = Manifest(
-            {address: switch.rewritten(address, entry, folder) for address, entry in log.manifest.entries.items()}
+            {address: switch.rewrite_entry(address, entry, folder) for address, entry in log.manifest.entries.items()}
         )
         if execute:
             draft = replace(
@@ -178,7 +178,7 @@ def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
 
 
 def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
-    """Return the number of parts and bytes per encryption key, of all state and the newest batch's sealed output."""
+    """Return a line per encryption key with its parts and bytes, of all state and the newest batch's sealed output."""
     links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in tail.outputs]
     parts = [(link.object, link.start, link.length) for link in links]
     for address, entry in manifest.entries.items():
@@ -215,6 +215,8 @@ def _check_change(tail: Record, dispatch: str, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
+    """A change of dispatch, key-groups or encryption. Without ``execute`` nothing is written."""
+
     objects: ObjectStore
     tail: Record
     dispatch: str
@@ -223,7 +225,10 @@ class _Switch:
     keys: Keys | None
 
     def run(self, manifest: Manifest, partition_of: PartitionOf | None) -> tuple[Manifest, Shards, list[str]]:
-        """Return the new manifest, its shards, and the steps."""
+        """Return the new manifest, its shards, and the steps.
+
+        Raises ``ConfigError`` if the change needs ``partition_of`` and it is ``None``.
+        """
         if self.dispatch != "key_group" and (self.tail.dispatch != "key_group" or not manifest.entries):
             return manifest, Shards(self.tail.shards).extended((), self.total), ["leave every shard as it is"]
         new_shards: _ByKey | _ByPartition
@@ -231,7 +236,8 @@ class _Switch:
             new_shards = _ByKey(self.total)
         elif partition_of is None:
             raise ConfigError(
-                f"State of dispatch {self.tail.dispatch} does not store from which partition a key arrived.",
+                f"Cannot switch the state to dispatch {self.dispatch}, because it does not store the partition of its "
+                "keys.",
                 remedy="Pass a function from keys to their topic and partition (--partition-of module:function), or "
                 "start with an empty root and replay the input.",
                 where="--partition-of",
@@ -244,7 +250,7 @@ class _Switch:
         for store in sorted({store for store, _ in manifest.entries}):
             old = {shard: entry for (name, shard), entry in manifest.entries.items() if name == store}
             schema = schema_of_text(store, self.tail.schemas[store])
-            new = self._moved(schema, old, new_shards)
+            new = self._move_state(schema, old, new_shards)
             entries |= {(store, shard): entry for shard, entry in new.items()}
             unit = "keys" if schema.one_row_a_key else "entries"
             snapshots = [entry.snapshot for entry in new.values() if entry.snapshot]
@@ -255,7 +261,7 @@ class _Switch:
         return Manifest(entries), new_shards.shards, steps
 
     def draft(self) -> Record:
-        """Return the record of the switch without its shards."""
+        """Return the record of the switch, without its shards."""
         return replace(
             self.tail,
             kind="dispatch",
@@ -271,21 +277,24 @@ class _Switch:
             weights={},
         )
 
-    def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
+    def _move_state(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
         """Return the entries of a store in its new shards, each with a new snapshot."""
         reader = Reader(self.objects, self.keys)
         with scratch_folder() as folder:
             try:
-                states = resharded(schema, entries, reader, new_shards, folder)
+                states = reshard_state(schema, entries, reader, new_shards, folder)
                 return {
                     shard: Entry(self._put(schema, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in states
                 }
             except SharedKey as error:
-                raise self._two_partitions(schema.store, error) from error
+                raise self._two_partitions_error(schema.store, error) from error
 
-    def rewritten(self, address: Address, entry: Entry, folder: Path) -> Entry:
-        """Return a key-group's entry with its state as a new snapshot."""
+    def rewrite_entry(self, address: Address, entry: Entry, folder: Path) -> Entry:
+        """Return a key-group's entry with its state as a new snapshot. Without state return the entry itself.
+
+        ``folder`` is used for temporary files.
+        """
         store, key_group = address
         schema = schema_of_text(store, self.tail.schemas[store])
         if entry.head == EMPTY_HEAD:
@@ -294,7 +303,7 @@ class _Switch:
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
-        """Return the snapshot of a shard. With ``execute``, write its object."""
+        """Return the snapshot of a shard's rows. With ``execute``, put its object."""
         attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head = Head(self.tail.version, attempt)
         data = part_codec.encode(rows, schema.due)
@@ -306,7 +315,8 @@ class _Switch:
             self.objects.put_if_absent(paths.snapshot_name(schema.store, shard, snapshot.id), data)
         return snapshot
 
-    def _two_partitions(self, store: str, error: SharedKey) -> ConflictError:
+    def _two_partitions_error(self, store: str, error: SharedKey) -> ConflictError:
+        """Return the error for a key with state in two partitions that would be merged."""
         first, second = (f"{topic}/{partition}" for topic, partition in (self.tail.shards[n] for n in error.shards))
         return ConflictError(
             f"Key {error.key} of store {store!r} has state in two partitions, {first} and {second}, which cannot "
@@ -321,10 +331,12 @@ class _ByKey:
     """Maps keys to key-groups. ``shards`` stays empty."""
 
     def __init__(self, total: int) -> None:
+        """Create a mapping to ``total`` key-groups."""
         self.shards = Shards()
         self._total = total
 
     def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - a NewShards
+        """Return the key-group of each key."""
         return keygroups.key_groups(keys.columns, self._total)
 
 
@@ -332,52 +344,62 @@ class _ByPartition:
     """Maps keys to shards by the user's ``partition_of``. ``shards`` grows with the partitions that it returns."""
 
     def __init__(self, partition_of: PartitionOf, total: int, offsets: str | None) -> None:
+        """Create a mapping to at most ``total`` shards.
+
+        ``offsets`` is Spark's offset-log entry, which names partitions.
+        """
         self._known = partitions_in(offsets)
         self.shards = Shards().extended(self._known or (), total)
         self._partition_of = partition_of
         self._total = total
 
     def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - a NewShards
-        answer = _call(self._partition_of, keys)
-        if not _call(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
-            raise _invalid_answer("returned another partition when it was called again with fewer keys")
+        """Return the shard of each key. Raises ``ConfigError`` for an invalid answer of the user's function."""
+        answer = _call_checked(self._partition_of, keys)
+        if not _call_checked(self._partition_of, keys.slice(0, _SAMPLE_KEYS)).equals(answer.slice(0, _SAMPLE_KEYS)):
+            raise _invalid_answer_error("returned another partition when it was called again with fewer keys")
         partitions = _distinct_partitions(answer)
         unknown = sorted(partitions - self._known) if self._known else []
         if unknown:
-            raise _invalid_answer(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
+            raise _invalid_answer_error(f"returned {unknown[0][0]}/{unknown[0][1]}, which the query has never read")
         self.shards = self.shards.extended(partitions, self._total)
         return self.shards.of(answer.column("topic"), answer.column("partition"))
 
 
-def _call(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
-    """Return the function's answer for ``keys``, checked and cast."""
+def _call_checked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
+    """Return the answer of the user's function for ``keys``, checked and cast.
+
+    Raises ``ConfigError`` if it is invalid.
+    """
     try:
         answer = partition_of(keys)
     except Exception as error:
-        raise _invalid_answer(f"failed: {error!r}") from error
+        raise _invalid_answer_error(f"failed: {error!r}") from error
     if isinstance(answer, pa.StructArray):
         answer = pa.Table.from_struct_array(answer)
     if not isinstance(answer, pa.Table) or not set(_PARTITION_SCHEMA.names) <= set(answer.column_names):
-        raise _invalid_answer("must return a pyarrow table with the columns topic and partition")
+        raise _invalid_answer_error("must return a pyarrow table with the columns topic and partition")
     if answer.num_rows != keys.num_rows:
-        raise _invalid_answer(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
+        raise _invalid_answer_error(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
     try:
         answer = cast_table(answer.select(_PARTITION_SCHEMA.names), _PARTITION_SCHEMA).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _invalid_answer(
+        raise _invalid_answer_error(
             f"returned a topic that is not text or a partition that is no integer: {error}"
         ) from error
     if any(column.null_count for column in answer.columns):
-        raise _invalid_answer("returned a null")
+        raise _invalid_answer_error("returned a null")
     return answer
 
 
 def _distinct_partitions(answer: pa.Table) -> set[Partition]:
+    """Return the distinct (topic, partition) pairs of an answer."""
     groups = answer.group_by(_PARTITION_SCHEMA.names).aggregate([])
     return set(zip(groups["topic"].to_pylist(), groups["partition"].to_pylist(), strict=True))
 
 
-def _invalid_answer(problem: str) -> ConfigError:
+def _invalid_answer_error(problem: str) -> ConfigError:
+    """Return the error for the user's function, whose text continues with ``problem``."""
     return ConfigError(
         f"The function from keys to partitions {problem}.",
         remedy="Correct the function: for each row of a table of key columns it must return the topic and partition of "

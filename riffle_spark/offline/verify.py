@@ -45,7 +45,11 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Verification:
-    """The root, the parts of it that were read, and the findings so far."""
+    """The state of one verification: the root, the records that were read, and the findings so far.
+
+    ``digests`` has the digest of each record by number. ``unread`` counts parts that could not be read, by problem,
+    kind of part and remedy.
+    """
 
     objects: ObjectStore
     names: Sequence[str]
@@ -57,13 +61,16 @@ class _Verification:
     checked_bytes: int = 0
 
     def add(self, level: Level, where: str, problem: str, remedy: str) -> None:
+        """Add a finding."""
         self.findings.append(Finding(level, where, problem, remedy))
 
     def add_error(self, level: Level, error: RiffleError, where: str = "") -> None:
+        """Add an error as a finding at ``where``, or at the error's own place."""
         self.add(level, where or error.where, error.problem, error.remedy)
 
     @property
     def tail(self) -> Record | None:
+        """Return the newest record that can be read, ``None`` if there is none."""
         return self.records[max(self.records)] if self.records else None
 
 
@@ -110,7 +117,7 @@ def verify(
 
 
 def _read_log(verification: _Verification, root: str) -> None:
-    """Read all records, and note foreign objects in the log."""
+    """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
     sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
     known = (name for name in names if not paths.is_of_shared_root(name))
@@ -154,7 +161,7 @@ def _read_log(verification: _Verification, root: str) -> None:
 
 
 def _read_record(verification: _Verification, sequence: int) -> CorruptStateError | None:
-    """Read a record, and return its error if it is missing or damaged."""
+    """Read a record into ``verification``. Return its error if it is missing or damaged, else ``None``."""
     name = paths.record_name(sequence)
     data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
     if data is None:
@@ -186,7 +193,7 @@ def _first_sequence(verification: _Verification, tail: Record | None) -> int:
 
 
 def _record_level(verification: _Verification, sequence: int, tail: Record | None) -> Level:
-    """Return the effect of a record's damage.
+    """Return the level of a finding about a record: whether it breaks the newest state or only a rollback.
 
     A driver that starts reads the newest record and its full record, checks that all in between exist, and compares the
     digest of the second newest.
@@ -245,6 +252,7 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
 
 
 def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[str, StoreSchema]]:
+    """Yield each store with its schema. Add a finding for a schema that cannot be read."""
     for store, text in tail.schemas.items():
         try:
             yield store, schema_of_text(store, text)
@@ -277,16 +285,16 @@ def _check_links(
     levels: Mapping[_Part, Level],
     schemas: Mapping[str, StoreSchema],
 ) -> None:
-    """Check the parts of a run, with one GET."""
+    """Check the parts of a run of adjacent links, with one GET."""
     try:
         fetched = reader.fetch_run(run)
     except CorruptStateError as error:
-        verification.add_error(_worst(levels[part] for link in run for part in links[link]), error)
+        verification.add_error(_worst_level(levels[part] for link in run for part in links[link]), error)
         return
     for link, data in fetched.items():
         where = f"{link.object}[{link.start}:{link.start + link.length}]"
         if isinstance(data, CorruptStateError) or len(data) != link.length:
-            verification.add_error(_worst(levels[part] for part in links[link]), part_codec.altered_error(where))
+            verification.add_error(_worst_level(levels[part] for part in links[link]), part_codec.altered_error(where))
             continue
         verification.checked_bytes += link.length
         for part in links[link]:  # an altered record may list one part for several key-groups
@@ -299,13 +307,15 @@ def _check_links(
             _check_rows(verification, levels[part], data, link.rows, where, place, schema)
 
 
-def _worst(levels: Iterable[Level]) -> Level:
+def _worst_level(levels: Iterable[Level]) -> Level:
+    """Return the worst of these levels."""
     return "state" if "state" in levels else "rollback"
 
 
 def _check_snapshot(
     verification: _Verification, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
+    """Check a snapshot. Return the name of its object."""
     name = paths.snapshot_name(*address, snapshot.id)
     data = verification.objects.get(name, 0, snapshot.length + 1)
     if data is None:
@@ -348,7 +358,7 @@ def _check_rows(
 
 
 def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -> None:
-    """Note unlisted objects of a newer epoch than the log: its newest records may be lost."""
+    """Add findings for unlisted objects of a newer epoch than the log's, because its newest records may be lost."""
     for name in verification.names:
         parsed = paths.parse_object_name(name)
         if parsed is not None and parsed.epoch > tail.epoch and name not in listed:
@@ -358,7 +368,10 @@ def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -
 
 
 def _find_way_back(verification: _Verification, root: str, checkpoint: str | None) -> str | None:
-    """If the newest state is damaged, return the newest undamaged batch and the command that returns to it."""
+    """Return the newest undamaged batch and the command that returns to it, or ``None``.
+
+    It is ``None`` if the newest state is undamaged, if no batch is, or if some parts could not be read.
+    """
     if not verification.records or verification.unread:
         return None
     if all(finding.level != "state" for finding in verification.findings):
@@ -382,13 +395,19 @@ def _find_way_back(verification: _Verification, root: str, checkpoint: str | Non
 
 
 def _has_damage_before(verification: _Verification, newest: int) -> bool:
-    """Return whether a start is refused because of a record before ``newest``. A rollback writes a new full record."""
+    """Return whether a start is refused because of a record before number ``newest``.
+
+    A rollback to that record ends this, because it writes a new full record.
+    """
     sequences = {paths.parse_record_name(f.where) for f in verification.findings if f.level == "state"}
     return any(sequence is not None and sequence < newest for sequence in sequences)
 
 
 def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]) -> bool:
-    """Return whether no finding concerns the record or an object that it needs."""
+    """Return whether no finding concerns the record or an object that it needs.
+
+    ``damaged`` are the places of findings.
+    """
     if {paths.record_name(record.sequence), paths.record_name(record.full)} & damaged:
         return False
     if record.full not in verification.records:

@@ -26,6 +26,7 @@ class Delays(Generic[Key]):
     """
 
     def __init__(self, first_seconds: float, longest_seconds: float, forgotten_after: float | None = None) -> None:
+        """Create delays without failures. The class describes the arguments."""
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
         self._forgotten_after = forgotten_after

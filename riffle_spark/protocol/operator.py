@@ -263,7 +263,10 @@ def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> O
 
 
 def _check_timestamp(column_type: pa.DataType | None, column: str, store: str) -> None:
-    """Raise ``ConfigError`` if a column's ``kind`` is not a timestamp type. ``None`` means that it is missing."""
+    """Raise ``ConfigError`` if a column's type is not a timestamp. ``None`` means that the column is missing.
+
+    ``column`` describes the column in the error.
+    """
     if column_type is None or not pa.types.is_timestamp(column_type):
         raise ConfigError(
             f"{column} is {f'of type {column_type}, not a timestamp' if column_type else 'missing'}.",

@@ -10,14 +10,17 @@ __all__ = ["check_compute", "check_settings", "column_names", "key_names"]
 
 
 def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the column names in an argument, one or several. Raise ``ConfigError`` for anything but text."""
+    """Return the names in an argument for column names, which is one name or several.
+
+    ``argument`` is the name of the argument, ``columns`` its value. Raise ``ConfigError`` for anything but text.
+    """
     try:
         names = (columns,) if isinstance(columns, str) else tuple(columns)
     except TypeError:
         names = None
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"{argument} = {columns!r} must be column names.",
+            f"{argument} is {columns!r}, but must be the name of a column, or a list of names.",
             remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
             where=store,
             id="RIFFLE-0377",
@@ -50,7 +53,10 @@ def check_compute(compute: object, store: str) -> None:
 
 
 def check_settings(settings: object, where: str) -> None:
-    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none."""
+    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none.
+
+    ``where`` is the place in the error.
+    """
     if settings is None:
         return
     if not isinstance(settings, Settings):

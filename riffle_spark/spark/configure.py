@@ -2,19 +2,22 @@
 
 import logging
 import os
+import sys
 import threading
 import time
+from importlib.util import find_spec
 
-import pyspark
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.job_wiring import home_of, settings_of
+from riffle_spark.spark_installation import find_spark, python_problem
 
-__all__ = ["configure", "connector", "warm_up"]
+__all__ = ["configure", "packages", "warm_up"]
 
 _logger = logging.getLogger("riffle_spark")
 _PLACEMENT_CONF = {
@@ -25,20 +28,22 @@ _PLACEMENT_CONF = {
 }
 _PACKAGES = "spark.jars.packages"
 _JARS = "spark.jars"
-_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _POLL_SECONDS = 0.2
 
 
-def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSession.Builder:
-    """Set the Spark configuration that placement needs, and add the matching Kafka connector.
+def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = False) -> SparkSession.Builder:
+    """Set the Spark configuration that placement needs, and add connectors in the versions of the installed Spark.
 
     Values that you have set are kept. If such a value hinders placement, a warning names it. Under ``spark-submit``,
-    packages must be passed on its command line (``--packages``); a warning prints the argument.
+    packages must be passed on its command line (``--packages``); a warning prints the argument. Raises ``ConfigError``
+    if this Spark does not run on this version of Python.
 
     Args:
         builder: The builder of the session.
-        kafka: Whether to add the connector to ``spark.jars.packages``. It is not added if ``spark.jars.packages`` or
-            ``spark.jars`` names a Kafka connector.
+        kafka: Whether to add the Kafka connector.
+        s3a: Whether to add the ``s3a://`` file system, for checkpoints and files in S3. ``root`` does not need it.
+
+    A connector is not added if it is among Spark's jars, or if ``spark.jars.packages`` or ``spark.jars`` names it.
 
     Returns:
         The builder.
@@ -48,6 +53,7 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSess
     >>> builder = configure(SparkSession.builder.appName("totals"))
     >>> spark = builder.getOrCreate()  # doctest: +SKIP
     """
+    _check_python()
     conf = _present_conf(builder)
     for name, value in _PLACEMENT_CONF.items():
         if name not in conf:
@@ -55,8 +61,24 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSess
         elif conf[name] != value:
             # Cause: With another value Spark may run slots on other executors than planned, or upkeep may delay
             # batches.
-            _logger.warning("[RIFFLE-0271] %s = %s hinders placement. Set it to %s.", name, conf[name], value)
-    return _add_connector(builder, conf) if kafka else builder
+            _logger.warning(
+                "[RIFFLE-0271] %s = %s hinders placement.\n  What to do: Set it to %s.", name, conf[name], value
+            )
+    return _add_packages(builder, conf, kafka=kafka, s3a=s3a)
+
+
+def _check_python() -> None:
+    spark = find_spark(os.environ)
+    assert spark is not None
+    problem = python_problem(spark.line, sys.version_info[:2], has_setuptools=find_spec("setuptools") is not None)
+    if problem:
+        # Cause: Spark itself does not support this version of Python.
+        raise ConfigError(
+            f"{problem}.",
+            remedy="Use Python 3.10 to 3.13. For Spark 3.5 use 3.10 or 3.11, or 3.12 with setuptools.",
+            where=sys.executable,
+            id="RIFFLE-1160",
+        )
 
 
 def _present_conf(builder: SparkSession.Builder) -> dict[str, str]:
@@ -67,27 +89,44 @@ def _present_conf(builder: SparkSession.Builder) -> dict[str, str]:
 
 
 def _is_submitted() -> bool:
+    """Return whether ``spark-submit`` runs this process."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _add_connector(builder: SparkSession.Builder, conf: dict[str, str]) -> SparkSession.Builder:
-    packages = conf.get(_PACKAGES, "")
-    if "spark-sql-kafka" in packages or "spark-sql-kafka" in conf.get(_JARS, ""):
+def _add_packages(
+    builder: SparkSession.Builder, conf: dict[str, str], *, kafka: bool, s3a: bool
+) -> SparkSession.Builder:
+    """Return the builder with the packages that are missing. Under ``spark-submit`` warn of them instead."""
+    present = f"{conf.get(_PACKAGES, '')},{conf.get(_JARS, '')}"
+    missing = packages(
+        kafka=kafka and "spark-sql-kafka" not in present,
+        s3a=s3a and "hadoop-aws" not in present,
+    )
+    if not missing:
         return builder
     if _is_submitted():
         # Cause: spark-submit starts the JVM before configure runs, so configure cannot add packages.
-        _logger.warning("[RIFFLE-0272] Kafka needs the argument --packages %s of spark-submit.", connector())
+        _logger.warning(
+            "[RIFFLE-0272] configure cannot add connectors, because spark-submit has already started the JVM.\n"
+            "  What to do: Add the argument --packages %s to spark-submit.",
+            missing,
+        )
         return builder
-    return builder.config(_PACKAGES, ",".join(filter(None, [packages, connector()])))
+    return builder.config(_PACKAGES, ",".join(filter(None, [conf.get(_PACKAGES), missing])))
 
 
-def connector(version: str = pyspark.__version__) -> str:
-    """Return the Maven coordinate of the Kafka connector that matches a Spark version.
+def packages(*, kafka: bool = True, s3a: bool = False) -> str:
+    """Return the Maven coordinates of connectors in the versions of the installed Spark, separated by commas.
 
-    Connectors of later patch releases of 4.0 do not resolve from Maven. The connector of 4.0.0 works with all of 4.0.
+    Connectors that are among Spark's jars are left out. ``--packages`` of ``spark-submit`` takes the result.
     """
-    matching = "4.0.0" if version.startswith("4.0.") else version
-    return f"{_CONNECTOR}:{matching}"
+    spark = find_spark(os.environ)
+    assert spark is not None
+    coordinates = [
+        spark.kafka_connector if kafka and not spark.has_jar("spark-sql-kafka-0-10") else "",
+        spark.hadoop_aws if s3a and not spark.has_jar("hadoop-aws") else "",
+    ]
+    return ",".join(filter(None, coordinates))
 
 
 def warm_up(spark: SparkSession, settings: Settings | None = None) -> threading.Thread:
@@ -113,6 +152,7 @@ def warm_up(spark: SparkSession, settings: Settings | None = None) -> threading.
 
 
 def _warm_up(spark: SparkSession, code_settings: Settings | None) -> None:
+    """Start Python workers until enough executors are ready or the time is over. Errors are only logged."""
     try:
         settings = settings_of(spark, code_settings)
         home = home_of(spark, settings)

@@ -20,6 +20,7 @@ from riffle_spark.spark.engine.background import Pulse
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
+from riffle_spark.spark.engine.spark_progress import SparkProgress
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.worker_python import check_driver_packages
@@ -27,6 +28,7 @@ from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.spark.job_operators import JobOperator, JobOperators
 from riffle_spark.spark.job_wiring import wire_job
 from riffle_spark.spark.key_lookup import KeyLookup
+from riffle_spark.spark.state_operators import observed_figures, state_operators
 
 __all__ = ["RunningJob"]
 
@@ -40,7 +42,8 @@ class RunningJob:
     """The batch loop of a job in this process.
 
     ``watermark_source`` is ``spark`` if the query uses Spark's own ``withWatermark`` (``IncomingBatch``). In that case
-    ``tick`` starts batches without rows, and ``side_output`` receives late rows.
+    ``tick`` starts batches without rows, and ``side_output`` receives late rows. ``time_shift_ms`` is added to
+    the time of each batch.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class RunningJob:
         tick: Tick | None = None,
         side_output: SideOutput | None = None,
     ) -> None:
+        """Create the batch loop of these operators. ``reached`` is called with the name of each step of a batch."""
         check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT
@@ -74,7 +78,9 @@ class RunningJob:
         self._source = watermark_source
         self._tick = tick
         self._side_output = side_output
+        self.time_shift_ms = 0
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
+        self._progress = SparkProgress()
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
 
     def is_of(self, spark: SparkSession) -> bool:
@@ -102,12 +108,15 @@ class RunningJob:
         if not self._background.ended(_STOP_SECONDS):
             # Cause: A piece of upkeep hangs, for example on a disk or a store that does not answer.
             _logger.warning(
-                "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.", _STOP_SECONDS
+                "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.\n"
+                "  What to do: Check the disks of the executors and the store. Then end the application.",
+                _STOP_SECONDS,
             )
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
+        incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
         self._calls.check(batch, incoming)
         if self._run_id != incoming.run_id:
@@ -122,6 +131,7 @@ class RunningJob:
         if self._tick is not None:
             self._schedule_tick(self._tick, batch, incoming, operators)
         self._log_report(report)
+        self._show_in_spark(batch, report)
         if inventory.may_rest(batch.sparkSession, incoming):
             self._pulse.begin()
         return report
@@ -157,6 +167,7 @@ class RunningJob:
     def _schedule_tick(
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
+        """Schedule a batch without rows after this batch, if the watermark or a due time needs one."""
         closing = {operator.store for operator in self._operators.declared if operator.closes}
         by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
@@ -180,10 +191,17 @@ class RunningJob:
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
             self._failures.record_failure(_LOOK, seconds)
             # Cause: The housekeeping of an idle query failed, for example because the store did not answer.
+            # Remedy: The error names it. Otherwise do nothing, because the work is retried.
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)
         return is_active
+
+    def _show_in_spark(self, batch: DataFrame, report: BatchReport) -> None:
+        """Add a batch that ran to the progress that Spark reports to listeners, UI and event log."""
+        if report.decision == "run":
+            operators = state_operators(self._operators.declared, report, self.driver.stored_rows())
+            self._progress.add(batch, operators, observed_figures(report))
 
     def _log_report(self, report: BatchReport) -> None:
         """Log a report and its warnings, and append it to ``report_file`` if that is set."""
@@ -196,4 +214,8 @@ class RunningJob:
                     file.write(report.to_json() + "\n")
         except OSError as error:
             # Cause: The file's folder is missing, read-only or full. The batch itself is committed.
-            _logger.warning("[RIFFLE-0310] Cannot append the batch report to report_file: %s", error)
+            _logger.warning(
+                "[RIFFLE-0310] Cannot append the batch report to report_file: %s\n"
+                "  What to do: Make the file writable, and free space for it. Later reports are appended again.",
+                error,
+            )

@@ -30,7 +30,7 @@ _last_calls: dict[str, _Call] = {}
 
 
 class JobCalls:
-    """The calls of a job with its state below ``root``. Batches without a query are not checked."""
+    """The calls of a job whose state is below ``root``. Batches without a query are not checked."""
 
     def __init__(self, root: str) -> None:
         self._root = normalised(root)
@@ -53,6 +53,7 @@ class JobCalls:
             _last_calls[self._root] = _Call(incoming.run_id, incoming.version, self, batch)
 
     def _check_last_call(self, batch: DataFrame, incoming: IncomingBatch) -> None:
+        """Raise ``ConfigError`` if this process has committed other rows under this batch id of the run."""
         last = _last_calls.get(self._root)
         has_query = incoming.run_id != incoming.query_id
         if last is None or not has_query or (last.run_id, last.version) != (incoming.run_id, incoming.version):

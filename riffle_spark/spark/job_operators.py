@@ -66,6 +66,7 @@ class JobOperators:
     def __init__(
         self, declared: Sequence[JobOperator], settings: Settings, source: WatermarkSource, weights: Weights
     ) -> None:
+        """Create the operators of a job. ``weights`` tells whether rows are counted by source partition."""
         self.declared = declared
         self.current: list[Operator] = []
         self._settings = settings
@@ -78,7 +79,10 @@ class JobOperators:
         self._built_for = None
 
     def of_batch(self, batch: DataFrame) -> list[Operator]:
-        """Return the operators on a batch's columns. Raise ``ConfigError`` for types that cannot be compared."""
+        """Return the operators, built for a batch's columns.
+
+        Raise ``ConfigError`` for types that cannot be compared.
+        """
         if self._built_for is None or self._built_for != batch.schema:
             built = [self._build(declared, declared.rows(batch)) for declared in self.declared]
             pairs = zip(self.declared, built, strict=True)
@@ -89,7 +93,7 @@ class JobOperators:
         return self.current
 
     def initial_states(self, operators: Sequence[Operator]) -> dict[str, DataFrame]:
-        """Return the initial states by store, with the key names of the operators."""
+        """Return the frames of initial state by store, with the key names of the operators."""
         initial = {declared.store: declared.initial for declared in self.declared if declared.initial is not None}
         return {
             operator.store: _with_key_names(initial[operator.store], operator)
@@ -98,6 +102,7 @@ class JobOperators:
         }
 
     def _build(self, declared: JobOperator, frame: DataFrame) -> Operator:
+        """Return an operator for a frame's columns."""
         rows = routing.arrow_schema(frame)
         operator = _operator(declared, frame, rows, self._source)
         operator = operator if declared.dead_letters is None else with_dead_letters(operator)
@@ -134,6 +139,7 @@ def _with_key_names(initial: DataFrame, operator: Operator) -> DataFrame:
 
 
 def _key_name(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str:
+    """Return the element of ``keys`` that is the same name to Spark, or ``name`` itself."""
     return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 

@@ -77,13 +77,17 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
         _logger.warning("%s", warning)
     unused = settings_without_effect(settings)
     if unused:
-        _logger.warning("[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.", ", ".join(unused))
+        _logger.warning(
+            "[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.\n"
+            "  What to do: Remove them, or use another dispatch.",
+            ", ".join(unused),
+        )
     grouped_stores = [store for store, _ in settings.store_groups]
     check_known("store", grouped_stores, stores, source="store_groups")
 
 
 def settings_of(spark: SparkSession, code_settings: Settings | None) -> Settings:
-    """Return the settings in effect for a session, from all sources."""
+    """Return the settings in effect for a session: from the code, ``spark.riffle.*`` and ``conf/riffle.toml``."""
     conf: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else compat.conf_of(spark)
     riffle_conf = {name: value for name, value in conf.items() if name.startswith(CONF_PREFIX)}
     return from_sources(code_settings, riffle_conf, _TOML)

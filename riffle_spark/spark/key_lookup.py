@@ -18,7 +18,10 @@ class KeyLookup:
         self._operators = operators
 
     def where(self, key: object, store: str | None) -> KeyPlace:
-        """Return where a key is processed. Raise ``ConfigError`` for an invalid key, or a key without an owner."""
+        """Return where a key of a store is processed.
+
+        Raise ``ConfigError`` for an invalid key, or a key without an owner.
+        """
         placement = self._placement
         number = self._number_of(key, store)
         place = None if number is None else placement.place_of(placement.task_of(number, store))
@@ -37,7 +40,11 @@ class KeyLookup:
         return None if operator is None else operator.key_group_of(key, self._placement.settings.key_groups)
 
     def _operator_of(self, store: str | None) -> Operator | None:
-        """Return the operator of a store. If no store is named, all operators must have the same key."""
+        """Return the operator of a store, ``None`` before the first batch.
+
+        If no store is named, all operators must have the same key. Raise ``ConfigError`` otherwise, and for an unknown
+        store.
+        """
         operators = self._operators.current
         names = [operator.store for operator in operators]
         if store is None and len({operator.schema.key for operator in operators}) > 1:

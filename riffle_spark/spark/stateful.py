@@ -1,10 +1,12 @@
 """Define stateful operators and the ``foreachBatch`` function that runs them."""
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
@@ -35,6 +37,10 @@ __all__ = [
 _logger = logging.getLogger("riffle_spark")
 _REPORTS_KEPT = 1000
 _BATCH_END_SECONDS = 300.0
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+_IDLE_MESSAGE = "Waiting"
+"""The start of Spark's status while it waits for rows or for the next trigger."""
 _TOGETHER = "Pass operators with their sinks: together(first.into(sink), second.into(sink))."
 
 
@@ -286,6 +292,10 @@ class JobOperations:
         return self._driver.ownership.copies.readiness if self._driver else ()
 
     def _running_driver(self) -> Driver:
+        """Return the driver of the running query.
+
+        Raise ``ConfigError`` if it does not run or has not run a batch yet.
+        """
         if self._driver is None:
             raise ConfigError(
                 "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0373"
@@ -297,6 +307,7 @@ class JobOperations:
         return self._driver
 
     def _is_active(self) -> bool:
+        """Return whether the query runs."""
         return True
 
 
@@ -383,7 +394,24 @@ class StatefulJob(JobOperations):
             )
         return self._running.lookup.where(key, store)
 
+    def stop(self, query: StreamingQuery) -> None:
+        """Stop the job's query after its current batch. A batch that takes longer than 10 seconds is interrupted.
+
+        ``query.stop()`` interrupts the batch at once. Spark then warns of each task that it cancels.
+        """
+        was_paused = self.paused
+        self.pause()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while query.isActive and not self._gate.has_waiting_batch and time.monotonic() < deadline:
+            if str(query.status["message"]).startswith(_IDLE_MESSAGE):
+                break
+            time.sleep(_LOOK_SECONDS)
+        query.stop()
+        if not was_paused:
+            self.resume()
+
     def _start_or_continue(self, spark: SparkSession) -> RunningJob:
+        """Return the batch loop of this session's application, a new one if there is none."""
         if self._running is None or not self._running.is_of(spark):
             self._running = self._create_running_job(spark)
             self._driver = self._running.driver
@@ -391,18 +419,22 @@ class StatefulJob(JobOperations):
         return self._running
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
+        """Return a new batch loop for the job's operators."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
+        """Return whether the query of the last batch still runs."""
         return self._running is not None and self._running.is_active()
 
     def _stop_running_job(self) -> None:
+        """Stop the batch loop, if there is one."""
         if self._running is not None:
             self._running.stop()
         self._running = None
 
     def _call_on_report(self, report: BatchReport) -> None:
+        """Call the user's ``on_report``. Its errors are logged."""
         try:
             if self.on_report:
                 self.on_report(report)
@@ -413,6 +445,7 @@ class StatefulJob(JobOperations):
 
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
+    """Return an operator and its sink as an operator of a job."""
     return JobOperator(
         store=operator.store,
         key=operator.key,

@@ -55,7 +55,7 @@ class TransformWithState:
         )
 
     def make_processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Return the processing of a slot in a batch. ``where`` is the place in its errors."""
+        """Return the running processor for a slot in a batch. ``where`` is the place in its errors."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
 
@@ -70,10 +70,14 @@ class TransformWithState:
         return {**counts, "numDeletedStateVars": len(declaration.deleted)}
 
     def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
-        """Return the computation with other Spark settings. Settings that ``conf`` lacks have Spark's defaults."""
+        """Return the computation with the pandas settings of Spark's configuration ``conf``.
+
+        Settings that ``conf`` lacks have Spark's defaults. A processor of ``Row`` objects is returned unchanged.
+        """
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 
     def _form(self, times: Times) -> Form:
+        """Return the form in which the processor gets and returns rows."""
         form: Form = RowForm(self.output)
         if self.pandas is not None:
             forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is optional
@@ -234,6 +238,7 @@ def _check_processor(processor: StatefulProcessor) -> StatefulProcessor:
 
 
 def _output_schema(output: OutputType) -> pa.Schema:
+    """Return the Arrow schema of the declared output. Raise ``ConfigError`` for invalid DDL."""
     if isinstance(output, pa.Schema):
         return output
     return schema_of_ddl(output) if isinstance(output, str) else schema_of_json(output.json())

@@ -5,8 +5,6 @@ Name the plugin in the ``conftest.py`` at the top of your tests:
 pytest_plugins = ["riffle_spark.testing.fixtures"]
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,6 +13,7 @@ import pytest
 
 from riffle_spark.settings import Settings
 from riffle_spark.testing.harness import Harness
+from riffle_spark.testing.query_runs import session_for_tests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,16 +22,7 @@ __all__ = ["HarnessFactory", "riffle_harness", "riffle_root", "riffle_spark_sess
 
 HarnessFactory: TypeAlias = Callable[..., Harness]
 """Makes a ``Harness`` from the same arguments."""
-_SMALL_SESSION = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-}
 _KEY_GROUPS = 8
-_PYTHON = "PYSPARK_PYTHON"
 
 
 @pytest.fixture
@@ -69,20 +59,5 @@ def riffle_spark_session() -> "Iterator[SparkSession]":
 
     An active session is returned unchanged and not stopped.
     """
-    from pyspark.sql import SparkSession
-
-    from riffle_spark import configure
-
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        yield active
-        return
-    builder = SparkSession.builder.master("local[2]").appName("riffle-tests")
-    for name, value in _SMALL_SESSION.items():
-        builder = builder.config(name, value)
-    with pytest.MonkeyPatch.context() as environment:
-        if _PYTHON not in os.environ:
-            environment.setenv(_PYTHON, sys.executable)
-        session = configure(builder, kafka=False).getOrCreate()
+    with session_for_tests() as session:
         yield session
-        session.stop()

@@ -41,7 +41,7 @@ from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
-__all__ = ["Contents", "Harness", "Key"]
+__all__ = ["Contents", "Harness", "Key", "Row", "input_table"]
 
 Row = Mapping[str, object]
 _QUERY = "query"
@@ -184,7 +184,7 @@ class Harness:
         table, ``Aborted``, ``Crashed``, and the operator's errors. After an error pass the same rows again: the next
         call repeats the batch. If the batch was committed, it is skipped and nothing is returned.
         """
-        table = _input_table(rows, self._input)
+        table = input_table(rows, self._input)
         work = SimWork(
             self._cluster,
             prepared(table, self._operator),
@@ -331,7 +331,7 @@ def _input_schema(schema: object) -> pa.Schema:
     )
 
 
-def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
+def input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
     """Return rows as a table with these columns. A column that a dictionary omits is null.
 
     Raises ``ConfigError`` for unknown columns, and for a table that lacks a column.

@@ -22,7 +22,7 @@ _TAG = "RIFFLE_TAG_"
 
 
 def take_census(order: CensusOrder, executor: str) -> Census:
-    """Return this executor's report, and tidy its folder. Create the folder if it has none.
+    """Return this executor's census, and tidy its folder. Create the folder if it has none.
 
     Removes copies that are not whole, files that dead processes left, and files that the listed keys do not open.
     Folders of other roots are not touched. A failure is reported in ``error``. So is a disk that refuses a small file,
@@ -48,18 +48,19 @@ def take_census(order: CensusOrder, executor: str) -> Census:
 
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
+    """Return (store, key-group, version, attempt) of each whole copy in a folder."""
     stacks = functools.cache(folder.stacks)
     heads = ((store, key_group, read_head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
     return tuple((store, key_group, *head) for store, key_group, head in heads if head is not None)
 
 
 def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the value of ``RIFFLE_RACK``, ``None`` if it is unset or empty."""
+    """Return the value of ``RIFFLE_RACK`` in the environment, ``None`` if it is unset or empty."""
     return environment.get(_RACK) or None
 
 
 def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the values of ``RIFFLE_TAG_<NAME>`` by lower-case name, without empty values."""
+    """Return the values of ``RIFFLE_TAG_<NAME>`` in the environment by lower-case name, without empty values."""
     return {
         name[len(_TAG) :].lower(): value
         for name, value in sorted(environment.items())

@@ -17,23 +17,23 @@ from riffle_spark.state.copies import disk
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import DeadRows, SlotResult
 
-__all__ = ["collects_for", "split_letters", "with_letters"]
+__all__ = ["collects_for", "run_with_letters", "split_letters"]
 
 Run = Callable[[pa.Table, TouchedKeys], SlotResult]
 Numbers = npt.NDArray[np.int64]
 
 
 def collects_for(order: Order) -> Collects | None:
-    """Return the test for errors that make dead letters, ``None`` if the order has no dead letters."""
-    return _is_of_rows if LETTER in order.output.names else None
+    """Return the function that decides which errors make dead letters, or ``None`` if the order has no dead letters."""
+    return _may_be_caused_by_rows if LETTER in order.output.names else None
 
 
-def _is_of_rows(error: Exception) -> bool:
-    """Whether rows may have caused an error. They do not cause a lack of memory or a full local disk."""
+def _may_be_caused_by_rows(error: Exception) -> bool:
+    """Return whether rows may have caused an error. They do not cause a lack of memory or a full local disk."""
     return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_disk_refusal(error))
 
 
-def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:
+def run_with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:
     """Return the result of ``run`` on a slot's rows, with the dead letters after the output if the order has them.
 
     Raises the function's error if no row caused it, as in the call for a timer. Then the batch fails.
@@ -57,18 +57,23 @@ def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -
 
 
 class _Trials:
-    """Runs a slot on the rows of some keys until none of them fails. Rows of initial state are always included."""
+    """Runs a slot with fewer and fewer keys until none of them fails. Rows of initial state are always included."""
 
     def __init__(self, rows: pa.Table, touched: TouchedKeys, is_initial: npt.NDArray[np.bool_], run: Run) -> None:
+        """Create trials on a slot's rows.
+
+        ``is_initial`` marks rows of initial state, ``run`` runs the slot on some rows.
+        """
         self._rows = rows
         self._touched = touched
         self._is_initial = is_initial
         self._run = run
 
     def run(self, keys: Numbers) -> tuple[dict[int, Failure], SlotResult]:
-        """Return the keys that fail, and the result without them. Each further run has fewer keys.
+        """Return the failures by key, and the result of the slot without the keys that fail.
 
-        Raises ``FailedKeys`` if none of them is to blame: they fail without rows, or only together.
+        Each further run has fewer keys. Raises ``FailedKeys`` if no key is to blame: they fail without rows, or only
+        together.
         """
         failures = dict[int, Failure]()
         while True:
@@ -84,7 +89,10 @@ class _Trials:
             keys = np.setdiff1d(keys, list(new_failures))
 
     def _failures_by_halves(self, keys: Numbers, failed: FailedKeys) -> dict[int, Failure]:
-        """Return the keys that fail, if the error named none: run one half of the keys at a time."""
+        """Return the failures by key if the error did not name the keys that fail.
+
+        One half of the keys runs at a time, down to single keys.
+        """
         if len(keys) <= 1:
             return {int(key): Failure.of(failed.__cause__ or failed) for key in keys}
         self.run(keys[:0])  # raises an error that no row causes before each key is tried
@@ -102,7 +110,10 @@ class _Trials:
 def _letters(
     order: Order, rows: pa.Table, codes: Numbers, touched: TouchedKeys, failed: dict[int, Failure]
 ) -> pa.StructArray:
-    """Return the dead letters for rows, given the numbers of their keys."""
+    """Return the dead letters for rows.
+
+    ``codes`` has the number of each row's key, ``failed`` the failures by key number.
+    """
     letter_type = order.output.field(LETTER).type
     dead = np.array(sorted(failed))
     places = pa.array(np.searchsorted(dead, codes))
@@ -115,11 +126,12 @@ def _letters(
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with all fields nullable."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def split_letters(answers: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Split an output with dead letters into its result rows and the dead letters."""
+    """Split an output with dead letters into its result rows and its dead letters; return both."""
     letters = answers.column(LETTER)
     results = answers.filter(letters.is_null()).drop_columns([LETTER])
     letter_rows = one_array(letters.filter(letters.is_valid()))

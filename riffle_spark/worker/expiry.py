@@ -40,9 +40,11 @@ def with_expired(
     result: SlotResult,
     timed: run_computation.Timed,
 ) -> SlotResult:
-    """Return a slot's result after its due keys, with the next due time of each changed key-group.
+    """Return a slot's ``result`` after its due keys were processed.
 
-    ``stacks`` and ``entries`` are of the touched key-groups and of key-groups with due keys.
+    The computation gets each due key once; the key is deleted unless the computation keeps it. Timers of the result are
+    the next due times of the changed key-groups. ``stacks`` and ``entries`` are of the touched key-groups and of
+    key-groups with due keys.
     """
     first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
     changes = result.changes
@@ -50,25 +52,28 @@ def with_expired(
     count = 0
     for until_ms, watermark_ms in order.times.passes:
         if isinstance(compute, PlainExpiry) and compute.ignores_expiry:
-            forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
+            forgotten, first_ms = _count_forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
         changes = _with_due_rows(schema, changes, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
-            touched, state = _touched(schema, changes, is_due)
+            touched, state = _find_due_keys(schema, changes, is_due)
             result_on_due = run_computation.run_on_due(order, compute, touched, state, watermark_ms, timed)
-            changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, result_on_due))
+            changes = _replace_rows(changes, is_due, run_computation.to_state_changes(schema, touched, result_on_due))
             outputs.append(result_on_due.output)
             count += len(touched.hashes)
-    changes = replace(changes, timers=_first_due(schema, changes, stacks, first_ms))
+    changes = replace(changes, timers=_next_due_times(schema, changes, stacks, first_ms))
     return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
 
 
-def _forgotten(
+def _count_forgotten(
     changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
 ) -> tuple[int, dict[int, int]]:
-    """Return how many keys are due in key-groups that changed, and the time from which to search each key-group."""
+    """Return how many keys are due by ``until_ms`` in changed key-groups, and the time from which to search each next.
+
+    The computation forgets due keys on its own. ``first_ms`` has the time from which to search each key-group now.
+    """
     changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
     due = [
         run.due.find_due_between(first_ms[key_group], until_ms)
@@ -87,7 +92,10 @@ def _with_due_rows(
     first_ms: Mapping[int, int],
     until_ms: int,
 ) -> StateChanges:
-    """Return a batch's changes with the due rows of the stacks that it did not change."""
+    """Return a batch's changes with the stored rows that are due by ``until_ms`` and that the batch did not change.
+
+    ``first_ms`` has the time from which to search the stack of each key-group.
+    """
     below = [
         RunsOfKeyGroup(kg, stacks[kg].runs, ms)
         for kg, ms in sorted(first_ms.items())
@@ -105,15 +113,15 @@ def _with_due_rows(
 
 
 def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
-    """Return when each row is due (ms), ``NEVER_MS`` for never."""
+    """Return the time (ms) at which each changed row is due, ``NEVER_MS`` for never."""
     column = one_array(changes.table.column(str(schema.due)))
     deleted = changes.table.column(part_codec.DELETED).to_numpy()
     has_time = valid_mask(column)
     return np.where(deleted if has_time is None else deleted | ~has_time, NEVER_MS, in_milliseconds(column))
 
 
-def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
-    """Return the due keys and their state."""
+def _find_due_keys(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
+    """Return the due keys without input rows, and their state."""
     rows = changes.table.filter(pa.array(is_due)).combine_chunks()
     key_groups = changes.key_groups[is_due]
     hashes = rows.column(part_codec.HASH).to_numpy()
@@ -122,8 +130,8 @@ def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> 
     return touched, rows.select(schema.state.names)
 
 
-def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
-    """Return the changes with some rows replaced, row by row."""
+def _replace_rows(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
+    """Return the changes with the rows of a mask replaced, in order, by those of ``replacement``."""
     rows = changes.table.num_rows
     new_rows = replacement.table.num_rows
     assert new_rows == np.count_nonzero(replaced_rows), "each due key is deleted or kept"
@@ -133,13 +141,13 @@ def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: Stat
     return StateChanges(table.take(pa.array(places)), changes.key_groups)
 
 
-def _first_due(
+def _next_due_times(
     schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int]
 ) -> dict[int, int | None]:
-    """Return when each changed key-group is due next, ``None`` for never.
+    """Return the time (ms) at which each changed key-group is due next, ``None`` for never.
 
-    No rows are read if no older row is due before the changed rows. Otherwise the batch, or an earlier one, may have
-    moved or deleted that row, so the rows are read.
+    No stored rows are read if no older row is due before the changed rows. Otherwise the batch, or an earlier one, may
+    have moved or deleted that row, so the rows are read.
     """
     spans = spans_of(changes.key_groups)
     hashes = changes.table.column(part_codec.HASH).to_numpy()
@@ -153,15 +161,15 @@ def _first_due(
         below = RunsOfKeyGroup(key_group, runs, first_ms[key_group])
         known_ms = find_first_ms_by_hash(hashes[start:end], ms, below)
         if known_ms is None:
-            of_batch = _run(schema, changes.table.slice(start, end - start))
+            of_batch = _changes_as_run(schema, changes.table.slice(start, end - start))
             unsure.append(RunsOfKeyGroup(key_group, (of_batch, *runs), min(below.first_ms, ms)))
         else:
             timers[key_group] = None if known_ms == NEVER_MS else known_ms
     return {**timers, **find_first_due_ms(schema, unsure)}
 
 
-def _run(schema: PlainColumns, table: pa.Table) -> Run:
-    """Return a key-group's changes as a run."""
+def _changes_as_run(schema: PlainColumns, table: pa.Table) -> Run:
+    """Return the changes of a key-group as a run, as a stack has them."""
     rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()
     due = compute_due_times(rows.column(schema.due), deleted)

@@ -21,14 +21,14 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = [
     "TouchedKeys",
-    "counted",
+    "count_by_partition",
+    "count_rows_by_key_group",
+    "find_touched_keys",
     "newest_ms",
-    "on_time",
     "read_state",
-    "received",
     "spans_of",
-    "touch",
-    "with_stored",
+    "with_stored_keys",
+    "without_late_rows",
 ]
 
 _CHECKED_KEYS = 256
@@ -42,7 +42,10 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class TouchedKeys:
-    """Distinct keys by key-group and hash. ``spans`` has (key-group, first key, end), ``codes`` the key of each row."""
+    """The distinct keys of a slot's rows, sorted by key-group and hash.
+
+    ``spans`` has (key-group, first key, end) of each key-group, ``codes`` the index of each row's key.
+    """
 
     keys: pa.Table
     hashes: Hashes
@@ -51,15 +54,18 @@ class TouchedKeys:
     spans: tuple[tuple[int, int, int], ...]
 
     def only(self, is_included: npt.NDArray[np.bool_]) -> tuple["TouchedKeys", npt.NDArray[np.int64]]:
-        """Return the keys of these rows, and their indices among all keys."""
+        """Return the keys of the rows of a mask, and their indices among these keys."""
         kept_keys, codes = np.unique(self.codes[is_included], return_inverse=True)
         key_groups = self.key_groups[kept_keys]
         keys = self.keys.take(pa.array(kept_keys))
         return TouchedKeys(keys, self.hashes[kept_keys], key_groups, codes, spans_of(key_groups)), kept_keys
 
 
-def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-    """Return the keys of ``rows``. Raises ``ConfigError`` for a row of a key-group that this slot does not serve."""
+def find_touched_keys(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
+    """Return the distinct keys of a slot's rows.
+
+    Raises ``ConfigError`` for a key-group that the slot does not serve.
+    """
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
     if order.keyless and not rows.num_rows:
@@ -67,7 +73,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     keys = rows.select(order.key).combine_chunks()
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     codes, first = _grouped(keys, hashes, of_row)
-    by_hash = _order_by_group_and_hash(of_row[first], hashes[first])
+    by_hash = _sort_by_group_and_hash(of_row[first], hashes[first])
     place = np.empty_like(by_hash)
     place[by_hash] = np.arange(len(by_hash))
     first = first[by_hash]
@@ -76,10 +82,8 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     return TouchedKeys(keys.take(pa.array(first)), hashes[first], of_row[first], place[codes], spans_of(of_row[first]))
 
 
-def _order_by_group_and_hash(
-    key_groups: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.int64]:
-    """Return the order by key-group, then hash.
+def _sort_by_group_and_hash(key_groups: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return the indices that sort keys by key-group, then by hash.
 
     The key-group and the upper bits of the hash are sorted as one word, which takes a fifth of the time of ``lexsort``.
     Only hashes that are equal in these bits need ``lexsort``.
@@ -91,8 +95,8 @@ def _order_by_group_and_hash(
     return order
 
 
-def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the touched key-groups and the number of rows of each."""
+def count_rows_by_key_group(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the touched key-groups, and the number of rows of each as a second tuple. Both are empty without rows."""
     if not touched.spans or not len(touched.codes):
         return (), ()
     of_key = np.bincount(touched.codes, minlength=len(touched.hashes))
@@ -101,7 +105,7 @@ def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _without_rows(order: Order, slot: int) -> TouchedKeys:
-    """Return the only key of an aggregate without grouping, if it belongs to this slot."""
+    """Return the only key of an aggregate without grouping if it belongs to this slot, else no key."""
     values = {name: pa.array([0 if name in order.routing else None], order.rows.field(name).type) for name in order.key}
     keys = pa.table(values)
     hashes = keygroups.key_hashes(keys.columns)  # a null does not change a hash
@@ -114,7 +118,7 @@ def _without_rows(order: Order, slot: int) -> TouchedKeys:
 def _grouped(
     keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the index of each row's key within its key-group, and each key's first row.
+    """Return the index of each row's key, and the first row of each key. Equal keys of two key-groups are two keys.
 
     Rows with equal hashes nearly always have equal keys. If not, the bytes of the keys are compared.
     """
@@ -132,7 +136,7 @@ def _grouped(
 
 
 def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
-    """Return (key-group, start, end) of each run of equal key-groups."""
+    """Return (key-group, start, end) of each run of equal numbers in an array of ascending key-groups."""
     if not len(ascending):
         return ()
     begins = (np.flatnonzero(ascending[1:] != ascending[:-1]) + 1).tolist()
@@ -156,7 +160,10 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
 
 
 def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> None:
-    """Compare Spark's hashes of some keys with Python's. Routing and every tool that reads state must agree."""
+    """Raise ``ConfigError`` if Spark and Python hash some keys differently.
+
+    Routing and every reader of state must agree.
+    """
     own = keygroups.key_hashes(keys.columns)
     routed = keygroups.key_groups([keys.column(name) for name in order.routing], order.total)
     if not (np.array_equal(own, hashes) and np.array_equal(routed, key_groups[: len(own)])):
@@ -169,7 +176,7 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
         )
 
 
-def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
+def with_stored_keys(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
     """Return the touched keys and all other keys in the stacks. The others have no rows."""
     names = schema.key.names
     groups = sorted(stacks)
@@ -196,8 +203,11 @@ def read_state(
     return rows.select(schema.state.names), has_state
 
 
-def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
-    """Return the rows that are not late, and the receipt's fields for late rows and event time."""
+def without_late_rows(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
+    """Return the rows that are not late, and the receipt's fields for late rows and event time.
+
+    All rows are returned if the order has no rule for late rows.
+    """
     rule = order.late_rule
     if rule is None:
         return rows, {}
@@ -212,6 +222,7 @@ def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
 
 
 def _count_keys(order: Order, rows: pa.Table) -> int:
+    """Return the number of distinct keys of the rows."""
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     return len(_grouped(rows.select(order.key).combine_chunks(), hashes, rows.column(KEY_GROUP).to_numpy())[1])
 
@@ -230,18 +241,19 @@ def newest_ms(times: pa.ChunkedArray) -> int | None:
 
 
 def _are_late(times: pa.ChunkedArray, watermark_ms: int) -> pa.ChunkedArray:
+    """Return a mask of the times at or before the watermark. A null is not late."""
     limit = min(watermark_ms * _PER_SECOND[times.type.unit] // 1000, _LARGEST)
     return pc.fill_null(pc.less_equal(times.cast(pa.int64()), pa.scalar(limit, pa.int64())), False)
 
 
-def counted(rows: pa.Table, column: str) -> tuple[tuple[int, int, int], ...]:
+def count_by_partition(rows: pa.Table, partition_column: str) -> tuple[tuple[int, int, int], ...]:
     """Return (key-group, partition, row count) of the rows. ``column`` has the numbers of the partitions."""
-    if rows.column(column).null_count:  # rows of initial state
-        rows = rows.filter(rows.column(column).is_valid())
+    if rows.column(partition_column).null_count:  # rows of initial state
+        rows = rows.filter(rows.column(partition_column).is_valid())
     if rows.num_rows == 0:
         return ()
     key_groups = rows.column(KEY_GROUP).to_numpy().astype(np.int64)
-    partitions = rows.column(column).to_numpy().astype(np.int64)
+    partitions = rows.column(partition_column).to_numpy().astype(np.int64)
     pairs, counts = np.unique((key_groups << 32) | partitions, return_counts=True)
     return tuple(
         (int(pair >> 32), int(pair & 0xFFFFFFFF), int(count)) for pair, count in zip(pairs, counts, strict=True)

@@ -87,13 +87,16 @@ def keys_of(home: Home) -> Keys | None:
 
 
 def keys_in(source: str | None, region: str | None) -> Keys | None:
-    """Return the keys in a source as ``encryption_keys`` names it, ``None`` for ``None``. Empty text is refused."""
+    """Return the encryption keys in the source that ``encryption_keys`` names, ``None`` for ``None``.
+
+    Empty text is refused. They are parsed again when their text has changed. ``region`` is the region of a key service.
+    """
     if source is None:
         return None
     text = read_key_source(source)
     cached = _keys.get(source)
     if cached is None or cached[0] != text:
-        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
+        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrap(wrapped, region))
     return cached[1]
 
 
@@ -110,21 +113,22 @@ def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) ->
     return dropped or []
 
 
-def _unwrapped(wrapped: bytes, region: str | None) -> bytes:
+def _unwrap(wrapped: bytes, region: str | None) -> bytes:
+    """Return a key that a key service has encrypted, decrypted by the service in ``region``."""
     from riffle_spark.state.objects.s3_client import unwrapped_key
 
     return unwrapped_key(wrapped, region)
 
 
 def home_with_keys(home: Home, settings: Settings) -> Home:
-    """Return the home with the source of the keys and the key to write with. Raises as ``keys_of``."""
+    """Return the home with the source of the keys and the id of the key to write with. Raises as ``keys_of``."""
     home = replace(home, encryption_keys=settings.encryption_keys or "", key="")
     keys = keys_of(home)
     return home if keys is None else replace(home, key=keys.write_key)
 
 
 def options_of(settings: Settings) -> StoreOptions:
-    """Return the settings that a store is opened with."""
+    """Return the options for opening the object store that the settings set."""
     return StoreOptions(
         root_file_mode=settings.root_file_mode,
         s3_endpoint=settings.s3_endpoint,
@@ -132,7 +136,9 @@ def options_of(settings: Settings) -> StoreOptions:
         s3_kms_key=settings.s3_kms_key,
         s3_server_side_encryption=settings.s3_server_side_encryption,
         s3_requester_pays=settings.s3_requester_pays,
-        s3_patience_seconds=settings.s3_patience,
+        gcs_endpoint=settings.gcs_endpoint,
+        azure_endpoint=settings.azure_endpoint,
+        patience_seconds=settings.s3_patience,
     )
 
 
@@ -147,9 +153,10 @@ def manifest_at(home: Home, sequence: int) -> Manifest:
 
 
 def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
-    """Return a key-group's entry in the log's record ``sequence``. It has this ``head``.
+    """Return a key-group's entry in the log's record ``sequence``.
 
-    The kept manifest may be outdated: a root that was restored from a backup reuses numbers under the same log id.
+    ``head`` is the head that it must have. If the cached manifest has another one, it is read again: a root that was
+    restored from a backup reuses numbers under the same log id.
     """
     entry = manifest_at(home, sequence).entry(*address)
     if entry.head == head:
@@ -181,6 +188,7 @@ def executor_environment() -> Mapping[str, str]:
 
 
 def _executor_id(pid: int) -> str:
+    """Return the executor's id, given the process id of a Python worker."""
     executor = _executor(pid)
     return executor[0] if executor else LOCAL_EXECUTOR
 

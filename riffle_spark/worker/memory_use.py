@@ -19,9 +19,9 @@ def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
     """
     try:
         addresses, used = (int(pages) * resource.getpagesize() for pages in _words(system, "proc/self/statm")[:2])
-        available = _value(_words(system, "proc/meminfo"), b"MemAvailable:") * 1024
+        available = _number_after(_words(system, "proc/meminfo"), b"MemAvailable:") * 1024
         for limit, usage_file, statistics_file, reclaimable in _control_groups(system):
-            cached = _value(_words(system, statistics_file), reclaimable)
+            cached = _number_after(_words(system, statistics_file), reclaimable)
             available = min(available, limit - int((system / usage_file).read_bytes()) + cached)
         address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         available = min(available, address_limit - addresses) if address_limit != resource.RLIM_INFINITY else available
@@ -31,10 +31,12 @@ def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
 
 
 def _words(system: Path, name: str) -> list[bytes]:
+    """Return the words of a file of the system."""
     return (system / name).read_bytes().split()
 
 
-def _value(words: list[bytes], name: bytes) -> int:
+def _number_after(words: list[bytes], name: bytes) -> int:
+    """Return the number that follows ``name`` among the words of a file. Raises ``ValueError`` if it is missing."""
     return int(words[words.index(name) + 1])
 
 
@@ -60,6 +62,7 @@ def _control_groups(system: Path) -> tuple[tuple[int, str, str, bytes], ...]:
 
 
 def _limit(file: Path) -> int:
+    """Return the limit in a control group's file, a large number if it has none."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -34,14 +34,14 @@ from riffle_spark.worker.seal import SlotResult, StateChanges
 __all__ = [
     "CallResult",
     "Timed",
-    "as_declared",
-    "changes_of",
+    "cast_to_declared",
     "due_key_groups",
-    "in_declared_order",
     "run_by_key",
     "run_on_blocks",
     "run_on_due",
     "run_on_elements",
+    "sort_by_declared_order",
+    "to_state_changes",
 ]
 
 
@@ -50,10 +50,10 @@ _Returned = TypeVar("_Returned")
 
 
 class Timed(Protocol):
-    """Wraps a call of the computation to measure its time as a step of its own."""
+    """A function that wraps a call of the computation, so that its time is measured as a step of its own."""
 
     def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-        """Return the wrapped call."""
+        """Return a function that makes the same call and measures its time."""
         ...
 
 
@@ -71,16 +71,19 @@ class CallResult:
     busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
-def as_declared(order: Order, rows: pa.Table) -> pa.Table:
-    """Cast the rows to the declared types, because Spark adds the session's time zone and may widen strings."""
+def cast_to_declared(order: Order, rows: pa.Table) -> pa.Table:
+    """Return a slot's rows cast to the declared types.
+
+    Spark adds the session's time zone to timestamps, and may widen strings.
+    """
     routing = [rows.schema.field(name) for name in (SLOT, KEY_GROUP, HASH)]
     initial = [] if order.initial is None else [pa.field(INITIAL, pa.struct(list(order.initial)))]
     declared = pa.schema([*routing, *order.rows, *initial])
     return cast_table(rows, declared)
 
 
-def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
-    """Sort the rows by the declared order columns, if there are any. The sort is stable."""
+def sort_by_declared_order(order: Order, rows: pa.Table) -> pa.Table:
+    """Return the rows sorted by the order's ``order_by`` columns, if there are any. The sort is stable."""
     if not order.order_by or rows.num_rows == 0:
         return rows
     by = [(name, "ascending") for name in order.order_by]
@@ -95,7 +98,10 @@ def run_on_blocks(
     state: pa.Table,
     has_state: BoolArray,
 ) -> CallResult:
-    """Call the computation once, or once per key-group if it declares that, and join the results."""
+    """Call the computation once, or once per key-group if it declares that, and return the joined results.
+
+    ``state`` has a row for each touched key, ``has_state`` whether the key has stored state.
+    """
     rows = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     calls = (
         _by_key_group(order, rows, touched, state, has_state)
@@ -115,6 +121,7 @@ def run_on_blocks(
 def _at_once(
     order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
+    """Yield 0 and a batch of all rows, or nothing without touched keys."""
     if touched.keys.num_rows:
         yield 0, _batch(order, rows, touched.codes, touched.keys, state, has_state, None)
 
@@ -168,7 +175,10 @@ def run_on_due(
     watermark_ms: int | None,
     timed: Timed,
 ) -> CallResult:
-    """Call the computation with due keys, at once or per key-group as for rows. Keys it does not keep are deleted."""
+    """Call the computation with due keys, at once or per key-group as for rows. Keys it does not keep are deleted.
+
+    ``state`` has the state of each due key. ``timed`` wraps each call.
+    """
     order = replace(order, watermark_ms=watermark_ms)
     count = touched.keys.num_rows
     everything = np.arange(count, dtype=np.int64)
@@ -186,7 +196,10 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
-    """Join the updates of several calls. Each comes with the index of its first key."""
+    """Return the joined updates of several calls. Each update comes with the index of its first key.
+
+    Results have the columns of the order's output, and states those of ``state_schema``.
+    """
     nothing = np.empty(0, dtype=np.int64)
     output_schema = without_letters(order.output)
     if not updates:
@@ -199,7 +212,7 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     return CallResult(output, changed, state, deleted)
 
 
-def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
+def to_state_changes(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
     """Return key columns, new state and the deleted mark of every changed key, ordered by key-group."""
     indices = np.concatenate([result.changed, result.deleted])
     state = result.state
@@ -233,9 +246,11 @@ def run_by_key(
     entries: Mapping[int, Entry],
     timed: Timed,
 ) -> SlotResult:
-    """Run a processor over the touched key-groups and over key-groups of ``entries`` with due timers or elements.
+    """Run a processor key by key over the key-groups of ``entries``, and return its output and changes.
 
-    Raises ``UserFunctionError`` with the processor's error.
+    These are the touched key-groups and key-groups with due timers or elements. ``start_processing`` returns the
+    running processor, given the batch's times and a name for errors. Raises ``UserFunctionError`` with the processor's
+    error.
     """
     with collect_garbage_rarely():
         processing = start_processing(order.times, f"store {order.store!r}")
@@ -275,7 +290,7 @@ def _by_copy(
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
-    """Return the rows and the rows of initial state by key."""
+    """Return the rows of the input, and those of initial state, by key."""
     shown = order.shown or {name: name for name in order.rows.names}
     data = rows.select(list(shown)).rename_columns(list(shown.values()))
     codes = touched.codes
@@ -289,6 +304,7 @@ def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
 
 
 def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateChanges:
+    """Return the changes of all key-groups, with their next due times."""
     tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
@@ -367,7 +383,10 @@ def _wide_rows(
     due_ms: npt.NDArray[np.int64] | None,
     values: pa.Table | None,
 ) -> pa.Table:
-    """Return rows of a delta; without ``values`` they delete the elements."""
+    """Return rows of a delta for elements of variable ``name``; without ``values`` they delete the elements.
+
+    ``owners`` has the index of each element's key in ``stored_columns``.
+    """
     count = len(owners)
     variable = schema.by_name[name]
     part_schema = schema.part_schema(delta=True)
@@ -406,7 +425,7 @@ def _element_timers(columns: ElementColumns, update: block.ElementUpdate) -> dic
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
-    """Return the slot's key-groups with a due timer, element or key, ascending, including key-groups of a last pass.
+    """Return the slot's key-groups with a due timer, element or key, ascending, including those of a last pass.
 
     A computation on the whole store gets all its key-groups.
     """

@@ -60,7 +60,10 @@ class SlotResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SealedDelta:
-    """The bytes of a delta and the ranges of its parts. Empty if nothing changed; then nothing is put."""
+    """The bytes of a delta and the byte ranges of its parts. ``output`` is the part of the output rows, if sealed.
+
+    ``data`` is empty if nothing changed; then nothing is put.
+    """
 
     name: str
     data: bytes
@@ -68,7 +71,10 @@ class SealedDelta:
     output: Part | None
 
     def put(self, objects: ObjectStore) -> None:
-        """Put the object. No other attempt has its name, so if it exists, an earlier try of this put wrote it."""
+        """Put the object.
+
+        No other attempt has its name, so if it exists, an earlier try of this put wrote it.
+        """
         if self.data:
             objects.put_if_absent(self.name, self.data)
 

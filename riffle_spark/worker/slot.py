@@ -40,14 +40,22 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
-from riffle_spark.worker.dead_letters import with_letters
+from riffle_spark.worker.dead_letters import run_with_letters
 from riffle_spark.worker.expiry import with_expired
-from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
+from riffle_spark.worker.input import (
+    TouchedKeys,
+    count_by_partition,
+    count_rows_by_key_group,
+    find_touched_keys,
+    read_state,
+    with_stored_keys,
+    without_late_rows,
+)
 from riffle_spark.worker.member_folders import entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
 
-__all__ = ["beyond_memory", "run_slot"]
+__all__ = ["out_of_memory_error", "run_slot"]
 
 _Params = ParamSpec("_Params")
 _Returned = TypeVar("_Returned")
@@ -82,13 +90,16 @@ def run_slot(
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
-        return _answer(order.output, order.output.empty_table(), receipt)
+        return _answer_table(order.output, order.output.empty_table(), receipt)
     later(attempt.tidy)
-    return _answer(order.output, output, attempt.receipt(slot, executor))
+    return _answer_table(order.output, output, attempt.receipt(slot, executor))
 
 
 class _Attempt:
+    """One attempt of a slot: its folder, store and keys, and what its receipt will report (``facts``)."""
+
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
+        """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
         self.compute = make_store_computation(computation, order.store)
@@ -106,7 +117,7 @@ class _Attempt:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to the step ``name``, without the time of steps inside the block."""
+        """Measure the block as step ``name``, without the time of steps inside the block."""
         outer = self._inside
         self._inside = 0.0
         started = time.perf_counter()
@@ -118,7 +129,7 @@ class _Attempt:
             self._inside = outer + took
 
     def timed(self, call: Callable[_Params, _Returned]) -> Callable[_Params, _Returned]:
-        """Wrap a call of the computation so that its time is added to the step ``user``."""
+        """Return a function that makes the same call and adds its time to the step ``user``."""
 
         def timed_call(*args: _Params.args, **options: _Params.kwargs) -> _Returned:
             with self.step("user"):
@@ -131,13 +142,13 @@ class _Attempt:
         order = self.order
         count = rows.num_rows
         with self.step("touch"):
-            rows, timed = on_time(order, run_computation.as_declared(order, rows))
-            rows = normalise_zeros(run_computation.in_declared_order(order, rows), order.key)
-            touched = touch(order, slot, rows)
-            self.facts.update(received=received(touched), input_bytes=rows.nbytes)
+            rows, timed = without_late_rows(order, run_computation.cast_to_declared(order, rows))
+            rows = normalise_zeros(run_computation.sort_by_declared_order(order, rows), order.key)
+            touched = find_touched_keys(order, slot, rows)
+            self.facts.update(received=count_rows_by_key_group(touched), input_bytes=rows.nbytes)
         self.facts.update(timed)
         if order.read_by is not None:
-            self.facts["partition_rows"] = counted(rows, order.read_by)
+            self.facts["partition_rows"] = count_by_partition(rows, order.read_by)
         computed = self._compute(slot, rows, touched)
         output = computed.output
         with self.step("seal"):
@@ -175,18 +186,19 @@ class _Attempt:
             _logger.debug("cannot merge the stacks of %s: %s", self.order.store, error)
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
+        """Run the computation on the slot's rows, and on due keys of the slot. Nothing is sealed yet."""
         order = self.order
         visited = {key_group for key_group, _, _ in touched.spans}.union(run_computation.due_key_groups(order, slot))
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
         if order.durable:
             self._check_placed(entries)
         else:
-            keeper = StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.whole)
+            keeper = StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.full_entry)
             self.lost = keeper.prepare_caches(entries)
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
-        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has a copy."""
+        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has one."""
         on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
         missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
@@ -196,26 +208,32 @@ class _Attempt:
             raise Misplaced(
                 f"{len(missing)} key-groups have no copy on this executor, but one on a standby. The first is "
                 f"{missing[0]}.",
+                remedy="Do nothing. The batch runs again.",
                 where=f"member {self.folder.member}",
                 id="RIFFLE-0483",
             )
 
     def _has_standby_elsewhere(self, key_group: int) -> bool:
+        """Return whether the order names a standby of the key-group on another member."""
         return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
     def _is_buildable(self, entry: Entry) -> bool:
-        """Whether the key-group is empty, or local files hold all its changes."""
+        """Return whether the key-group is empty, or local files hold all its changes."""
         if entry.head == EMPTY_HEAD:
             return True
         sealed = (self.folder.sealed_path(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
-    def whole(self, key_group: int) -> Entry:
-        """Return a key-group's uncut entry, from the record of the order."""
+    def full_entry(self, key_group: int) -> Entry:
+        """Return the complete entry of a key-group, read from the record of the order.
+
+        Orders have the newest links only.
+        """
         order = self.order
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
+        """Return the receipt of the attempt so far."""
         totals = self.reader.totals
         return Receipt(
             store=self.order.store,
@@ -248,7 +266,7 @@ class _SlotState:
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
         """Call a computation with the rows and the state of the touched keys, then with expired keys."""
         on_tables = partial(self._on_tables, schema, compute, self._stacks(schema))
-        return with_letters(self.attempt.order, self.rows, self.touched, on_tables)
+        return run_with_letters(self.attempt.order, self.rows, self.touched, on_tables)
 
     def _on_tables(
         self,
@@ -263,11 +281,11 @@ class _SlotState:
         order = attempt.order
         with attempt.step("read"):
             if order.whole:
-                touched = with_stored(schema, touched, stacks)
+                touched = with_stored_keys(schema, touched, stacks)
             state, has_state = read_state(schema, touched, stacks)
         with attempt.step("compute"):
             called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, has_state)
-            changes = run_computation.changes_of(schema, touched, called)
+            changes = run_computation.to_state_changes(schema, touched, called)
             result = SlotResult(called.output, changes, busy=called.busy)
             if schema.due is None:
                 return result
@@ -284,7 +302,7 @@ class _SlotState:
                     order, schema, processing, rows, touched, stacks, self.entries, self.attempt.timed
                 )
 
-        return with_letters(order, self.rows, self.touched, by_key)
+        return run_with_letters(order, self.rows, self.touched, by_key)
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
         """Call a computation once with the elements of all touched keys and all due elements."""
@@ -295,9 +313,12 @@ class _SlotState:
             )
 
     def _stacks(self, schema: StoreSchema) -> dict[int, OpenStack]:
+        """Bring the copies to the heads of the entries, and return them open for reading, by key-group."""
         attempt = self.attempt
         order = attempt.order
-        keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
+        keeper = StackKeeper(
+            attempt.folder, schema, attempt.reader, order.epoch, attempt.full_entry, newest=order.newest
+        )
         with attempt.step("fold"):
             stacks, brought = keeper.advance(self.entries)
             attempt.facts.update(restores=brought.restores, folds=brought.folds)
@@ -305,8 +326,11 @@ class _SlotState:
         return stacks
 
 
-def beyond_memory(problem: str) -> ConfigError:
-    """Return the error for a slot with rows or results that exceed the memory of its Python worker."""
+def out_of_memory_error(problem: str) -> ConfigError:
+    """Return the error for a slot with rows or results that exceed the memory of its Python worker.
+
+    ``problem`` is the text of the original error.
+    """
     return ConfigError(
         f"A slot's rows do not fit into its Python worker: {problem}.",
         remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
@@ -316,7 +340,7 @@ def beyond_memory(problem: str) -> ConfigError:
     )
 
 
-def beyond_addresses(problem: str) -> ConfigError:
+def out_of_addresses_error(problem: str) -> ConfigError:
     """Return the error for local copies that exceed a Python worker's address space."""
     return ConfigError(
         f"A slot's local copies do not fit into the address space of its Python worker: {problem}.",
@@ -327,7 +351,7 @@ def beyond_addresses(problem: str) -> ConfigError:
     )
 
 
-def beyond_threads() -> ConfigError:
+def out_of_threads_error() -> ConfigError:
     """Return the error for a Python worker that cannot start a thread."""
     return ConfigError(
         "A Python worker cannot start a thread.",
@@ -339,18 +363,19 @@ def beyond_threads() -> ConfigError:
 
 
 def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
-    """Return an error of the system as a ``RiffleError``; raise any other.
+    """Return an error of the system as a ``RiffleError``. Raises ``error`` itself if it is of another kind.
 
     Errors in the user's function and in the store are already a ``RiffleError``, so the others concern local files.
+    ``folder`` is the folder of local copies, ``None`` if it was not opened.
     """
     if isinstance(error, RiffleError):
         return error
     if isinstance(error, NoRoomForCopies):
-        return beyond_addresses(str(error))
+        return out_of_addresses_error(str(error))
     if isinstance(error, MemoryError):
-        return beyond_memory(str(error) or "out of memory")
+        return out_of_memory_error(str(error) or "out of memory")
     if type(error) is RuntimeError and str(error) == _NO_THREAD:
-        return beyond_threads()
+        return out_of_threads_error()
     if is_offset_overflow(error):
         return offset_overflow_error(error)
     if folder is None or not isinstance(error, OSError) or not disk.is_disk_refusal(error):
@@ -358,7 +383,8 @@ def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
     return disk.disk_refused_error(f"Cannot read or write local copies: {error}.", folder)
 
 
-def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
+def _answer_table(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
+    """Return the output rows of an attempt, with the routing columns of the result and the receipt in a last row."""
     schema, count = result_schema(output), rows.num_rows
     names = pa.repeat(receipt.attempt, count)
     answer = pa.table([names, pa.nulls(count, pa.string()), *rows.columns], schema=schema)

@@ -53,7 +53,10 @@ def run_upkeep(
 
 
 class _Piece:
+    """One piece of upkeep, and what its receipt will report."""
+
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
+        """Create a piece of upkeep. ``random_bytes`` names snapshots, ``budget`` limits time and fetched bytes."""
         self.errors: list[str] = []
         self.facts: dict[str, object] = {"ran": False}
         self._order = order
@@ -76,6 +79,7 @@ class _Piece:
             # Cause: The executor claimed another folder after the driver planned this work.
             raise OutOfDate(
                 f"The order is for member {self._order.member}, but this executor has member {folder.member}.",
+                remedy="Do nothing. The driver orders the work again.",
                 id="RIFFLE-0487",
             )
         with folder.hold(), folder.lock_for_upkeep():
@@ -122,7 +126,7 @@ class _Piece:
             store_of(order.home),
             schemas,
             order.epoch,
-            lambda address: self._whole(*address),
+            lambda address: self._full_entry(*address),
             self._budget,
             lambda: self._has_room(folder),
             keys_of(order.home),
@@ -152,7 +156,7 @@ class _Piece:
         )
 
     def _has_room(self, folder: Folder) -> bool:
-        """Whether the disk has room for another copy. Reports a full disk once."""
+        """Return whether the disk has room for another copy. Reports a full disk once."""
         share = read_disk_use(folder.path).used_share
         if share > self._order.disk_limit and not self._is_disk_full:
             self._is_disk_full = True
@@ -164,6 +168,7 @@ class _Piece:
         return not self._is_disk_full
 
     def _snapshot(self, folder: Folder) -> None:
+        """Take the ordered snapshots within the budget, and record which failed or are left."""
         remaining = len(self._order.snapshots)
         failed: list[Address] = []
         keepers = cache(partial(self._keeper, folder))
@@ -179,29 +184,35 @@ class _Piece:
         self.facts.update(snapshots_left=remaining, failed_snapshots=tuple(failed))
 
     def _scrub(self, folder: Folder) -> None:
+        """Check copies for damage, and record those that were removed."""
         for address in scrub_stacks(folder):
             self._copies.pop(address, None)
             self._gone.append(address)
             self._damaged.append(address)
 
     def _keeper(self, folder: Folder, store: str) -> StackKeeper:
+        """Return the keeper of a store's stacks in the folder."""
         order = self._order
         schema = schema_of_text(store, order.schemas[store])
         reader = Reader(store_of(order.home), keys_of(order.home))
-        return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
+        return StackKeeper(folder, schema, reader, order.epoch, partial(self._full_entry, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:
+        """Take one snapshot, put it, and return it."""
         attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
         return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
-    def _whole(self, store: str, key_group: int) -> Entry:
+    def _full_entry(self, store: str, key_group: int) -> Entry:
+        """Return the complete entry of a key-group, read from the record of the order."""
         address = (store, key_group)
         return entry_at(self._order.home, self._order.sequence, address, self._entries[address].head)
 
     def _fail(self, address: Address, error: object) -> None:
+        """Record an error of the work on one key-group."""
         self.errors.append(f"{address[0]}, key-group {address[1]}: {error}")
 
     def receipt(self, seconds: float) -> UpkeepReceipt:
+        """Return the receipt of the piece, which took ``seconds``."""
         return UpkeepReceipt(
             self._executor,
             copies=tuple((*address, *head) for address, head in self._copies.items()),
@@ -215,9 +226,9 @@ class _Piece:
 
 
 def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStore, attempt: str) -> Snapshot:
-    """Put a snapshot of a key-group from the copy of ``keeper``, under the name of ``attempt``, and return it.
+    """Put a snapshot of a key-group from the copy of ``keeper``, and return it.
 
-    Restores a damaged or missing copy first.
+    ``attempt`` makes its name unique. A damaged or missing copy is restored first.
     """
     try:
         snapshot = keeper.make_snapshot(order.key_group, order.entry, attempt)

@@ -17,7 +17,7 @@ import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.assign.model import Assignment, Member, Move, Task, Traffic, View
 from riffle_spark.settings import LIVE, read_toml
-from riffle_spark.spark.configure import connector
+from riffle_spark.spark.configure import packages
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from tests.kit import settings_reference as reference
@@ -49,16 +49,18 @@ def test_files_that_pages_name_are_there() -> None:
     assert sorted(link for link in named if not any((place / link[1]).is_file() for place in places)) == []
 
 
-def test_the_kafka_connector_of_a_page_is_that_of_the_installed_spark() -> None:
-    """No page fixes its version: the command in getting-started.md prints the one that fits."""
+def test_the_connectors_of_a_page_are_those_of_the_installed_spark() -> None:
+    """No command fixes their version: the one in getting-started.md prints those that fit. Its table has them too."""
     fixed = [page.name for page in PAGES if re.search(r"--packages \S*sql-kafka\S*:[0-9]", page.read_text())]
     assert fixed == []
     page = next(page for page in PAGES if page.name == "getting-started.md")
-    (code,) = re.findall(r"CONNECTOR=\$\(python -c '([^']+)'\)", page.read_text())
+    (code,) = re.findall(r"PACKAGES=\$\(python -c '([^']+)'\)", page.read_text())
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=120
     ).stdout
-    assert printed.strip() == connector(pyspark.__version__)
+    assert printed.strip() == packages(kafka=True, s3a=True)
+    (row,) = [row for row in table_rows(page) if row[0].startswith(pyspark.__version__)]
+    assert [cell.strip("`") for cell in row[1:]] == printed.strip().split(",")
 
 
 def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:

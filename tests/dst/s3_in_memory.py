@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from riffle_spark.state.objects import s3, s3_client
+from riffle_spark.state.objects import remote, s3_client
 from riffle_spark.state.objects.s3 import S3Store
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
@@ -53,7 +53,7 @@ class S3InMemory:
         """Answer requests from now on. A waiting client lets other actors continue."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "simulated")
-        patch.setattr(s3, "time", self)
+        patch.setattr(remote, "time", self)
         patch.setattr(S3InMemory, "serving", self)
         client: Any = s3_client.client_of(self._options)
         client.meta.events.register("before-send.s3", _served, unique_id="simulated")

@@ -6,15 +6,18 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 1. Its class is the class that is called, or the class that the called function returns.
 2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
    to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
-   follows "What to do:".
-3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
+   follows "What to do:". If a whole text is an argument of the function around it, or the result of another function,
+   the texts that are passed or returned are shown, separated by slashes.
+3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself. A
+   warning that contains an error with a remedy of its own has its remedy in a comment ``# Remedy: ...`` below it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -146,23 +149,26 @@ class Reader:
             names = source.names_in(function)
             for call in (node for node in _own_nodes(statement) if isinstance(node, ast.Call)):
                 if id := _id_of(call):
-                    yield self._error(source, call, id, names, f"{place}:{call.lineno}", source.cause(statement.lineno))
+                    where = f"{place}:{call.lineno}"
+                    yield self._error(source, call, id, function, where, source.cause(statement.lineno))
             for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
                     problem, _, remedy = template[found.end() :].partition("What to do: ")
+                    cause, _, stated_remedy = source.cause(statement.lineno).partition("Remedy: ")
                     yield Message(
                         found[1],
                         WARNING,
                         problem.rstrip(),
-                        remedy,
-                        source.cause(statement.lineno),
+                        remedy or stated_remedy,
+                        cause.rstrip(),
                         f"{place}:{text.lineno}",
                     )
 
     def _error(
-        self, source: Source, call: ast.Call, id: str, names: Mapping[str, ast.expr], place: str, cause: str
+        self, source: Source, call: ast.Call, id: str, function: ast.FunctionDef | None, place: str, cause: str
     ) -> Message:
+        names = source.names_in(function)
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
         home = self.source(source.origins[name]) if name in source.origins else source
         maker = home.functions.get(name) if home.path.exists() else None
@@ -173,6 +179,9 @@ class Reader:
         elif maker is not None and maker.returns is not None:
             kind = ast.unparse(maker.returns).split(".")[-1]
             texts |= self._made(home, maker, texts)
+        for key, text in texts.items():
+            if (name := text.strip("{}")) and text == f"{{{name}}}" and name.isidentifier() and function is not None:
+                texts[key] = " / ".join(dict.fromkeys(self._variants(source, function, name))) or text
         return Message(id, kind, texts.get("problem", ""), texts.get("remedy", ""), cause, place)
 
     def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -187,7 +196,38 @@ class Reader:
                     texts[key] = texts[key].replace("{" + parameter + "}", text)
         return texts
 
-    def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911 - a return for each kind of node
+    def _variants(self, source: Source, function: ast.FunctionDef, name: str, depth: int = 0) -> Iterator[str]:
+        """Yield the texts that a variable of a function may have: its arguments, or results of the function called."""
+        if name in {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}:
+            for caller_source, caller, call in self._calls.get(function.name, ()):
+                if function.name.startswith("_") and caller_source is not source:
+                    continue
+                value = _arguments(call, function).get(name)
+                if isinstance(value, ast.Name) and caller is not None and depth < _DEPTH_MAX:
+                    yield from self._variants(caller_source, caller, value.id, depth + 1)
+                if value is not None:
+                    text = self.template(caller_source, value, caller_source.names_in(caller))
+                    yield from () if _is_placeholder(text) else (text,)
+        for index, call in _unpacked_calls(function, name):
+            maker = source.functions.get(ast.unparse(call.func))
+            for values in _results(maker) if maker is not None else ():
+                text = self.template(source, values[index], source.names_in(maker))
+                yield from () if _is_placeholder(text) else (text,)
+
+    @cached_property
+    def _calls(self) -> Mapping[str, Sequence[tuple[Source, ast.FunctionDef | None, ast.Call]]]:
+        """All calls of the product by the function's name, with the function around each."""
+        calls = defaultdict[str, list[tuple[Source, ast.FunctionDef | None, ast.Call]]](list)
+        for path in sorted((CHECKOUT / "riffle_spark").rglob("*.py")):
+            source = self.source(path)
+            for statement, function in _statements(source.tree):
+                for node in _own_nodes(statement):
+                    if isinstance(node, ast.Call):
+                        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+                        calls[name].append((source, function, node))
+        return calls
+
+    def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911, PLR0912 - a return for each kind of node
         """Return an expression as text, with braces around what only a run knows."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else str(node.value)
@@ -197,6 +237,19 @@ class Reader:
             return self.template(source, node.value, names, depth) if _is_text(node.value) else _braced(node.value)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return self.template(source, node.left, names, depth) + self.template(source, node.right, names, depth)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift):
+            return str(ast.literal_eval(node.left) << ast.literal_eval(node.right))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            return self.template(source, node.func.value, names, depth)
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and isinstance(node.slice, ast.Constant)
+        ):
+            table = source.constants.get(node.value.id)
+            for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+                if isinstance(key, ast.Constant) and key.value == node.slice.value:
+                    return self.template(source, value, names, depth + 1)
         if isinstance(node, ast.IfExp):
             return " / ".join(filter(None, (self.template(source, x, names, depth) for x in (node.body, node.orelse))))
         if isinstance(node, ast.Name) and depth < _DEPTH_MAX:
@@ -288,6 +341,44 @@ def _arguments(call: ast.Call, maker: ast.FunctionDef | None) -> dict[str, ast.e
     names = [a.arg for a in maker.args.args if a.arg not in {"self", "cls"}] if maker else list(_POSITIONS)
     arguments = dict(zip(names, call.args, strict=False))
     return {**arguments, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
+
+
+def _unpacked_calls(function: ast.FunctionDef, name: str) -> Iterator[tuple[int, ast.Call]]:
+    """Yield the calls whose result, or each of whose results, is unpacked to a variable, with its position."""
+    assigned = dict(_assignments(ast.walk(function)))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.For):
+            target, value = node.target, node.iter
+        else:
+            continue
+        value = assigned.get(value.id, value) if isinstance(value, ast.Name) else value
+        value = value.body if isinstance(value, ast.IfExp) else value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
+            names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
+            yield from [(names.index(name), value)] if name in names else []
+
+
+def _results(function: ast.FunctionDef) -> Iterator[Sequence[ast.expr]]:
+    """Yield the tuples that a function returns or yields."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return | ast.Yield) and isinstance(node.value, ast.Tuple):
+            yield node.value.elts
+
+
+def _constant_item(source: Source, node: ast.expr) -> ast.expr | None:
+    """Return the item of a module's constant dictionary that an expression reads by a constant key."""
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
+        table = source.constants.get(node.value.id)
+        for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+            if isinstance(key, ast.Constant) and key.value == node.slice.value:
+                return value
+    return None
+
+
+def _is_placeholder(text: str) -> bool:
+    return text.startswith("{") and text.endswith("}") and text.count("{") == 1
 
 
 def _is_text(node: ast.expr) -> bool:

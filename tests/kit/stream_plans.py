@@ -11,12 +11,14 @@ from riffle_spark import Stateful
 from riffle_spark.process.plans.plan_values import nodes_with_paths
 from riffle_spark.process.stages.session_groups import make_group_computation
 from riffle_spark.process.types.stage_specs import AggregateSpec
+from riffle_spark.spark import compat
 from riffle_spark.spark.plans.aggregate_plan import AggregatePlan, read_aggregate
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, cut_query
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.testing import Harness
+from tests.kit.arrow_frames import frame_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -60,12 +62,12 @@ def answer(
 
 def merge_in_slots(plan: AggregatePlan, sent: DataFrame, time_ms: int | None = None, batches: int = 1) -> Node:
     """Return an aggregate's result of rows that its map side has sent, under its own attributes."""
-    table = sent.toArrow().cast(plan.spec.rows)
+    table = compat.to_arrow(sent).cast(plan.spec.rows)
     size = -(-table.num_rows // batches)
     operator = Stateful("slots", plan.spec.stored_key.names, make_group_computation(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         outputs = [slots.feed(table.slice(start, size)) for start in range(0, table.num_rows, size)]
-    merged = sent.sparkSession.createDataFrame(pa.Table.from_pylist(outputs[-1], schema=plan.spec.output))
+    merged = frame_of_table(sent.sparkSession, pa.Table.from_pylist(outputs[-1], schema=plan.spec.output))
     evaluation = plan.evaluation
     leaf = evaluation.catalyst.rows(evaluation.leaf(evaluation.holes[0]).output(), rdd_of(merged))
     return evaluation.fill({0: leaf}, time_ms)

@@ -135,7 +135,7 @@ def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_
     wheel = tmp_path / "riffle_spark-0.1.0-py3-none-any.whl"
     shutil.copy(zip_file, wheel)
     printed = submit(bare_cluster, tmp_path, "--py-files", str(wheel))
-    assert "ConfigError: [RIFFLE-0300] the executors' Python has no module 'riffle_spark'" in printed, printed[-6000:]
+    assert "ConfigError: [RIFFLE-0300] The executors' Python has no module 'riffle_spark'" in printed, printed[-6000:]
     assert ZIP_COMMAND in printed
 
 

@@ -344,7 +344,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
     """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
     fill(world, 2)
-    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", s3_max_attempts=1)
+    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)
     for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
         with pytest.raises(UnavailableError, match="RIFFLE-0125") as caught:

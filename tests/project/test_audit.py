@@ -29,7 +29,7 @@ def test_every_install_looks_at_hashes() -> None:
     """
     lines = (CHECKOUT / "run").read_text().replace("\\\n", " ").splitlines()
     installs = [line for line in lines if INSTALL.search(line) and '"$@"' not in line]
-    assert len(installs) == 6
+    assert len(installs) == 8
     for line in installs:
         hashed = "--require-hashes" in line and "--no-deps" in line
         itself = line.endswith("--no-deps --no-build-isolation -e .")

@@ -34,7 +34,7 @@ PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messag
 SIMULATE = "The simulator imports production code, not the reverse"
 MESSAGES = "messages/ without what computes on Arrow or keeps files"
 SPARK = "pyspark only in spark/"
-BOTO3 = "boto3 only in state/objects/s3 and s3_client"
+CLIENTS = "Clients of object stores only in the store that needs them"
 MACHINE = "Locks of files, programs and Kafka's administration each in their files"
 CALLS = "Clocks, chance and environment only where it is said"
 DATA_FLOW = "Spark's inner parts and the names of objects"
@@ -73,7 +73,8 @@ BREACHES = [
     _imports(SIMULATE, "protocol/ownership/slots", f"{PACKAGE}.simulate.world"),
     _imports(MESSAGES, "messages/upkeep_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
-    _imports(BOTO3, "state/objects/directory", "boto3"),
+    _imports(CLIENTS, "state/objects/directory", "boto3"),
+    _imports(CLIENTS, "state/objects/remote", "requests"),
     _imports(MACHINE, "worker/member_folders", "fcntl"),
     _calls("protocol/upkeep/snapshots", "from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
     _data_flow("spark/engine/routing", "F._jvm.java", "reaches _jvm"),

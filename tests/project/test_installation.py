@@ -7,16 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from riffle_spark.spark_installation import python_problem
 from tests.kit.folders import CHECKOUT
 from tests.kit.pages import blocks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-OTHER_PYTHONS = ("3.10", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+SPARKS = ("3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0")
 MADE_OF = ("riffle_spark", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PAGES = ("README.md", "docs/getting-started.md")
 FOLDER = "/tmp/riffle-quickstart"
@@ -122,18 +124,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Make an environment with nothing but the wheel and some extras; return the folder of its programs."""
+def installed(wheel: Path, tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Make an environment with nothing but the wheel and some extras; return the folder of its programs.
 
-    def install(extras: str, python: str = sys.executable) -> Path:
+    The environment is removed after the test: pytest keeps folders, and each has Spark's 450 MB.
+    """
+
+    def install(extras: str, python: str = sys.executable, *versions: str) -> Path:
         call(python, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
         programs = tmp_path / "environment" / "bin"
         # Packing Spark into a compressed wheel takes longer than everything else.
         stored = "--config-settings=--build-option=--compression=stored"
-        call(programs / "python", "-m", "pip", "install", "-q", stored, f"{wheel}[{extras}]", cwd=tmp_path)
+        call(programs / "python", "-m", "pip", "install", "-q", stored, f"{wheel}[{extras}]", *versions, cwd=tmp_path)
         return programs
 
-    return install
+    yield install
+    shutil.rmtree(tmp_path / "environment", ignore_errors=True)
 
 
 def run_code(programs: Path, code: str, folder: Path) -> str:
@@ -141,10 +147,10 @@ def run_code(programs: Path, code: str, folder: Path) -> str:
     return call(programs / "python", "-c", code, cwd=folder, bin_folder=programs)
 
 
-def run_examples(programs: Path, folder: Path) -> None:
-    """Run the examples of the first two pages that a new user reads."""
-    blocks_found = [block for page in PAGES for block in blocks(CHECKOUT / page) if block.info == "python runnable"]
-    assert {block.page.name for block in blocks_found} == {"README.md", "getting-started.md"}
+def run_examples(programs: Path, folder: Path, pages: Sequence[str] = PAGES) -> None:
+    """Run the examples of the first pages that a new user reads."""
+    blocks_found = [block for page in pages for block in blocks(CHECKOUT / page) if block.info == "python runnable"]
+    assert len({block.page.name for block in blocks_found}) == len(pages)
     examples = [(str(block), block.code.replace(FOLDER, str(folder / "quickstart"))) for block in blocks_found]
     (folder / "blocks.json").write_text(json.dumps(examples))
     assert run_code(programs, RUN_BLOCKS, folder).count("ran ") == len(blocks_found)
@@ -155,13 +161,22 @@ def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:
     run_examples(installed("spark"), tmp_path)
 
 
-@pytest.mark.parametrize("version", OTHER_PYTHONS)
-def test_spark_on_another_python(installed: Callable[..., Path], tmp_path: Path, version: str) -> None:
-    """The same on every other Python that is supported, if this machine has it."""
+@pytest.mark.parametrize("spark", SPARKS)
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_first_query_on_each_python_and_spark(
+    installed: Callable[..., Path], tmp_path: Path, version: str, spark: str
+) -> None:
+    """The README's query runs on every pair that Spark supports. Another pair is refused with the reason."""
     python = find_python(version)
     if python is None:
         pytest.skip(f"this machine has no Python {version}")
-    run_examples(installed("spark", python), tmp_path)
+    programs = installed("spark", python, f"pyspark=={spark}")
+    line, numbers = spark.split(".")[:2], version.split(".")
+    if python_problem((int(line[0]), int(line[1])), tuple(map(int, numbers)), has_setuptools=True):
+        with pytest.raises(AssertionError, match=r"RIFFLE-1160.*does not support Python"):
+            run_examples(programs, tmp_path, PAGES[:1])
+    else:
+        run_examples(programs, tmp_path, PAGES[:1])
 
 
 def test_sketches(installed: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import html
 import inspect
 import re
 import shlex
@@ -13,8 +14,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pyspark.sql.pandas import utils as pyspark_demands
 
+import riffle_spark
 from riffle_spark.process.types.missing_modules import REQUIREMENTS
+from riffle_spark.spark_installation import NEWEST_PYTHON, OLDEST_PYTHON
 from tests.kit.folders import CHECKOUT
+from tests.kit.pages import links
 
 COMMAND = re.compile(r"""pip install ((?:'[^'\n{]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: '[^'\n]+')*)""")
 NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
@@ -69,7 +73,7 @@ def installations() -> list[tuple[str, str]]:
     pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
     wrong = []
     for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
-        for command in COMMAND.findall(page.read_text()):
+        for command in COMMAND.findall(html.unescape(page.read_text())):
             wrong += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
     return wrong
 
@@ -106,3 +110,31 @@ def test_the_requirements_of_messages_are_those_of_the_package() -> None:
 def test_an_impossible_installation_is_noticed(argument: str) -> None:
     """The rule of the test above, on arguments that pip would refuse or that would not help."""
     assert not is_possible(argument)
+
+
+def test_the_version_has_one_value() -> None:
+    """The package and its metadata agree."""
+    assert options()["metadata"]["version"] == riffle_spark.__version__
+
+
+def test_the_metadata_names_each_supported_python() -> None:
+    """As ``./run`` and the documentation do."""
+    classifiers = options()["metadata"]["classifiers"].split("\n")
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
+    assert pythons == [".".join(map(str, version)) for version in supported_pythons()]
+    assert options()["options"]["python_requires"] == f">={pythons[0]}"
+    assert "Typing :: Typed" in classifiers
+
+
+def supported_pythons() -> list[tuple[int, int]]:
+    """Return the versions from the oldest to the newest that `riffle doctor` accepts."""
+    (major, oldest), (_, newest) = OLDEST_PYTHON, NEWEST_PYTHON
+    return [(major, minor) for minor in range(oldest, newest + 1)]
+
+
+def test_links_of_the_readme_work_where_the_package_is_shown() -> None:
+    """With a public address the links are absolute. Without one they are relative, and RELEASE.md has the step."""
+    relative = [link for link in links(CHECKOUT / "README.md") if "://" not in link and not link.startswith("#")]
+    has_address = "project_urls" in options()["metadata"]
+    assert bool(relative) != has_address
+    assert "project_urls" in (CHECKOUT / "RELEASE.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.messages.slot_orders import Part, Receipt, Watermark
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import with_watermark
-from riffle_spark.worker.input import newest_ms, on_time
+from riffle_spark.worker.input import newest_ms, without_late_rows
 from tests.kit.worker.slot_member import Member, rows_of
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -38,7 +38,7 @@ def test_late_is_at_or_before_the_watermark_exactly(tmp_path: Path, unit: str, z
     steps = [watermark + step for step in (-2, -1, 0, 1, 2)]
     times = pa.chunked_array([pa.array([None, *part], pa.timestamp(unit, zone)) for part in (steps[:2], steps[2:], [])])
     rows = pa.table([pa.array(["a"] * len(times)), times], schema=events(times.type))
-    kept, told = on_time(member(tmp_path, times.type).order(), rows)
+    kept, told = without_late_rows(member(tmp_path, times.type).order(), rows)
     assert [value for value in kept["ts"].cast(pa.int64()).to_pylist() if value is not None] == steps[3:]
     assert kept["ts"].null_count == 3
     assert told == {"late_rows": 3, "event_time_max_ms": steps[-1] * 1000 // PER_SECOND[unit]}
@@ -56,7 +56,7 @@ def test_a_watermark_beyond_what_a_unit_can_hold_makes_all_late(tmp_path: Path) 
     """The year 9999 has no nanoseconds; nothing overflows."""
     kind = pa.timestamp("ns")
     rows = rows_of(("a", 2**62), schema=events(kind))
-    assert on_time(member(tmp_path, kind, 253_402_300_799_999).order(), rows)[1]["late_rows"] == 1
+    assert without_late_rows(member(tmp_path, kind, 253_402_300_799_999).order(), rows)[1]["late_rows"] == 1
 
 
 def test_late_rows_touch_nothing_and_are_counted(tmp_path: Path) -> None:

@@ -31,13 +31,15 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
         s3_server_side_encryption="aws:kms",
         s3_requester_pays=True,
         root_file_mode="0640",
+        gcs_endpoint="http://127.0.0.1:2",
+        azure_endpoint="http://127.0.0.1:3/account",
     )
-    constants = {"s3_connect_timeout", "s3_read_timeout", "s3_max_attempts", "s3_max_connections"}
-    options = {each.name.removesuffix("_seconds"): each for each in fields(StoreOptions)}
+    constants = {"connect_timeout", "read_timeout", "max_attempts", "max_connections"}
+    names = {"patience_seconds": "s3_patience"}
+    options = {names.get(each.name, each.name.removesuffix("_seconds")): each for each in fields(StoreOptions)}
     options = {name: each for name, each in options.items() if name not in constants}
-    assert (
-        sorted(options) == sorted(said.given()) == sorted(name for name in LINES if name.startswith(("s3_", "root_")))
-    )
+    of_stores = sorted(name for name in LINES if name.startswith(("s3_", "root_", "gcs_", "azure_")))
+    assert sorted(options) == sorted(said.given()) == of_stores
     seen, unset = options_of(said), StoreOptions()
     assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
     assert {name: getattr(unset, each.name) for name, each in options.items()} == {n: LINES[n].default for n in options}
@@ -90,6 +92,6 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
 def test_a_root_is_reached_with_the_options_of_its_query() -> None:
     """Equal options share a store and its connections, others do not."""
     home = home_of(f"memory://{uuid.uuid4().hex}", Path("unused"))
-    other = replace(home, options=replace(home.options, s3_max_attempts=7))
+    other = replace(home, options=replace(home.options, max_attempts=7))
     assert store_of(home) is store_of(replace(home, application="another"))
     assert store_of(home) is not store_of(other)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from riffle_spark.worker.input import _order_by_group_and_hash
+from riffle_spark.worker.input import _sort_by_group_and_hash
 
 HASHES = st.one_of(st.integers(0, 3), st.integers(2**64 - 4, 2**64 - 1), st.integers(0, 2**64 - 1))
 
@@ -17,7 +17,7 @@ HASHES = st.one_of(st.integers(0, 3), st.integers(2**64 - 4, 2**64 - 1), st.inte
 def test_keys_are_in_the_order_of_group_and_hash(hashes: npt.NDArray[np.uint64], data: st.DataObject) -> None:
     """Also hashes that differ in their lowest bits alone, and the highest key-group."""
     groups = data.draw(arrays.arrays(np.int32, len(hashes), elements=st.sampled_from([0, 1, 7, 32_767])))
-    order = _order_by_group_and_hash(groups, hashes)
+    order = _sort_by_group_and_hash(groups, hashes)
     assert sorted(order.tolist()) == list(range(len(hashes)))
     pairs = list(zip(groups[order].tolist(), hashes[order].tolist(), strict=True))
     assert pairs == sorted(pairs)

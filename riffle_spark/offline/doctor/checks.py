@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.offline.doctor.facts import DiskFacts, JavaFacts, KafkaFacts, Level, PythonFacts, Result, StoreFacts
 from riffle_spark.process.types.missing_modules import REQUIREMENTS, missing_module_remedy
-from riffle_spark.spark_installation import SparkInstallation
+from riffle_spark.spark_installation import SparkInstallation, python_problem
 
 __all__ = [
     "check_clock",
@@ -25,10 +25,7 @@ __all__ = [
     "slots_of",
 ]
 
-OLDEST_PYTHON = (3, 10)
-NEWEST_PYTHON = (3, 13)
 SPARK_LINES = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
-SPARK_3_5_NEWEST_PYTHON = (3, 11)
 _NO_PANDAS = "3"
 _TESTED_JAVA = {3: (8, 11, 17), 4: (17, 21)}
 _CLOCK_WARNING_SECONDS = 60.0
@@ -53,20 +50,13 @@ _INSTALL_JAVA = (
 
 def check_python(python: PythonFacts, spark: SparkInstallation | None) -> Result:
     """Check the driver's Python against riffle_spark and the line of Spark."""
-    newest = SPARK_3_5_NEWEST_PYTHON if spark is not None and spark.line == (3, 5) else NEWEST_PYTHON
-    fact = f"The driver's Python is {python.dotted} ({python.command})."
-    if OLDEST_PYTHON <= python.version[:2] <= newest:
-        return Result("python", "ok", fact)
-    if spark is not None and spark.line == (3, 5) and python.version[:2] == (3, 12):
-        # PySpark 3.5 imports distutils, which Python 3.12 has only in setuptools.
-        if "setuptools" in python.packages:
-            return Result("python", "ok", f"{fact} It has setuptools, which Spark 3.5 needs on Python 3.12.")
-        return Result(
-            "python", "error", f"{fact} Spark 3.5 imports distutils.", "Install setuptools, or use Python 3.11."
-        )
-    allowed = f"{_dotted(OLDEST_PYTHON)} to {_dotted(newest)}"
-    version = f" with Spark {spark.version}" if spark is not None else ""
-    return Result("python", "error", fact, f"Use Python {allowed}{version}.")
+    fact = f"The driver's Python is {python.dotted} ({python.command})"
+    line = spark.line if spark is not None else SPARK_LINES[-1]
+    problem = python_problem(line, python.version, has_setuptools="setuptools" in python.packages)
+    if not problem:
+        return Result("python", "ok", f"{fact}.")
+    remedy = "Use Python 3.10 to 3.13. For Spark 3.5 use 3.10 or 3.11, or 3.12 with setuptools."
+    return Result("python", "error", f"{fact}. {problem}.", remedy)
 
 
 def check_workers(driver: PythonFacts, worker: PythonFacts) -> Result:
@@ -132,6 +122,7 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 
 
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
+    """Check that a package is installed in a version that PySpark and riffle_spark accept."""
     own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1] if name != "pandas" else "0"
     needed = max(minimum, own_minimum, key=_numbers)
     below = ",<3" if name == "pandas" else ""
@@ -320,24 +311,30 @@ def memory_bytes(text: str, unit: int) -> int | None:
 
 
 def _size(number: int) -> str:
+    """Return a number of bytes as Spark writes it, such as ``4g``."""
     return f"{number / _MIB:.0f}m" if number < 10 << 30 else f"{number / (1 << 30):.0f}g"
 
 
 def _whole(text: str | None, default: int) -> int:
+    """Return a text as a whole number, or ``default`` if it is none."""
     return int(text) if text is not None and text.strip().isdigit() else default
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers in a version, to compare it."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _release(version: str) -> str:
+    """Return a version without a suffix, such as ``4.0.1`` for ``4.0.1.dev0``."""
     return ".".join(re.findall(r"\d+", version)[:3])
 
 
 def _dotted(version: Sequence[int]) -> str:
+    """Return the numbers of a version as text."""
     return ".".join(map(str, version))
 
 
 def _choice(numbers: Sequence[int]) -> str:
+    """Return numbers as text, such as ``17 or 21``."""
     return " or ".join(map(str, numbers))

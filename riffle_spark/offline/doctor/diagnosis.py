@@ -50,6 +50,7 @@ def diagnose(settings: Settings, servers: Sequence[str], conf: Mapping[str, str]
 
 
 def _root_results(settings: Settings) -> list[Result]:
+    """Return the results of the checks of the store and its clock."""
     if settings.root is None:
         remedy = "Pass --root URL, or set `root` (spark.riffle.root)."
         return [Result("store", "skipped", "No root is configured.", remedy)]

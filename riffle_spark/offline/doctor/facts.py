@@ -49,7 +49,7 @@ class PythonFacts:
 
     @property
     def dotted(self) -> str:
-        """The version as text."""
+        """Return the version as text."""
         return ".".join(map(str, self.version))
 
 

@@ -40,7 +40,7 @@ def store_facts(store: ObjectStore) -> StoreFacts:
 
 
 class _Probe:
-    """The operations on one object."""
+    """The operations on one probe object, and their results so far."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store = store
@@ -69,33 +69,38 @@ class _Probe:
         )
 
     def _put(self) -> None:
+        """Put the object, and compare the store's clock with this machine's."""
         before = time.time()
         self._store.put_if_absent(self._name, _FIRST)
         self.ahead = _clock_ahead(self._store, self._name, before, time.time())
 
     def _put_again(self) -> None:
+        """Put other bytes under the same name, which the store has to refuse."""
         self.overwrites = self._store.put_if_absent(self._name, _SECOND)
 
     def _read(self) -> None:
+        """Read the object. Raise ``_ProbeError`` if it has other bytes."""
         data = self._store.get(self._name)
         if data not in (_FIRST, _SECOND):
             raise _ProbeError("The object that was just written cannot be read.")
         self.overwrites = self.overwrites or data != _FIRST
 
     def _list(self) -> None:
+        """List the object. Raise ``_ProbeError`` if it is missing."""
         if self._name not in self._store.list(self._name):
             raise _ProbeError("The object that was just written is not listed.")
 
     def _delete(self) -> None:
+        """Delete the object. Raise ``_ProbeError`` if it still exists."""
         self._store.delete([self._name])
         if self._store.exists(self._name):
             raise _ProbeError("The object still exists after its deletion.")
 
 
 def _clock_ahead(store: ObjectStore, name: str, before: float, after: float) -> float | None:
-    """Return how far the store's clock is ahead, 0 if the time of the put fits between ``before`` and ``after``.
+    """Return by how many seconds the store's clock is ahead, ``None`` if it is unknown.
 
-    Stores round times down to a second.
+    It is 0 if the time of the put fits between ``before`` and ``after``. Stores round times down to a second.
     """
     try:
         modified = store.modified(name) if isinstance(store, DatedStore) else None

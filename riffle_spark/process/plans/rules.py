@@ -17,6 +17,9 @@ from riffle_spark.process.types.kept_types import check_columns
 __all__ = ["REFUSED", "Refusal", "check_key", "check_rules", "check_tables", "refusal_error"]
 
 
+_CURRENT_USER: Final = "current_user()"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The message, remedy and id for a term of Spark's that riffle does not support."""
@@ -140,6 +143,12 @@ REFUSED: Final = {
         "runs again would send its rows to other keys.",
         "Group by an expression of the row's columns, for example a hash of them.",
         id="RIFFLE-0620",
+    ),
+    "user_key": Refusal(
+        "groupBy by current_user() is not supported, because Spark reads the name user so if the frame has no such "
+        "column, and all rows would have one key.",
+        "Correct the name of the column, or select it before groupBy.",
+        id="RIFFLE-1126",
     ),
     "event_times": Refusal(
         "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
@@ -288,6 +297,8 @@ def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_rando
     check_columns([field], "key", where=_KEY_CALLS)
     if is_random:
         raise refusal_error("random_key", sql)
+    if sql.lower() == _CURRENT_USER:
+        raise refusal_error("user_key", sql)
 
 
 def _is_user_defined(field: Mapping[str, object]) -> bool:

@@ -322,6 +322,7 @@ class BatchMeasures:
     """Collects the seconds, requests and warnings of one batch."""
 
     def __init__(self, clock: Clock, objects: ObjectStore) -> None:
+        """Start to measure a batch. ``objects`` is the driver's store, whose requests are counted."""
         self._clock = clock
         self._objects = objects
         self._requests_before = dict(objects.requests)

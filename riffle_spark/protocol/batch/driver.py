@@ -42,6 +42,7 @@ class Driver:
     """Runs the micro-batches of a query one after the other."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
+        """Create the driver of the query whose state is below the root of ``home``. Sends no request."""
         settings = load_assignor_setting(settings)
         self._settings = settings
         self._home = home
@@ -199,8 +200,8 @@ class Driver:
     def _settle_append(self, *, is_new_run: bool) -> None:
         """Find out whether an append without an answer was committed.
 
-        Raises ``FencedError`` if another driver has appended, except at the start of a new run, which appends its own
-        claim.
+        ``is_new_run`` is whether the query has restarted. Raises ``FencedError`` if another driver has appended, except
+        for a new run, which appends its own claim next.
         """
         try:
             tail = self._log.settle_append()

@@ -51,6 +51,7 @@ class IdleLoop:
         rounds: Rounds,
         ports: DriverPorts,
     ) -> None:
+        """Create the housekeeping on the parts of a driver. ``operations`` has the requests of operators."""
         self._started_settings = settings
         self._log = log
         self._operations = operations

@@ -66,7 +66,7 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
 def requests_record(tail: Record, ownership: Ownership, requests: Mapping[str, object], stamp: Stamp) -> Record:
     """Return the draft that stores operator requests and the present owners while no batch runs.
 
-    ``orders`` are the requests as JSON.
+    ``requests`` are the requests as JSON.
     """
     return _after(tail, stamp, kind="orders", orders=requests, **_placement_fields(ownership))
 
@@ -82,7 +82,7 @@ def batch_record(
     after_commit: bool,
     key_id: str = "",
 ) -> Record:
-    """Return the draft that commits a batch. ``key`` is the id of the key that its parts are encrypted with.
+    """Return the draft that commits a batch. ``key_id`` is the id of the key that its parts are encrypted with.
 
     It keeps the schemas of stores that this batch does not use.
     """

@@ -99,7 +99,10 @@ def read_requests(requests: Mapping[str, object]) -> StoredRequests:
 
 
 def _mapping(requests: Mapping[str, object], field: str) -> dict[str, object]:
-    """Return the mapping under ``name``, empty if it is missing. Raises ``TypeError`` for another type."""
+    """Return the mapping under ``field`` of a record's requests, empty if it is missing.
+
+    Raises ``TypeError`` for another type.
+    """
     value = requests.get(field, {})
     if type(value) is not dict:
         raise TypeError(f"{field} = {value!r}")
@@ -107,7 +110,7 @@ def _mapping(requests: Mapping[str, object], field: str) -> dict[str, object]:
 
 
 def _by_task(requests: Mapping[str, object], field: str) -> dict[TaskId, str]:
-    """Return the mapping from task names to members under ``name``.
+    """Return the mapping from task names to members under ``field`` of a record's requests, by task.
 
     Raises ``ValueError`` or ``TypeError`` if it is invalid.
     """

@@ -29,6 +29,7 @@ class Discovery:
     """
 
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
+        """Create a discovery that knows no member yet. ``racks_of`` returns the racks of members."""
         self._settings = settings
         self._cluster = cluster
         self._background = background
@@ -156,7 +157,10 @@ class Discovery:
         copies: ReportedCopies,
         now: float,
     ) -> MemberChanges:
-        """Add the members that censuses name, with their copies."""
+        """Add the members that these censuses name, with their copies; return the changes.
+
+        Failed censuses are recorded, so that the executors are asked again later.
+        """
         hosts = {executor.id: executor.host for executor in executors}
         named = [census for census in censuses if census.member and census.executor in hosts]
         racks = self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named]) if named else {}
@@ -200,6 +204,7 @@ class Discovery:
 def _no_census_warning(executor: str, reason: str) -> str:
     """Return the warning that an executor is not a member, for this ``reason``."""
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
+    # Remedy: The error names it. Otherwise do nothing, because the executor is asked again.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
 
@@ -207,6 +212,7 @@ class CensusCalls:
     """Censuses that run beside the batches, at most one at a time per executor."""
 
     def __init__(self, cluster: Cluster, background: Background) -> None:
+        """Create the censuses of ``cluster``, which run in ``background``."""
         self._cluster = cluster
         self._background = background
         self._asked: set[str] = set()

@@ -38,6 +38,7 @@ class RequestRegister:
     """
 
     def __init__(self, key_groups: int, dispatch: str, lock: Lock) -> None:
+        """Create a register without requests, for state with this number of key-groups and this dispatch."""
         self._key_groups = key_groups
         self._dispatch = dispatch
         self._lock = lock
@@ -67,7 +68,7 @@ class RequestRegister:
         Raises ``ConfigError`` if dispatch is ``hashed``, the member is drained, or the key-group or member is unknown.
         """
         if self._dispatch == "hashed":
-            raise _refused(
+            raise _refusal(
                 "With dispatch = hashed key-groups cannot be pinned.", "Use dispatch = partition.", "RIFFLE-0237"
             )
         self._check_key_group(key_group)
@@ -75,7 +76,7 @@ class RequestRegister:
         def add_pin(requests: OperatorRequests) -> OperatorRequests:
             name = self._live_member(member)
             if name in requests.drained:
-                raise _refused(
+                raise _refusal(
                     f"Member {name} is being drained.", "Undrain it first, or pin to another member.", "RIFFLE-0750"
                 )
             return replace(requests, pins={**requests.pins, TaskId(group, key_group): name})
@@ -102,12 +103,12 @@ class RequestRegister:
             name = self._live_member(member)
             drained = requests.drained | {name}
             if not any(m.state == "live" and self._name_of(m.id) not in drained for m in self.members):
-                raise _refused(
+                raise _refusal(
                     f"Member {name} is the last one that is not drained.", "Add an executor first.", "RIFFLE-0751"
                 )
             pinned = [task_name(t) for t, pin in sorted(requests.pins.items()) if pin == name]
             if pinned:
-                raise _refused(
+                raise _refusal(
                     f"Key-groups {', '.join(pinned)} are pinned to member {name}.", "Unpin them first.", "RIFFLE-0752"
                 )
             return replace(requests, drained=drained)
@@ -124,7 +125,7 @@ class RequestRegister:
             state = next((m for m in self.members if member in (m.id, m.executor)), None)
             name = self._name_of(state.id if state else member)
             if state is None and name not in requests.drained:
-                raise _refused(
+                raise _refusal(
                     f"Unknown member {member!r}; drained are {sorted(requests.drained)}.",
                     "Name a member that members() lists.",
                     "RIFFLE-0753",
@@ -151,7 +152,7 @@ class RequestRegister:
         with self._lock:
             slots = (self.requests.slots or cores) + step
             if not 1 <= slots <= cores:
-                raise _refused(
+                raise _refusal(
                     f"Slots per executor must be 1 to {cores}, not {slots}.",
                     "Add or remove executors instead.",
                     "RIFFLE-0754",
@@ -172,7 +173,7 @@ class RequestRegister:
         check_names(changes, "code")
         fixed = sorted(set(changes) - LIVE)
         if fixed:
-            raise _refused(
+            raise _refusal(
                 f"{', '.join(fixed)} cannot change while a query runs.",
                 "Restart the query with the new value.",
                 "RIFFLE-0755",
@@ -212,7 +213,7 @@ class RequestRegister:
             if name in (member.id, member.executor) and member.state != "awaited":
                 return self._name_of(member.id)
         live = ", ".join(f"{m.id} (executor {m.executor})" for m in self.members if m.state != "awaited")
-        raise _refused(f"Unknown live member {name!r}.", f"Name one of {live}.", "RIFFLE-0756")
+        raise _refusal(f"Unknown live member {name!r}.", f"Name one of {live}.", "RIFFLE-0756")
 
     def _name_of(self, member: str) -> str:
         """Return the id that a member has now. It changes once a census names the folder of its executor."""
@@ -221,14 +222,14 @@ class RequestRegister:
     def _check_key_group(self, key_group: int) -> None:
         """Raise ``ConfigError`` for a number that is not a key-group."""
         if not 0 <= key_group < self._key_groups:
-            raise _refused(
+            raise _refusal(
                 f"Unknown key-group {key_group}.", f"Name one of 0 to {self._key_groups - 1}.", "RIFFLE-0757"
             )
 
     def _check_started(self) -> None:
         """Raise ``ConfigError`` before the first batch, because members are unknown until then."""
         if not self.members:
-            raise _refused("The query has not run a batch yet.", "Retry after its first batch.", "RIFFLE-0758")
+            raise _refusal("The query has not run a batch yet.", "Retry after its first batch.", "RIFFLE-0758")
 
     def _change(self, change: Callable[[OperatorRequests], OperatorRequests]) -> OperatorRequests:
         """Replace the requests by what ``change`` returns for them, under the lock; return the new requests."""
@@ -237,5 +238,6 @@ class RequestRegister:
             return self.requests
 
 
-def _refused(problem: str, remedy: str, error_id: str) -> ConfigError:
+def _refusal(problem: str, remedy: str, error_id: str) -> ConfigError:
+    """Return the error for a request that is refused."""
     return ConfigError(problem, remedy=remedy, id=error_id)

@@ -33,6 +33,7 @@ class Ownership:
     """Membership, placement and copies of one query, for its driver."""
 
     def __init__(self, settings: Settings, discovery: Discovery, operations: RequestRegister) -> None:
+        """Create the parts of a query without members. ``operations`` has the requests of operators."""
         self.discovery = discovery
         self.membership = Membership()
         self.copies = CopyTracking()

@@ -39,6 +39,7 @@ class Placement:
     def __init__(
         self, settings: Settings, membership: Membership, copies: CopyTracking, operations: RequestRegister
     ) -> None:
+        """Create a placement without owners. ``operations`` has the requests of operators."""
         self.settings = settings
         self.present = Assignment({})
         self.layout: SlotLayout | None = None
@@ -66,7 +67,10 @@ class Placement:
         unused = slots.settings_without_effect(settings)
         changed = [name for name in unused if getattr(settings, name) != getattr(self.settings, name)]
         if changed:
-            self.warn(f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed)}.")
+            self.warn(
+                f"[RIFFLE-0765] With dispatch = hashed these settings have no effect: {', '.join(changed)}.\n"
+                "  What to do: Set them back, or use another dispatch."
+            )
         self.settings = settings
         self.layout = None
 

@@ -182,7 +182,7 @@ def place_of(
 def readiness_of(situation: Situation, acceptable_lag: int, *, pointers: bool) -> tuple[Readiness, ...]:
     """Return the readiness of every standby and warm-up, standbys first, by key-group.
 
-    ``acceptable`` is the lag in records up to which a copy is warm. With ``pointers`` standbys hold no copies.
+    ``acceptable_lag`` is the lag in records up to which a copy is warm. With ``pointers`` standbys hold no copies.
     """
     present = situation.present
     return (
@@ -210,7 +210,7 @@ def _of_role(
 
 
 def ready_standbys(situation: Situation, acceptable_lag: int) -> dict[TaskId, tuple[MemberId, ...]]:
-    """Return, by task, the live standbys with a copy that lags at most ``acceptable`` records.
+    """Return, by task, the live standbys with a copy that lags at most ``acceptable_lag`` records.
 
     They could take over at once. A task is left out if its owner is known to have no copy: the owner fetches one,
     instead of stopping repeatedly.

@@ -122,7 +122,10 @@ def notify(listener: RebalanceListener, moves: Sequence[MoveFields], live: Itera
             if its_moves:
                 call(its_moves)
         except Exception as error:  # noqa: BLE001 - a user's listener must not stop the query
-            warnings.append(f"[RIFFLE-0760] {call.__name__} of the rebalance listener failed: {error!r}")
+            warnings.append(
+                f"[RIFFLE-0760] {call.__name__} of the rebalance listener failed: {error!r}\n"
+                "  What to do: Correct the method. The moves take place without it."
+            )
     return warnings
 
 

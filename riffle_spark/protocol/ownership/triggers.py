@@ -1,8 +1,8 @@
 """Decide from measurements when a new assignment is due.
 
-Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``Measured`` keeps what the last
-assignment left undone: work that cannot be levelled, and rows that must be read across racks. The trigger fires again
-only after a large change of that rest.
+Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``MeasuredTriggers`` keeps
+what the last assignment left undone: work that cannot be levelled, and rows that must be read across racks. The trigger
+fires again only after a large change of that rest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class Probes:
     def is_due(self, assignment: Assignment, lags: Iterable[int], limits: tuple[int, float], now: float) -> bool:
         """Return whether to probe at time ``now``, and count it.
 
-        ``lags`` are the lags of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval
+        ``lags`` are the lags of all running warm-ups, ``limits`` the acceptable recovery lag and the probing interval
         in seconds. A probe is due if all warm-ups have caught up, or if the interval has passed and one of them has.
         Without warm-ups it is due after an assignment that moved something, or if the interval has passed.
         """
@@ -176,6 +176,7 @@ class MeasuredTriggers:
     """
 
     def __init__(self, weights: Weights, patience: Patience) -> None:
+        """Create triggers that have seen no batch. ``patience`` counts the batches."""
         self.weights = weights
         self.traffic: dict[TaskId, Traffic] = {}
         self._patience = patience

@@ -65,10 +65,12 @@ class Situation:
 
     @cached_property
     def _task_set(self) -> frozenset[model.TaskId]:
+        """Return all tasks as a set."""
         return frozenset(self.tasks)
 
     @cached_property
     def _stores_of(self) -> dict[str, tuple[str, ...]]:
+        """Return the durable stores of each group."""
         return {group: self.groups.stores_of(group, self.stores) for group in self.groups.names}
 
     def stores_of(self, t: model.TaskId) -> tuple[str, ...]:

@@ -159,9 +159,10 @@ class Weights:
         self.racks_of = {partition: tuple(sorted(replicas)) for partition, replicas in by_number.items()}
 
     def traffic(self, groups: Groups, shards: Sequence[tuple[str, int]] | None = None) -> dict[TaskId, Traffic]:
-        """Return each task's rows in thousandths of the mean of tasks, and how many of them each rack has a replica of.
+        """Return each task's traffic: its rows, and for how many of them each rack has a replica.
 
-        ``shards`` are the partitions of key-groups with dispatch by partition.
+        Rows are counted in thousandths of the mean of tasks. ``shards`` are the partitions of key-groups with dispatch
+        by partition. Empty if no racks are known.
         """
         if not self.racks_of:
             return {}

@@ -23,6 +23,7 @@ class Retention:
     """
 
     def __init__(self, versions: int, for_ms: int) -> None:
+        """Create a retention with these limits. ``start`` sets the records."""
         self._versions = versions
         self._for_ms = for_ms
         self._references: Counter[str] = Counter()
@@ -41,7 +42,7 @@ class Retention:
         return self._versions, self._for_ms
 
     def set_limits(self, versions: int, for_ms: int) -> None:
-        """Replace both limits."""
+        """Replace the number of retained records, and the milliseconds for which each is retained."""
         self._versions = versions
         self._for_ms = for_ms
 
@@ -177,6 +178,7 @@ class Deletes:
     """
 
     def __init__(self, objects: ObjectStore, tail: Record | None = None) -> None:
+        """Create the deletes of a claim. ``tail`` is the driver's newest record, ``None`` until it is set."""
         self._objects = objects
         self._tail = tail
 

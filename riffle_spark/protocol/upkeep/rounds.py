@@ -43,6 +43,7 @@ class Rounds:
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
+        """Create rounds on the executors of ``cluster``, which run in ``background``."""
         self.taken = TakenSnapshots(cluster, background.lock())
         self._cluster: Cluster = self.taken
         self._background = background
@@ -83,7 +84,7 @@ class Rounds:
             return self._running
 
     def run_now(self, orders: Mapping[str, UpkeepOrder]) -> None:
-        """Run one round on the caller's thread."""
+        """Run one round on the caller's thread. Its receipts are added to ``arrived``."""
         self.arrived.extend(self._cluster.upkeep(orders) if orders else [])
 
     def run_alone(self, orders: Mapping[str, UpkeepOrder]) -> None:

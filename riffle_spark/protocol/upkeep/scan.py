@@ -148,8 +148,8 @@ def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> U
         return _fenced_error(tail.sequence, "was deleted by another driver")
     # Cause: Retention of this driver deleted the record before the scan had its turn.
     return UnavailableError(
-        f"Record {tail.sequence} was deleted while its scan waited.",
-        remedy="Do nothing, because the next scan uses a newer record.",
+        f"A clean-up of the root waited so long that its record {tail.sequence} was deleted.",
+        remedy="Do nothing. The next clean-up uses a newer record.",
         where=name,
         id="RIFFLE-0245",
     )
@@ -203,6 +203,7 @@ class Scans:
     """Submits the scans of a driver when they are due. Times are seconds of a monotonic clock."""
 
     def __init__(self, objects: ObjectStore, work: ClaimWork, taken_snapshots: TakenSnapshots) -> None:
+        """Create the scans of a root. ``work`` runs them, ``taken_snapshots`` has the driver's own snapshots."""
         self._objects = objects
         self._work = work
         self._taken = taken_snapshots
@@ -229,7 +230,7 @@ class Scans:
             self._submit(tail, retention, clock_seconds, interval)
 
     def submit_if_due(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
-        """Submit a scan if one is due and none is running. ``interval`` is the setting ``orphan_scan_interval``."""
+        """Submit a scan if one is due and none is running. ``interval`` is the seconds between two scans."""
         lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
         is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
         if is_due and not self._is_running:

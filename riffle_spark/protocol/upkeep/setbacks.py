@@ -54,12 +54,12 @@ class Setbacks:
         self._warnings: list[str] = []
 
     def retry_all(self) -> None:
-        """Allow everything to be tried again now."""
+        """Forget all failures, so that everything may be tried again now."""
         with self._lock:
             self._clear()
 
     def forget(self) -> None:
-        """Forget everything, including open drops, because a new run plans anew."""
+        """Forget all failures and all drops that were not run, because a new run makes new plans."""
         with self._lock:
             self._clear()
             self._open_drops.clear()
@@ -85,7 +85,7 @@ class Setbacks:
     def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
         """Return the orders without delayed work, and with open drops.
 
-        Orders without work are left out. Delayed snapshots were left out by ``ready``.
+        Orders without work are left out. Delayed snapshots were left out by ``ready_snapshots``.
         """
         with self._lock:
             allowed = {

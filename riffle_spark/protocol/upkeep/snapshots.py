@@ -131,6 +131,7 @@ class TakenSnapshots:
     """
 
     def __init__(self, cluster: Cluster, lock: Lock) -> None:
+        """Wrap a cluster, whose ``upkeep`` is observed."""
         self._cluster = cluster
         self._lock = lock
         self._running_calls = 0

@@ -73,6 +73,7 @@ class Upkeep:
     def __init__(
         self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
     ) -> None:
+        """Create the upkeep of a driver. ``objects`` is the store for deletes and scans, ``rounds`` runs the plans."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention = Retention(*_retention_limits(settings))
@@ -97,7 +98,7 @@ class Upkeep:
         self._done: Counter[str] = Counter()
 
     def change_settings(self, settings: Settings) -> None:
-        """Apply changed settings."""
+        """Use changed settings from the next plan on, and allow failed work to be tried again."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention.set_limits(*_retention_limits(settings))
@@ -151,6 +152,7 @@ class Upkeep:
     def _warn_of_failure(self, error: object) -> None:
         """Add the warning that upkeep failed with ``error`` and will be retried."""
         # Cause: The error names the cause. Batches are not affected.
+        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
     def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
@@ -343,6 +345,7 @@ class Upkeep:
             restores=receipt.restores,
         )
         # Cause: The error names the cause. Batches are not affected.
+        # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings.update(
             f"[RIFFLE-0818] Upkeep on executor {receipt.executor} failed and will be retried: {error}"
             for error in receipt.errors

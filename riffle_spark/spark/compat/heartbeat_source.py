@@ -52,7 +52,7 @@ class Beats(DataSourceStreamReader):
         return {HEARTBEAT: self._newest_ms}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
-        """Return no partitions."""
+        """Return no partitions, so that no executor runs a task."""
         return []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-__all__ = ["MODULE", "cache_of", "first_class", "looked_up", "nil", "scala_seq"]
+__all__ = ["MODULE", "cache_of", "checked", "first_class", "kind", "looked_up", "nil", "opened_field", "scala_seq"]
 
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
@@ -18,7 +18,7 @@ _caches: list[tuple[Any, dict[object, Any]]] = []
 
 
 def looked_up(jvm: Any, name: str, member: str = "") -> Any:
-    """Return a class of the JVM, or a static member of it. Each is looked up once per JVM.
+    """Return a class of the JVM by its full name, or its static ``member``. Each is looked up once per JVM.
 
     Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
     """
@@ -30,7 +30,10 @@ def looked_up(jvm: Any, name: str, member: str = "") -> Any:
 
 
 def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
-    """Return the first class in ``names`` that exists. It is looked up once per JVM: a Py4J error costs 80 calls."""
+    """Return the first of these classes that exists, by full name. Raise the JVM's error if none does.
+
+    It is looked up once per JVM, because a Py4J error costs 80 calls.
+    """
     cache = cache_of(jvm)
     if ("class", names) not in cache:
         for_name = looked_up(jvm, "java.lang.Class", "forName")
@@ -46,10 +49,22 @@ def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
 
 
 def cache_of(jvm: Any) -> dict[object, Any]:
-    """Return what was looked up in a JVM."""
+    """Return the dictionary of everything that was looked up in a JVM. It may be extended."""
     if not _caches or _caches[-1][0] is not jvm:
         _caches[:] = [(jvm, {})]
     return _caches[-1][1]
+
+
+def kind(node: Any) -> str:
+    """Return the name of a plan node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+def checked(node: Any, name: str) -> Any:
+    """Return a plan node. Raise ``LookupError`` if it is of another class."""
+    if kind(node) != name:
+        raise LookupError(f"the plan is a {kind(node)}")
+    return node
 
 
 def nil(jvm: Any) -> Any:
@@ -58,7 +73,10 @@ def nil(jvm: Any) -> Any:
 
 
 def scala_seq(jvm: Any, items: list[Any]) -> Any:
-    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than there are items."""
+    """Return a Scala Seq of ``items``. No item may be ``None``.
+
+    Many items are passed in fewer calls than there are items.
+    """
     if len(items) <= _CALLS_FOR_MANY:
         sequence = nil(jvm)
         for item in reversed(items):
@@ -71,3 +89,14 @@ def scala_seq(jvm: Any, items: list[Any]) -> Any:
         for start in range(_MOST_AT_ONCE, len(items), _MOST_AT_ONCE):
             java_list.addAll(list_of(*items[start : start + _MOST_AT_ONCE]))
     return looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toSeq")(java_list)
+
+
+def opened_field(jvm: Any, class_name: str, field_name: str) -> Any:
+    """Return a private field of a class, as one that can be read and set."""
+    cache = cache_of(jvm)
+    if ("field", class_name, field_name) not in cache:
+        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
+        field = java_class.getDeclaredField(field_name)
+        field.setAccessible(True)
+        cache["field", class_name, field_name] = field
+    return cache["field", class_name, field_name]

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat.java import checked, kind, looked_up, opened_field
 from riffle_spark.spark.compat.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -27,12 +28,15 @@ from riffle_spark.spark.compat.stateful_processor import (
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
-    "SCALA",
+    "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
     "MapState",
+    "SlotCall",
     "StatefulProcessor",
     "StatefulProcessorHandle",
     "TimerValues",
@@ -43,27 +47,48 @@ __all__ = [
     "cogrouped_in_jvm",
     "conf_of",
     "error_of_class",
+    "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
 
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
+PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
-SCALA: Final = "2.12"
+REPLACING_RULES: Final = ("ReplaceExpressions",)
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True}
 _BEAT_MS: Final = 1000
+_KEPT: Final = "__riffle_kept"
 _PLACE: Final = "__riffle_place"
+_MESSAGES: Final = {
+    "FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME": "{field_name}: {data_type} can not accept object {obj} in "
+    "type {obj_type}.",
+    "FIELD_NOT_NULLABLE_WITH_NAME": "{field_name}: This field is not nullable, but got None.",
+    "RESULT_COLUMN_SCHEMA_MISMATCH": "Number of columns of the returned data doesn't match specified schema. "
+    "Expected: {expected} Actual: {actual}",
+    "UDF_RETURN_TYPE": "Return type of the user-defined function should be {expected}, but is {actual}.",
+}
+"""The messages of the error classes that ``error_of_class`` gets. Spark 3.5 lacks most of them."""
+_EXECUTION: Final = "org.apache.spark.sql.execution"
+_COMPILED: Final = "WholeStageCodegenExec"
+"""The node above a join that Spark compiles. An adaptive plan gets it later."""
+_JOIN: Final = "ShuffledHashJoinExec"
+_MAP: Final = "PythonMapInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
 class VariantType:
-    """A type that Spark 3.5 does not have. Nothing is an instance of it."""
+    """Stands in for the type ``VARIANT``, which Spark 3.5 does not have. Nothing is an instance of it."""
 
 
 def slot_udf(function: Any) -> Any:
-    """Return a function for ``mapInArrow`` on a partition that has the rows of one slot."""
+    """Return a slot's function in the form that ``cogrouped`` calls: for ``mapInArrow`` on the rows of one slot."""
     return partial(_call_on_partition, function)
 
 
@@ -80,7 +105,7 @@ def _call_on_partition(function: Any, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return the result of a ``slot_udf`` per value of a column that both frames have.
+    """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames.
 
     Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
     partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
@@ -91,9 +116,49 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
 
 def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
-    """Return the JVM's frame of ``cogrouped``."""
+    """Return the result of ``cogrouped`` as the JVM's frame."""
     del jvm
     return cogrouped(left, right, by, function, output)._jdf
+
+
+class SlotCall:
+    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+
+    Raise ``LookupError`` if the plan has another form.
+    """
+
+    def __init__(self, node: Any) -> None:
+        below = checked(node, _MAP).child()
+        join = checked(below.child() if kind(below) == _COMPILED else below, _JOIN)
+        self.slots = join.left()
+        self.rows = join.right()
+        self.udf = node.func()
+        self.output = node.output()
+        self._join = join.leftKeys(), join.rightKeys(), join.joinType(), join.buildSide(), join.condition()
+
+    def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
+        """Return a node that calls another function on the rows of other nodes."""
+        join = looked_up(jvm, f"{_EXECUTION}.joins.{_JOIN}")(*self._join, slots, rows, False)
+        return looked_up(jvm, f"{_EXECUTION}.python.{_MAP}")(udf, self.output, join, False)
+
+
+def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
+    """Return whether a Python data source ``name`` is registered. Spark 3.5 has none."""
+    return False
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that stays in the plan of a batch in which it has no rows.
+
+    Spark 3.5 counts the rows of sources by the position of their leaves in the plan. Its optimiser removes an empty
+    leaf, but not below this generator, and then a batch has no figures of its sources.
+    """
+    return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
+
+
+def progress_of(progress: dict[str, Any]) -> Any:
+    """Return a batch's progress as the ``StreamingQuery`` of PySpark 3.5 does: the values of Spark's JSON."""
+    return progress
 
 
 def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines
@@ -102,7 +167,7 @@ def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all li
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. An eager one computes them now.
+    """Return a frame whose rows are stored on the executors. With ``eager`` they are computed now.
 
     Spark 3.5 has no argument for the level. But an RDD that is marked for a local checkpoint accepts another level.
     """
@@ -117,25 +182,25 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """Return the rows of a frame."""
+    """Return the rows of a frame as an Arrow table. Runs a job."""
     return pa.Table.from_batches(frame._collect_as_arrow())
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration without its JVM."""
+    """Return a session's configuration by name, without its JVM."""
     return {row[0]: row[1] for row in spark.sql("SET").collect()}
 
 
-def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return an error of PySpark with the message of an error class, or with its name if Spark 3.5 lacks it."""
-    try:
-        return kind(error_class=name, message_parameters=dict(parameters))
-    except ValueError:
-        return kind(f"[{name}] {', '.join(f'{key}: {value}' for key, value in parameters.items())}")
+def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return a PySpark error of class ``error`` with the message that Spark 4 has for the error class ``name``."""
+    return error(f"[{name}] {_MESSAGES[name].format_map(parameters)}")
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
-    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows."""
+    """Return a stream without rows that has a new offset each second: Spark's source ``rate`` without its rows.
+
+    Raise ``ConfigError`` for another interval.
+    """
     if every_ms != _BEAT_MS:
         # Cause: Spark 3.5 has no data sources in Python, and its source `rate` has an offset per second.
         raise ConfigError(
@@ -147,3 +212,8 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     fields = spark.createDataFrame([], schema).schema.fields
     rate = spark.readStream.format("rate").option("numPartitions", 1).load()
     return rate.where("value < 0").select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in fields])
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "executedPlan").set(execution, plan)

@@ -22,9 +22,15 @@ _LONGEST_WAIT_SECONDS = 600.0
 
 
 def _warn(work: str, error: BaseException) -> None:
-    """Log an error of background work, with its traceback. Otherwise it would end the thread silently."""
+    """Log an error of background ``work``, with its traceback. Otherwise it would end the thread silently."""
     # Cause: A background thread raised an error. Batches continue.
-    _logger.warning("[RIFFLE-0273] %s failed with %r and is retried later.", work, error, exc_info=error)
+    _logger.warning(
+        "[RIFFLE-0273] %s failed with %r and is retried later.\n"
+        "  What to do: Do nothing. If it fails again and again, remove the cause in the traceback.",
+        work,
+        error,
+        exc_info=error,
+    )
 
 
 def random_id() -> str:
@@ -45,9 +51,10 @@ class SystemClock:
 
 
 class Alarm:
-    """Calls a function on a separate thread at a certain time."""
+    """Calls ``ring`` on a separate thread at a certain time."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
+        """Create an alarm that is not set. ``ring`` is the function to call."""
         self._ring = ring
         self._clock = SystemClock()
         self._lock = threading.Lock()
@@ -55,7 +62,7 @@ class Alarm:
         self._stopped = False
 
     def set(self, until_ms: int) -> None:
-        """Set the time of the call. It replaces an earlier time."""
+        """Set the time of the call (milliseconds since the epoch). It replaces an earlier time."""
         seconds = min((until_ms - self._clock.wall_ms()) / 1000, _LONGEST_WAIT_SECONDS)
         with self._lock:
             if self._timer is not None:
@@ -66,7 +73,7 @@ class Alarm:
                 self._timer.start()
 
     def stop(self) -> None:
-        """Cancel the call, and make no more. Idempotent."""
+        """Cancel the call, and make none any more. May be called more than once."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
@@ -85,13 +92,14 @@ class Alarm:
 
 
 class Pulse:
-    """Calls a function on a daemon thread until it returns ``False`` or the pulse is stopped.
+    """Calls ``beat`` on a daemon thread until it returns ``False`` or the pulse is stopped.
 
     It pauses for ``seconds`` between calls. If the function raises, it logs a warning and doubles the pause, up to a
     minute.
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
+        """Create a pulse that is not started. The class describes the arguments."""
         self._beat = beat
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -99,7 +107,10 @@ class Pulse:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start the calls, again if the function returned ``False``, but not after ``stop``. Idempotent."""
+        """Start the calls, again if ``beat`` returned ``False``, but not after ``stop``.
+
+        May be called more than once.
+        """
         with self._lock:
             if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -112,7 +123,7 @@ class Pulse:
         return self.ended(seconds)
 
     def ended(self, seconds: float) -> bool:
-        """Wait for the end of the thread and return whether it ended in time."""
+        """Wait up to ``seconds`` for the end of the thread, and return whether it ended."""
         with self._lock:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -120,6 +131,7 @@ class Pulse:
         return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
+        """Call ``beat`` until it returns ``False`` or the pulse is stopped."""
         pause = self._seconds
         while not self._stopped.wait(pause):
             try:
@@ -185,11 +197,12 @@ class BackgroundThread:
             self._changed.notify_all()
 
     def ended(self, seconds: float) -> bool:
-        """Wait, after ``stop``, for the current piece and return whether it ended in time."""
+        """Wait up to ``seconds``, after ``stop``, for the end of the current piece, and return whether it ended."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
 
     def _run(self) -> None:
+        """Run the pieces of work one by one until ``stop``."""
         while (work := self._next()) is not None:
             try:
                 result = work()
@@ -223,31 +236,44 @@ class Gate:
         self._changed = threading.Condition()
         self._closed = False
         self._inside = False
+        self._waiting = 0
 
     @property
     def closed(self) -> bool:
-        """Whether the gate admits no batch."""
+        """Return whether the gate admits no batch."""
         return self._closed
 
+    @property
+    def has_waiting_batch(self) -> bool:
+        """Whether a batch waits for the gate to open."""
+        return self._waiting > 0
+
     def close(self) -> None:
-        """Admit no further batch. Idempotent."""
+        """Admit no further batch. May be called more than once."""
         with self._changed:
             self._closed = True
 
     def open(self) -> None:
-        """Admit batches. Idempotent."""
+        """Admit batches again. May be called more than once."""
         with self._changed:
             self._closed = False
             self._changed.notify_all()
 
     @contextmanager
     def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
-        """Hold the gate for a batch, once it is open and free. Raise ``Stopped`` if the query stops meanwhile."""
+        """Hold the gate during the block, once it is open and no other batch holds it.
+
+        Raise ``Stopped`` if ``is_stopping`` returns true meanwhile.
+        """
         with self._changed:
-            while self._closed or self._inside:
-                if is_stopping():
-                    raise Stopped
-                self._changed.wait(_GATE_LOOK_SECONDS)
+            self._waiting += 1
+            try:
+                while self._closed or self._inside:
+                    if is_stopping():
+                        raise Stopped
+                    self._changed.wait(_GATE_LOOK_SECONDS)
+            finally:
+                self._waiting -= 1
             self._inside = True
         try:
             yield
@@ -258,7 +284,7 @@ class Gate:
 
     @contextmanager
     def quiet(self, seconds: float) -> Iterator[None]:
-        """Hold the closed gate while no batch runs.
+        """Hold the closed gate during the block, once no batch runs.
 
         Raise ``UnavailableError`` if the current batch does not end within ``seconds``.
         """

@@ -33,6 +33,7 @@ class SparkCluster:
     """
 
     def __init__(self, spark: SparkSession, is_active: Callable[[], bool] = lambda: True) -> None:
+        """Create the cluster of a session. ``is_active`` returns whether jobs may start."""
         self._spark = spark
         self._is_active = is_active
         self._jobs = TaggedJobs(spark, UPKEEP_POOL)
@@ -54,7 +55,7 @@ class SparkCluster:
         return list({census.executor: census for census in [*overdue, *censuses]}.values())
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run the order of each live executor on it. Return the receipts."""
+        """Run the order of each live executor on it, by executor id. Return the receipts."""
         seconds = max((order.seconds + order.timeout_seconds for order in orders.values()), default=0.0)
         deadline = Deadline(self._spark, seconds)
         receipts = self._run(
@@ -78,11 +79,14 @@ class SparkCluster:
             self._run(ids, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return the lost executors that were removed on purpose."""
+        """Return those of these lost executors that were removed on purpose."""
         return inventory.find_planned_removals(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end. Idempotent."""
+        """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end.
+
+        May be called again.
+        """
         self._jobs.stop(seconds)
 
     def _run(
@@ -96,7 +100,8 @@ class SparkCluster:
     ) -> list[T]:
         """Run a function on each live executor of ``executor_ids``, or on each of its cores. Return the parsed answers.
 
-        Return none if a task was overdue.
+        ``function`` returns the function for a layout, ``parse`` parses an answer. Return an empty list if a task was
+        overdue. Raise ``UnavailableError`` if the job fails.
         """
 
         def job() -> list[T]:
@@ -129,6 +134,7 @@ class SparkCluster:
             ) from error
 
     def _frame(self, layout: SlotLayout) -> DataFrame:
+        """Return the placed frame of a layout. Only one thread builds it at a time."""
         with self._building:
             return self._frames.frame(self._spark, layout)
 

@@ -81,7 +81,10 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
 
 @dataclass(slots=True)
 class _ApplicationCache:
-    """Facts that are constant during the life of an application, or of an executor."""
+    """Facts of an application that never change.
+
+    ``excludes`` is whether Spark excludes failing executors. ``executors`` has the known executors by id.
+    """
 
     application: str
     excludes: bool
@@ -93,6 +96,7 @@ _caches: list[_ApplicationCache] = []
 
 
 def _cache_of(spark: SparkSession) -> _ApplicationCache:
+    """Return the cache of the session's application, a new one for a new application."""
     application = application_id(spark)
     if not _caches or _caches[-1].application != application:
         excludes = any(str(spark.conf.get(name, "false")).lower() == "true" for name in _EXCLUDING)
@@ -133,7 +137,7 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def connected(spark: SparkSession) -> frozenset[str]:
-    """Return the ids of the scheduler's executors, including those that no longer get tasks.
+    """Return the ids of the executors that are connected to the scheduler, also those that no longer get tasks.
 
     Raise the JVM's error if the scheduler does not list them.
     """
@@ -141,6 +145,7 @@ def connected(spark: SparkSession) -> frozenset[str]:
 
 
 def _listed(backend: Any) -> list[str]:
+    """Return the ids of the executors that a scheduler's backend lists."""
     return [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
 
 
@@ -157,6 +162,7 @@ def expected_executors(spark: SparkSession, settings: Settings) -> int:
 
 
 def _is_dynamic(spark: SparkSession) -> bool:
+    """Return whether dynamic allocation is enabled."""
     return str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
 
@@ -235,6 +241,7 @@ def running_query(batch: DataFrame) -> Any:
 
 
 def _query_of(batch: DataFrame) -> str | None:
+    """Return the id of the query that a micro-batch belongs to, ``None`` if it is unknown."""
     spark = batch.sparkSession
     return handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
 
@@ -259,7 +266,7 @@ def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> 
 
 
 def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:
-    """Return whether the query may be idle between batches, and executors can be listed meanwhile."""
+    """Return whether the query may be idle after this batch, and executors can be listed meanwhile."""
     return handles.is_classic(spark) and incoming.query_id != DIRECT and not incoming.available_now
 
 
@@ -269,6 +276,7 @@ def is_stopping(batch: DataFrame) -> bool:
 
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
+    """Return Spark's offset-log entry of a batch as text."""
     log = execution.offsetLog()
     out = handles.looked_up(context._jvm, "java.io.ByteArrayOutputStream")()
     log.serialize(log.get(batch_id).get(), out)
@@ -276,6 +284,7 @@ def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
 
 
 def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
+    """Return the facts of a batch with Spark Connect. Raises ``ConfigError`` if the session has several queries."""
     active = batch.sparkSession.streams.active
     if len(active) > 1:
         # Cause: On Spark Connect a batch does not show its query, so a session may run only one.
@@ -318,11 +327,12 @@ def latest_offsets(batch: DataFrame) -> list[str]:
 
 
 def _items(seq: Any) -> list[Any]:
+    """Return the items of a Scala sequence."""
     return [seq.apply(index) for index in range(seq.size())]
 
 
 def find_planned_removals(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
-    """Return the executors that were removed on purpose. ``executors`` are executors that no longer get tasks."""
+    """Return those of these executors that were removed on purpose. They no longer get tasks."""
     deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
 
@@ -351,6 +361,7 @@ def reason_of(spark: SparkSession, executor: str, deadline: float) -> str:
 
 
 def _recorded_reason(context: Any, executor: str) -> str | None:
+    """Return the reason that Spark recorded for the removal of an executor, ``None`` if there is none yet."""
     backend = context.schedulerBackend()
     summary = context.statusStore().executorSummary(executor)
     if summary.removeReason().isDefined():

@@ -19,6 +19,7 @@ __all__ = [
     "NoJvm",
     "Py4JJavaError",
     "active",
+    "add_pool",
     "cogrouped",
     "context",
     "first_class",
@@ -42,6 +43,8 @@ __all__ = [
 
 _logger = logging.getLogger("riffle_spark")
 _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
+_SCHEDULER = "org.apache.spark.scheduler"
+_FAIR = "FAIR"
 _SEPARATOR = "\x1f"
 """A character that no setting contains."""
 _TASKS = 10_000
@@ -59,21 +62,24 @@ def is_classic(spark: SparkSession) -> bool:
 
 
 def is_same(spark: SparkSession, earlier: SparkSession | None) -> bool:
-    """Return whether two Python objects wrap the same JVM session. Spark makes a new wrapper for every micro-batch."""
+    """Return whether two Python objects wrap the same JVM session.
+
+    Spark makes a new wrapper for every micro-batch.
+    """
     if spark is earlier or earlier is None or not (is_classic(spark) and is_classic(earlier)):
         return spark is earlier
     return bool(spark._jsparkSession == earlier._jsparkSession)
 
 
 def context(spark: SparkSession) -> Any:
-    """Return the SparkContext, or raise ``NoJvm``."""
+    """Return the SparkContext. Raise ``NoJvm`` with Spark Connect."""
     if not is_classic(spark):
         raise NoJvm("Spark Connect has no SparkContext")
     return spark.sparkContext
 
 
 def session(spark: SparkSession) -> Any:
-    """Return the JVM's session, or raise ``NoJvm``."""
+    """Return the JVM's session. Raise ``NoJvm`` with Spark Connect."""
     if not is_classic(spark):
         raise NoJvm("Spark Connect has no JVM session")
     return spark._jsparkSession
@@ -81,7 +87,10 @@ def session(spark: SparkSession) -> Any:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active session of this thread within the block. Threads of a caller have none."""
+    """Make ``spark`` the active session of this thread within the block.
+
+    Threads that a caller has started have none.
+    """
     sessions = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.SparkSession")
     previous = sessions.getActiveSession()
     sessions.setActiveSession(session(spark))
@@ -104,7 +113,7 @@ def sent_files(spark: SparkSession) -> tuple[str, ...]:
 
 
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
-    """Return the result of a slot's function per value of a column that both frames have.
+    """Return the frame of a slot function's results, called per value of column ``by`` with the rows of both frames.
 
     PySpark's own way makes up to ten JVM calls per column. It is used without a JVM, and if the JVM refuses.
     """
@@ -118,7 +127,7 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
 
 def observed(frame: DataFrame, name: str) -> int | None:
-    """Return the number that a computed frame observed under a name, or ``None`` if it is unknown.
+    """Return the number that a computed frame has observed under ``name``, ``None`` if it is unknown.
 
     It is read from the plan that ran, because Spark's listener bus may drop events under load. With Spark Connect it is
     unknown.
@@ -130,8 +139,17 @@ def observed(frame: DataFrame, name: str) -> int | None:
 
 
 def release(frame: DataFrame) -> None:
-    """Drop the blocks of a local checkpoint."""
-    frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
+    """Drop the blocks of the local checkpoint that ``frame`` reads."""
+    context(frame.sparkSession)._jsc.sc().unpersistRDD(frame._jdf.queryExecution().analyzed().rdd().id(), False)
+
+
+def add_pool(spark: SparkSession, name: str) -> None:
+    """Add a pool to Spark's fair scheduler. Spark warns of a pool that it has to add itself."""
+    jvm = context(spark)._jvm
+    pools = context(spark)._jsc.sc().taskScheduler().rootPool()
+    if str(pools.schedulingMode()) == _FAIR and pools.getSchedulableByName(name) is None:
+        first_in = looked_up(jvm, f"{_SCHEDULER}.SchedulingMode$", MODULE).FIFO()
+        pools.addSchedulable(looked_up(jvm, f"{_SCHEDULER}.Pool")(name, first_in, 0, 1))
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
@@ -142,6 +160,7 @@ def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any
 
 
 def _parameter_count(jvm: Any) -> int:
+    """Return how many parameters the constructor of Spark's ``LogicalRDD`` has."""
     cache = cache_of(jvm)
     if _LOGICAL_RDD not in cache:
         plan_class = looked_up(jvm, "java.lang.Class", "forName")(_LOGICAL_RDD)
@@ -199,6 +218,7 @@ class Py4JJavaError(Exception):
     """An error that Spark recognises, by its traceback, as an interruption of ``foreachBatch``."""
 
     def __str__(self) -> str:
+        """Return a text that Spark recognises as an interruption."""
         return "An error occurred while calling foreachBatch.\n: java.lang.InterruptedException: the query was stopped"
 
 

@@ -43,12 +43,17 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
         topics = {topic for options in sources if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Spark did not return the options of the source. Placement ignores the racks of the input.
-        _logger.warning("[RIFFLE-0278] Cannot read the query's Kafka options: %s", str(error).split("\n")[0])
+        _logger.warning(
+            "[RIFFLE-0278] Cannot read the query's Kafka options: %s\n"
+            "  What to do: Do nothing. Batches run, and owners are placed without the racks of the input.",
+            str(error).split("\n")[0],
+        )
         return None
     return KafkaSource(servers, tuple(sorted(topics)), sources[0])
 
 
 def _kafka_options(batch: DataFrame) -> list[dict[str, str]]:
+    """Return the options of the query's Kafka sources, with names in lower case."""
     return [options for options in source_options(batch) if _BOOTSTRAP in options]
 
 
@@ -65,12 +70,13 @@ def unbounded_batches(batch: DataFrame) -> str | None:
     if all(_MAX_OFFSETS.lower() in options for options in sources):
         return None
     return (
-        f"[RIFFLE-0652] The Kafka source has no {_MAX_OFFSETS}, and a slot holds its rows of a batch in memory. "
-        "Set it to the number of rows that a batch should read."
+        f"[RIFFLE-0652] The Kafka source has no {_MAX_OFFSETS}, and a slot holds its rows of a batch in memory.\n"
+        "  What to do: Set it to the number of rows that a batch should read."
     )
 
 
 def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
+    """Return the topics that a source with these options reads."""
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",")]
     if "assign" in options:
@@ -80,7 +86,7 @@ def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
 
 
 def _topics_read(batch: DataFrame) -> list[str]:
-    """Return the topics in the latest offsets. Kafka's offsets map topics to partitions."""
+    """Return the topics in the query's latest offsets. Kafka's offsets map topics to partitions."""
     sources = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
     return [topic for offsets in sources for topic, partitions in offsets.items() if isinstance(partitions, dict)]
 
@@ -105,13 +111,20 @@ def partition_racks(
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Kafka did not answer or refused the login, or only Java's client supports the source's options.
         # Placement ignores the racks of the input.
-        _logger.warning("[RIFFLE-0279] Cannot read the racks of %s at %s: %s", ", ".join(topics), bootstrap, error)
+        _logger.warning(
+            "[RIFFLE-0279] Cannot read the racks of %s at %s: %s\n"
+            "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
+            ", ".join(topics),
+            bootstrap,
+            error,
+        )
         return {}
 
 
 def _describe(
     servers: Sequence[str], topics: Sequence[str], security: Mapping[str, Any], seconds: float
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return Kafka's descriptions of the brokers and of the topics."""
     with administrator(servers, seconds, security) as admin:
         return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
 
@@ -119,13 +132,20 @@ def _describe(
 def _partition_racks(
     described: Iterable[Mapping[str, Any]], racks: Mapping[int, str | None]
 ) -> Iterable[tuple[tuple[str, int], tuple[str, ...]]]:
+    """Yield ((topic, partition), racks of its replicas). Warns of topics that Kafka does not describe.
+
+    ``described`` are Kafka's descriptions of topics, ``racks`` has the rack of each broker.
+    """
     for topic in described:
         name = str(_field(topic, "name", "topic"))
         if topic["error_code"]:
             # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
             # topic.
             _logger.warning(
-                "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s", name, topic["error_code"]
+                "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s\n"
+                "  What to do: Check that the topic exists and that the query's user may describe it.",
+                name,
+                topic["error_code"],
             )
             continue
         for partition in topic["partitions"]:

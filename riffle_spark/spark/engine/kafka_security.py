@@ -38,6 +38,7 @@ def security_of(options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _sasl(options: Mapping[str, str]) -> dict[str, object]:
+    """Return the client's arguments for the login. Raise ``ConfigError`` for an unsupported mechanism."""
     mechanism = options.get("kafka.sasl.mechanism", "GSSAPI").strip().upper()
     if mechanism in _PASSWORDS:
         login = _login(options.get("kafka.sasl.jaas.config", ""))
@@ -51,17 +52,20 @@ def _sasl(options: Mapping[str, str]) -> dict[str, object]:
         return {"sasl_mechanism": mechanism, "sasl_kerberos_service_name": service}
     if mechanism == "AWS_MSK_IAM":
         return {"sasl_mechanism": mechanism}
-    raise _refused(f"kafka.sasl.mechanism = {mechanism}", "PLAIN, SCRAM, GSSAPI with a ticket cache, or AWS_MSK_IAM")
+    raise _refusal(f"kafka.sasl.mechanism = {mechanism}", "PLAIN, SCRAM, GSSAPI with a ticket cache, or AWS_MSK_IAM")
 
 
 def _login(jaas: str) -> Mapping[str, str]:
-    """Return the options of the login module in ``kafka.sasl.jaas.config``: ``Module required name="value";``."""
+    """Return the options of the login module in ``kafka.sasl.jaas.config``: ``Module required name="value";``.
+
+    Raise ``ConfigError`` unless they have a user name and a password.
+    """
     words = _words(jaas)
     options = {words[index - 1]: words[index + 1] for index in range(2, len(words) - 1) if words[index] == "="}
     if not {"username", "password"} <= options.keys():
-        raise _refused("kafka.sasl.jaas.config without username and password", "both in its login module")
+        raise _refusal("kafka.sasl.jaas.config without username and password", "both in its login module")
     if options.get("tokenauth", "false").lower() == "true":
-        raise _refused("kafka.sasl.jaas.config with tokenauth", "username and password")
+        raise _refusal("kafka.sasl.jaas.config with tokenauth", "username and password")
     return options
 
 
@@ -73,7 +77,7 @@ def _words(jaas: str) -> list[str]:
     while position < len(text):
         word = _JAAS_WORD.match(text, position)
         if word is None:
-            raise _refused("a kafka.sasl.jaas.config that is not one entry", 'Module required name="value" ...;')
+            raise _refusal("a kafka.sasl.jaas.config that is not one entry", 'Module required name="value" ...;')
         quoted = word[1] if word[1] is not None else word[2]
         words.append((word[3] or word[4]) if quoted is None else _ESCAPED.sub(r"\1", quoted))
         position = word.end()
@@ -81,17 +85,18 @@ def _words(jaas: str) -> list[str]:
 
 
 def _ssl_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """Return the TLS context for the options. Raise ``ConfigError`` for an unsupported store."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(options.get("kafka.ssl.endpoint.identification.algorithm", "https").strip())
-    truststore = _store(options, "truststore", "kafka.ssl.truststore.certificates")
+    truststore = _read_store_content(options, "truststore", "kafka.ssl.truststore.certificates")
     if truststore is None:
         context.load_default_certs()
     else:
-        certificates, _ = _read_store(truststore, options, "truststore")
+        certificates, _ = _parse_store(truststore, options, "truststore")
         context.load_verify_locations(cadata=certificates.decode())
-    keystore = _store(options, "keystore", "kafka.ssl.keystore.certificate.chain")
+    keystore = _read_store_content(options, "keystore", "kafka.ssl.keystore.certificate.chain")
     if keystore is not None:
-        chain, key = _read_store(keystore, options, "keystore")
+        chain, key = _parse_store(keystore, options, "keystore")
         key = key or options.get("kafka.ssl.keystore.key", "").encode()
         password = options.get("kafka.ssl.key.password") or options.get("kafka.ssl.keystore.password")
         with tempfile.NamedTemporaryFile() as file:  # Python reads a client's key only from a file; its mode is 0600
@@ -100,34 +105,42 @@ def _ssl_context(options: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _store(options: Mapping[str, str], kind: str, inline: str) -> bytes | None:
-    """Return the bytes of a trust store or key store, or ``None`` if the options name none."""
-    if inline in options:
-        return options[inline].encode()
-    location = options.get(f"kafka.ssl.{kind}.location")
+def _read_store_content(options: Mapping[str, str], store_type: str, content_option: str) -> bytes | None:
+    """Return the bytes of the trust store or key store that the options name, ``None`` if they name none.
+
+    ``store_type`` is ``truststore`` or ``keystore``. The option ``content_option`` holds the store's content itself;
+    otherwise the option ``kafka.ssl.<store_type>.location`` names a file.
+    """
+    if content_option in options:
+        return options[content_option].encode()
+    location = options.get(f"kafka.ssl.{store_type}.location")
     return None if location is None else Path(location).read_bytes()
 
 
-def _read_store(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, bytes]:
-    """Return the certificates and the private key of a store in PEM. The key is empty if the store has none."""
+def _parse_store(data: bytes, options: Mapping[str, str], store_type: str) -> tuple[bytes, bytes]:
+    """Return the certificates and the private key of a store in PEM. The key is empty if the store has none.
+
+    ``store_type`` is ``truststore`` or ``keystore``. Raise ``ConfigError`` for an unsupported format or a wrong
+    password.
+    """
     if _PEM in data:
         return data, data if b"PRIVATE KEY-----" in data else b""
     if data.startswith(_JKS):
-        raise _refused(f"kafka.ssl.{kind}.location in the JKS format", "a PKCS12 or PEM store")
+        raise _refusal(f"kafka.ssl.{store_type}.location in the JKS format", "a PKCS12 or PEM store")
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.serialization import pkcs12
     except ImportError:
-        raise _refused(
-            f"kafka.ssl.{kind}.location in PKCS12 without the package cryptography",
+        raise _refusal(
+            f"kafka.ssl.{store_type}.location in PKCS12 without the package cryptography",
             "a PEM store, or pip install 'cryptography>=42' in the driver's Python",
         ) from None
-    password = options.get(f"kafka.ssl.{kind}.password")
+    password = options.get(f"kafka.ssl.{store_type}.password")
     try:
         store = pkcs12.load_pkcs12(data, password.encode() if password else None)
     except ValueError:
-        problem = f"kafka.ssl.{kind}.location, which is not a PKCS12 store, or has another password"
-        raise _refused(problem, "a PKCS12 or PEM store, and its password") from None
+        problem = f"kafka.ssl.{store_type}.location, which is not a PKCS12 store, or has another password"
+        raise _refusal(problem, "a PKCS12 or PEM store, and its password") from None
     entries = [store.cert, *store.additional_certs]
     encoding = serialization.Encoding.PEM
     certificates = b"".join(entry.certificate.public_bytes(encoding) for entry in entries if entry is not None)
@@ -140,7 +153,8 @@ def _read_store(data: bytes, options: Mapping[str, str], kind: str) -> tuple[byt
     return certificates, store.key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, encryption)
 
 
-def _refused(problem: str, remedy: str) -> ConfigError:
+def _refusal(problem: str, remedy: str) -> ConfigError:
+    """Return the error for options that Python's client does not support."""
     # Cause: riffle reads the racks of partitions with Python's client, which connects with the options of the source.
     return ConfigError(
         f"Python's Kafka client does not support {problem}.",

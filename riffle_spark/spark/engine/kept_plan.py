@@ -22,12 +22,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from riffle_spark.messages.slot_orders import SLOT
+from riffle_spark.spark.compat import SlotCall
+from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
 
 __all__ = ["KeptPlans", "PlacedSlots", "PlanFrame"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
-_COGROUP = "FlatMapCoGroupsInArrowExec"
 _ADAPTIVE = "AdaptiveSparkPlanExec"
 _LEAF = "RDDScanExec"
 _SORT = "SortExec"
@@ -83,37 +84,41 @@ class KeptPlans:
         output: StructType,
         plan_by_spark: Callable[[], PlanFrame],
     ) -> PlanFrame:
-        """Return the result of a batch, from the kept plan, or else from ``plan_by_spark``. Its plan is then kept.
+        """Return the uncomputed result of a batch, from the kept plan or else from ``plan_by_spark``.
 
-        A batch that is not a plain RDD leaves the kept plan unchanged.
+        ``name`` names the operator. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
+        batch that is not a plain RDD leaves the kept plan unchanged.
         """
         kept_ingredients, plan, tries = self._plans.get(name, (None, None, 0))
         if kept_ingredients != ingredients:
             plan = None
             tries = _TRIES
-        rows = _try(name, lambda: _rows_of(batch)) if tries else None
+        rows = _result_or_none(name, lambda: _rows_of(batch)) if tries else None
         if rows is None:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
             replan = partial(plan.planned, slots, batch, rows, function, output)
-            result = _try(name, replan)
+            result = _result_or_none(name, replan)
             if result is None:  # The caller's thread may have no session. Setting one costs calls.
                 with handles.active(batch.sparkSession):
-                    result = _try(name, replan)
+                    result = _result_or_none(name, replan)
             if result is not None:
                 self._plans[name] = ingredients, plan, _TRIES
                 return result
         new_frame = plan_by_spark()
-        new_plan = _try(name, lambda: _KeptPlan(slots, new_frame.frame))
+        new_plan = _result_or_none(name, lambda: _KeptPlan(slots, new_frame.frame))
         if plan is not None or new_plan is None:
             self.fallbacks += 1
         self._plans[name] = ingredients, new_plan, tries - 1
         return new_frame
 
 
-def _try(name: str, call: Callable[[], T]) -> T | None:
-    """Return the result of a call, or ``None`` if it fails with anything but an interruption."""
+def _result_or_none(name: str, call: Callable[[], T]) -> T | None:
+    """Return the result of a call, or ``None`` if it fails with anything but an interruption.
+
+    ``name`` is for the log.
+    """
     try:
         return call()
     except Exception as error:  # the JVM may raise any error; planning by Spark only takes longer
@@ -124,38 +129,40 @@ def _try(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """The nodes of a plan, and the arguments of the nodes that each batch makes anew."""
+    """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
         top = frame._jdf.queryExecution().executedPlan()
-        call = _checked(top.initialPlan() if _kind(top) == _ADAPTIVE else top, _COGROUP)
-        leaf, *above = [node for node in reversed(_down(call.right())) if _kind(node) != _SORT]
+        self._call = SlotCall(top.initialPlan() if kind(top) == _ADAPTIVE else top)
+        leaf, *above = _up(self._call.rows)
         self._spark = frame.sparkSession
-        self._slots = _down(call.left())[-1]
+        self._slots, *self._above_slots = _up(self._call.slots)
         self._leaf = _elements(leaf)
-        self._counting = 1 + [_kind(node) for node in above].index(_COUNTING)
-        self._groups = call.leftGroup(), call.rightGroup()
-        self._output = call.output()
-        self._udf, self._command = _udf_arguments(call.func())
+        self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
+        self._udf, self._command = _udf_arguments(self._call.udf)
         self._above = above
         with handles.active(self._spark):
-            self._above = self._copied(self._slots.rdd())[1:]  # New copies, because nodes that ran keep their shuffle.
+            # New copies, because nodes that ran keep their shuffle.
+            self._above = self._copy_nodes(self._slots.rdd())[1:]
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
         self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, output: StructType
     ) -> PlanFrame:
-        """Return the result for the rows of a batch. Raise ``LookupError`` if the function is broadcast."""
+        """Return the uncomputed result for the rows of a batch.
+
+        Raise ``LookupError`` if the function would be broadcast.
+        """
         if slots.frame is not self._placed.frame:
             self._move(slots)
-        nodes = self._copied(rows)
+        nodes = self._copy_nodes(rows)
         udf = self._python_udf(function, output)
-        rdd = self._node(f"python.{_COGROUP}", *self._groups, udf, self._output, self._slots, nodes[-1]).execute()
         session = handles.session(batch.sparkSession)
         counting = nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
-        plan = handles.logical_rdd(jvm, self._output, rdd, self._partitioning, session)
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, nodes[-1]).execute()
+        plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         return PlanFrame(
             handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
         )
@@ -172,20 +179,22 @@ class _KeptPlan:
         projection, column = _slot_in(above)
         columns = above[projection].projectList()
         by = handles.scala_seq(handles.context(self._spark)._jvm, [columns.apply(column).toAttribute()])
-        exchange = [_kind(node) for node in above].index(_EXCHANGE)
+        exchange = [kind(node) for node in above].index(_EXCHANGE)
         _, *rest = _elements(above[exchange])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
-        columns = columns.updated(column, self._slot_column(columns.apply(column), slots.slot_by_key_group()))
-        above[projection] = self._node(_PROJECTION, columns, above[projection].child())
+        columns = columns.toBuffer()
+        columns.update(column, self._slot_column(columns.apply(column), slots.slot_by_key_group()))
+        above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         self._slots = leaf
+        self._top_of_slots = _stacked(leaf, self._above_slots)[-1]
         self._partitioning = placed.outputPartitioning()
         self._above = above
         self._placed = slots
 
     def _slot_column(self, column: Any, slot_by_key_group: str) -> Any:
         """Return the column of slots with another array of slot numbers."""
-        element_at = _checked(_checked(column, "Alias").child(), "ElementAt")
+        element_at = checked(checked(column, "Alias").child(), "ElementAt")
         ints = self._class("java.lang.Class").forName("[I")
         array = self._class("com.fasterxml.jackson.databind.ObjectMapper")().readValue(slot_by_key_group, ints)
         array = self._class(f"{_EXPRESSIONS}.UnsafeArrayData").fromPrimitiveArray(array)
@@ -193,20 +202,20 @@ class _KeptPlan:
         return column.withNewChildInternal(element_at.withNewChildrenInternal(literal, element_at.right()))
 
     def _node(self, name: str, *arguments: Any) -> Any:
+        """Return a new node of an executed plan, by the name of its class."""
         return self._class(f"{_EXECUTION}.{name}")(*arguments)
 
     def _class(self, name: str) -> Any:
+        """Return a class of the JVM by its full name."""
         return handles.looked_up(handles.context(self._spark)._jvm, name)
 
-    def _copied(self, rdd: Any) -> list[Any]:
+    def _copy_nodes(self, rdd: Any) -> list[Any]:
         """Return copies of the nodes on top of other rows, the leaf first."""
         output, _, *rest = self._leaf
-        nodes = [self._node(_LEAF, output, rdd, *rest)]
-        for node in self._above:
-            nodes.append(node.withNewChildInternal(nodes[-1]))
-        return nodes
+        return _stacked(self._node(_LEAF, output, rdd, *rest), self._above)
 
     def _python_udf(self, function: object, output: StructType) -> Any:
+        """Return the node's expression that calls ``function``. Raise ``LookupError`` if PySpark would broadcast it."""
         pickled = cloudpickle.dumps((function, output))  # type: ignore[no-untyped-call]
         if len(pickled) > _MAX_FUNCTION_BYTES or list(handles.context(self._spark)._pickled_broadcast_vars):
             raise LookupError("PySpark broadcasts the function, or something in it")
@@ -234,11 +243,19 @@ def _udf_arguments(udf: Any) -> tuple[list[Any], list[Any]]:
     return arguments, [*environment, function.broadcastVars(), function.accumulator()]
 
 
-def _down(node: Any) -> list[Any]:
-    """Return a node and its descendants down to the leaf with rows."""
+def _up(node: Any) -> list[Any]:
+    """Return the nodes from the leaf with rows up to a node, without sorts."""
     nodes = [node]
-    while _kind(nodes[-1]) != _LEAF:
+    while kind(nodes[-1]) != _LEAF:
         nodes.append(nodes[-1].child())
+    return [node for node in reversed(nodes) if kind(node) != _SORT]
+
+
+def _stacked(leaf: Any, above: list[Any]) -> list[Any]:
+    """Return a leaf, and copies of the nodes above it."""
+    nodes = [leaf]
+    for node in above:
+        nodes.append(node.withNewChildInternal(nodes[-1]))
     return nodes
 
 
@@ -248,20 +265,13 @@ def _elements(node: Any) -> list[Any]:
 
 
 def _slot_in(nodes: list[Any]) -> tuple[int, int]:
-    """Return the index of the node that computes the slot, and the index of the column in it."""
+    """Return the index of the node that computes the slot, and the index of the column in it.
+
+    Raise ``LookupError`` if no node does.
+    """
     for index, node in enumerate(nodes):
-        columns = node.projectList() if _kind(node) == _PROJECTION else None
+        columns = node.projectList() if kind(node) == _PROJECTION else None
         names = [] if columns is None else [columns.apply(column).name() for column in range(columns.size())]
         if SLOT in names:
             return index, names.index(SLOT)
     raise LookupError("no node computes the slot")
-
-
-def _checked(node: Any, kind: str) -> Any:
-    if _kind(node) != kind:
-        raise LookupError(f"the plan is a {_kind(node)}")
-    return node
-
-
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())

@@ -21,7 +21,7 @@ _ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 
 
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
-    """Return the layout as a DataFrame: partition i holds the number of slot i, and prefers its executor.
+    """Return a layout as a DataFrame: partition i holds the number of slot i, and prefers its executor.
 
     The number of calls to the JVM does not depend on the number of slots. Raise the JVM's error if this version of
     Spark lacks such a plan. The caller then uses ``hash_placed``.
@@ -63,7 +63,7 @@ def _lines(jvm: Any, lines: Sequence[str]) -> Any:
 
 
 def _wrapped(jvm: Any, array: Any) -> Any:
-    """Return a Java array as a mutable Scala Seq."""
+    """Return a Java array as a mutable Scala sequence."""
     return handles.looked_up(jvm, "scala.Predef", "genericWrapArray")(array)
 
 
@@ -74,9 +74,13 @@ def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 
 
 class PlacedFrames:
-    """Caches the frames of the last ``capacity`` layouts of a session. ``silent`` logs the fallback at level debug."""
+    """Caches the frames of the last ``capacity`` layouts of a session.
+
+    ``placeable`` is false once placement has failed. ``silent`` logs that at level debug instead of a warning.
+    """
 
     def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
+        """Create an empty cache. The class describes the arguments."""
         self._capacity = capacity
         self._silent = silent
         self._spark: SparkSession | None = None
@@ -97,6 +101,7 @@ class PlacedFrames:
         return frame
 
     def _build(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
+        """Return a new frame of a layout, placed on executors if possible and else by hash."""
         if self.placeable and not handles.is_classic(spark):
             self._disable_placement("Spark Connect has no JVM handle")
         if self.placeable:
@@ -107,7 +112,13 @@ class PlacedFrames:
         return hash_placed(spark, layout)
 
     def _disable_placement(self, reason: str) -> None:
+        """Place by hash from now on, for this ``reason``, and log that."""
         self.placeable = False
         level = logging.DEBUG if self._silent else logging.WARNING
         # Cause: Spark Connect has no JVM handle, or this version of Spark lacks a private class that placement needs.
-        _logger.log(level, "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s", reason)
+        _logger.log(
+            level,
+            "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s\n"
+            "  What to do: Use a classic session of a supported version of Spark, or do nothing.",
+            reason,
+        )

@@ -37,8 +37,8 @@ __all__ = [
     "routed",
     "slot_by_key_group",
     "spark_schema",
+    "union_initial_state",
     "watermark_in",
-    "with_initial",
 ]
 
 # Spark 4.1 requires the time zone of timestamps. Before, it was always UTC.
@@ -54,21 +54,22 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 def arrow_schema(frame: DataFrame, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a frame's rows in a Python worker. Arguments and errors are those of ``arrow_of``."""
+    """Return the Arrow schema of a frame's rows in a Python worker. See ``arrow_of`` for arguments and errors."""
     return arrow_of(frame.schema, where, shown)
 
 
 def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
     """Return the Arrow schema of a Spark schema.
 
-    ``shown`` maps internal column names to the user's names. Raise ``ConfigError`` for the first column with a
-    type that cannot be stored.
+    ``where`` is the place in errors. ``shown`` maps internal column names to the user's names. Raise ``ConfigError``
+    for the first column with a type that cannot be stored.
     """
     check_columns(schema.jsonValue()["fields"], where=where, display_names=shown)
     return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])
 
 
 def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> pa.Field:
+    """Return the Arrow field of a Spark field. Raise ``ConfigError`` for a type that Spark cannot pass to Python."""
     try:
         arrow = to_arrow_schema(T.StructType([field]), **_ZONE)  # type: ignore[arg-type] # 4.0 has no such argument
     except (PySparkTypeError, ValueError) as refused:  # pyarrow raises the latter
@@ -88,6 +89,7 @@ def spark_schema(schema: pa.Schema) -> T.StructType:
 
 
 def _spark_field(field: pa.Field) -> T.StructField:
+    """Return the Spark field of an Arrow field. Raise ``ConfigError`` for a type that Spark lacks."""
     try:
         return from_arrow_schema(pa.schema([field])).fields[0]
     except PySparkTypeError as refused:
@@ -99,9 +101,10 @@ def _spark_field(field: pa.Field) -> T.StructField:
 
 
 def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
-    """Return each row's slot, key-group, key hash and needed columns, in this order, with the columns renamed.
+    """Return the rows of a batch as slots get them: slot, key-group, key hash, and the columns that an order needs.
 
-    Spark's path to Python looks columns up by name, and fails if the name has a dot or a backtick in it.
+    The columns are renamed to ``__riffle_<number>``. Spark's path to Python looks columns up by name, and fails if the
+    name has a dot or a backtick in it.
     """
     if layout.shards is None:
         key_group = keygroups.spark_expression(order.routing, order.total)
@@ -119,7 +122,7 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
 
 
 def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
-    """Return the batch with unique column names, and with the nested fields that operators use as columns.
+    """Return the batch with unique column names, and with the struct fields that operators use as columns.
 
     Raise ``ConfigError`` if two operators use fields with the same name.
     """
@@ -133,8 +136,12 @@ def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
     return batch.select("*", *[F.col(".".join(map(quoted, field.path))).alias(field.name) for field in fields])
 
 
-def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
-    """Return the rows that an order needs, followed by the rows of its initial state. These have only keys."""
+def union_initial_state(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
+    """Return the rows that an order needs, followed by one row per row of the initial state.
+
+    A row of initial state has only its keys and, in column ``INITIAL``, the state. That column is null in rows of the
+    batch.
+    """
     names = order.rows.names
     types = {field.name: field.dataType for field in batch.schema.fields}
     keys = set(order.key)
@@ -170,6 +177,7 @@ def has_partition_columns(frame: DataFrame) -> bool:
 
 
 def _partition_sources(frame: DataFrame) -> list[Column | None]:
+    """Return the columns of topic and partition in a frame, ``None`` for a missing one."""
     rows = arrow_schema(frame)
     case_sensitive = is_case_sensitive(frame.sparkSession)
     return [source_of(name, rows, "dispatch", case_sensitive=case_sensitive) for name in PARTITION_COLUMNS]
@@ -201,7 +209,8 @@ def partitions_of(batch: DataFrame, limit: int) -> list[Partition]:
 def _shard(shards: Shards, columns: tuple[str, str]) -> str:
     """Return the SQL of a row's shard: a look-up by partition in a literal array per topic.
 
-    A row of an unregistered partition raises an error that names the partition.
+    ``columns`` are the SQL of the topic and partition. A row of an unregistered partition raises an error that names
+    the partition.
     """
     topic, partition = columns
     number = f"try_cast({partition} as int)"
@@ -216,7 +225,7 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
 
 
 def slot_by_key_group(layout: SlotLayout, total: int) -> str:
-    """Return the number of each key-group's slot, as JSON."""
+    """Return as JSON the list of slot numbers by key-group. ``total`` is the number of key-groups."""
     numbers = [0] * total
     for slot in layout.slots:
         for key_group in slot.key_groups:
@@ -230,9 +239,9 @@ def quoted(name: str) -> str:
 
 
 def watermark_in(schema: T.StructType, store: str) -> Watermark:
-    """Return the watermark of the first timestamp column that has one from ``withWatermark``.
+    """Return the watermark of the first timestamp column of ``schema`` that has one from ``withWatermark``.
 
-    Raise ``ConfigError`` if no column has one.
+    Raise ``ConfigError`` for the operator of ``store`` if no column has one.
     """
     for field in schema.fields:
         if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType)):
@@ -247,7 +256,10 @@ def watermark_in(schema: T.StructType, store: str) -> Watermark:
 
 
 def policy_in(spark: SparkSession) -> WatermarkPolicy:
-    """Return how Spark combines several watermarks. In a batch's session it is the value from the checkpoint."""
+    """Return whether Spark uses the minimum or the maximum of several watermarks.
+
+    In a batch's session it is the value from the checkpoint.
+    """
     policy = spark.conf.get(_POLICY, "min") or "min"
     return "max" if policy.lower() == "max" else "min"
 

@@ -30,7 +30,7 @@ def digest(frame: DataFrame) -> str:
 
 
 def _exact(column: Column, kind: DataType) -> Column:
-    """Return a column with maps as lists of entries, and variants with their type."""
+    """Return a column of this type with maps as lists of entries, and variants with their type."""
     if not any(word in kind.simpleString() for word in _INEXACT):
         return column
     if isinstance(kind, compat.VariantType):

@@ -86,6 +86,7 @@ class SparkWork:
         initial: Mapping[str, DataFrame] = MappingProxyType({}),
         reads: Mapping[str, StageInput] = MappingProxyType({}),
     ) -> None:
+        """Create the work of a batch. ``initial`` has the frames of initial state by store. Runs no job."""
         self._batch = batch
         self._operators = {operator.store: operator for operator in operators}
         self._sinks = sinks
@@ -103,7 +104,7 @@ class SparkWork:
         self._losses = Losses(batch.sparkSession, settings.batch_attempts)
 
     def is_placed(self) -> bool:
-        """Return whether slots are placed by executor, not by hash."""
+        """Return whether slots are placed on named executors, not by hash."""
         return self._frames.placeable
 
     def executors(self) -> Sequence[Executor]:
@@ -151,14 +152,14 @@ class SparkWork:
         """Run the slots of an order, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
         try:
-            result = StoredResult(self._planned(layout, order, channel), several=several)
+            result = StoredResult(self._plan_result(layout, order, channel), several=several)
         finally:
             accumulated = [] if channel is None else channel.accumulator.value.pop(channel.run_id, [])
         self._results[order.store] = result
         return [Receipt.from_json(text) for text in result.receipts(accumulated, len(order.slots))]
 
-    def _planned(self, layout: SlotLayout, order: Order, channel: ReceiptChannel | None) -> PlanFrame:
-        """Return the frame of the slots of an order, from a kept plan if possible."""
+    def _plan_result(self, layout: SlotLayout, order: Order, channel: ReceiptChannel | None) -> PlanFrame:
+        """Return the uncomputed result of an order's slots, from a kept plan if possible."""
         output = routing.spark_schema(result_schema(order.output))
         compute = self._operators[order.store].compute
         function = compat.slot_udf(slot_function(order, compute, routing.arrow_of(output), channel))
@@ -183,16 +184,20 @@ class SparkWork:
         return self._plan_fallbacks
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType) -> PlanFrame:
-        """Return the frame of an order's slots, planned by PySpark: routed rows, cogrouped with the placed slots."""
+        """Return the uncomputed result of an order's slots, planned by PySpark.
+
+        Routed rows are cogrouped with the placed slots.
+        """
         counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
         slots = self._frames.frame(self._batch.sparkSession, layout)
         result = handles.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
         return PlanFrame(result, lambda: handles.observed(result, _ROWS))
 
     def _route(self, layout: SlotLayout, order: Order) -> DataFrame:
+        """Return the routed rows of an order, from the batch or from the stage's own input."""
         batch = self._inputs.get(order.store, self._batch)
         if order.initial is not None:
-            batch = routing.with_initial(batch, order, self._initial[order.store])
+            batch = routing.union_initial_state(batch, order, self._initial[order.store])
         return routing.routed(batch, order, layout)
 
     def count_routed_rows(self) -> Mapping[str, int | None]:
@@ -220,6 +225,7 @@ class SparkWork:
                 self._give(store, rows, delivery)
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
+        """Return the output rows of a store, of the attempts that the receipts name."""
         return self._results[store].rows(_attempts(store, receipts), self._operators[store].declared.output)
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
@@ -263,7 +269,7 @@ class SparkWork:
         self._batch.write.format("noop").mode("append").save()
 
     def release(self) -> None:
-        """Drop the stored results. Idempotent."""
+        """Drop the stored results. May be called more than once."""
         for result in self._results.values():
             result.release()
         self._results.clear()
@@ -271,6 +277,7 @@ class SparkWork:
 
 
 def _attempts(store: str, receipts: Sequence[Receipt]) -> list[str]:
+    """Return the names of the attempts of a store."""
     return [receipt.attempt for receipt in receipts if receipt.store == store]
 
 
@@ -316,12 +323,16 @@ def sealed_rows(spark: SparkSession, home: Home, store: str, links: Sequence[Lin
 
 
 def read_function(home: Home, store: str, schema: pa.Schema) -> Callable[[Batches], Batches]:
-    """Return the function for ``mapInArrow`` that turns rows with links into the rows of their parts."""
+    """Return the function for ``mapInArrow`` that reads sealed output.
+
+    It gets rows with links, and returns the rows of the linked parts.
+    """
     text = home.to_json()
     return lambda batches: _read(text, store, schema, batches)
 
 
 def _read(home_json: str, store: str, schema: pa.Schema, batches: Batches) -> Batches:
+    """Yield the rows of the parts that the input's links name. Runs on executors."""
     home = Home.from_json(home_json)
     reader = Reader(store_of(home), keys_of(home))
     for batch in batches:
@@ -348,7 +359,7 @@ def _cast_to_output(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _with_letter_column(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return sealed rows with the dead-letter column of the schema, or without any if the schema has none.
+    """Return sealed rows with the dead-letter column if ``schema`` has it, and without it otherwise.
 
     Raise ``ConfigError`` if there are dead letters but the query has no sink for them.
     """

@@ -37,12 +37,12 @@ class StageInput(Protocol):
 
     @property
     def after(self) -> Sequence[str]:
-        """Return the stores of the stages before."""
+        """Return the stores of the stages whose results it reads."""
         ...
 
     @property
     def empty(self) -> DataFrame:
-        """Return a frame without rows."""
+        """Return a frame without rows that has the columns of the rows."""
         ...
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
@@ -69,6 +69,7 @@ class StoredResult:
     """
 
     def __init__(self, result: kept_plan.PlanFrame, *, several: bool) -> None:
+        """Compute a result and store it, on two executors if there are ``several``."""
         self._rows = result.rows
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         eager = handles.is_classic(result.frame.sparkSession)
@@ -77,7 +78,8 @@ class StoredResult:
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
         """Return the receipts that tasks sent by accumulator if there is one per slot, else the receipts in the result.
 
-        A task sends none if it finds its partition computed by another task that failed afterwards.
+        ``accumulated`` are the receipts sent. A task sends none if it finds its partition computed by another task that
+        failed afterwards.
         """
         if len(accumulated) == slots:
             return accumulated
@@ -93,7 +95,7 @@ class StoredResult:
         return ours.selectExpr(f"if({_OURS}, {LETTER}, {_FAILS}) as {LETTER}").select(f"{LETTER}.*")
 
     def routed(self) -> int | None:
-        """Return how many rows were shuffled, or ``None`` if that is unknown."""
+        """Return how many rows were routed to the slots, or ``None`` if that is unknown."""
         try:
             return self._rows()
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error; the rows can be counted again
@@ -109,7 +111,12 @@ class StoredResult:
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
-            _logger.log(level, "[RIFFLE-0654] Cannot release the result of a batch: %s", error)
+            _logger.log(
+                level,
+                "[RIFFLE-0654] Cannot release the result of a batch: %s\n"
+                "  What to do: Do nothing, because Spark removes the blocks later.",
+                error,
+            )
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
@@ -124,6 +131,7 @@ def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> Da
 
 
 def _mark(attempts: Sequence[str]) -> str:
+    """Return the SQL of a column that is true for rows of these attempts."""
     names = ", ".join(f"'{attempt}'" for attempt in attempts)
     return f"{ATTEMPT} in ({names}) as {_OURS}"
 

@@ -9,6 +9,7 @@ one stage after the other, although other executors are idle.
 4. After 10 seconds the thread stops looking, because a repeated run would take longer than the wait.
 """
 
+import logging
 import re
 import threading
 import time
@@ -23,10 +24,11 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.worker.slot import beyond_memory
+from riffle_spark.worker.slot import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
+_logger = logging.getLogger("riffle_spark")
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05
 T = TypeVar("T")
@@ -62,12 +64,17 @@ class TaggedJobs:
     """
 
     def __init__(self, spark: SparkSession, pool: str) -> None:
+        """Create jobs with a tag of their own, for the scheduler pool ``pool``."""
         self._spark = spark
         self._pool = pool
         self._tag = f"{pool}-{uuid.uuid4().hex}"
         self._ended = threading.Condition()
         self._running = 0
         self._stopped = False
+        try:
+            handles.add_pool(spark, pool)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool, with a warning
+            _logger.debug("Cannot add scheduler pool %s: %s", pool, error)
 
     def run(self, jobs: Callable[[], T], otherwise: T) -> T:
         """Return the result of ``jobs``, or ``otherwise`` if ``stop`` cancelled or prevented them."""
@@ -98,6 +105,7 @@ class TaggedJobs:
                 self._ended.wait(_CANCEL_AGAIN_SECONDS)
 
     def _cancel(self) -> None:
+        """Cancel all running jobs with the tag. Errors are ignored."""
         with suppress(Exception):
             if handles.is_classic(self._spark):
                 handles.context(self._spark).cancelJobsWithTag(self._tag)
@@ -133,6 +141,7 @@ class Deadline:
     """
 
     def __init__(self, spark: SparkSession, seconds: float) -> None:
+        """Create a deadline of ``seconds`` for each task."""
         self.seconds = seconds
         self.passed = False
         self.overdue: tuple[str, ...] = ()
@@ -150,6 +159,7 @@ class Deadline:
             yield
 
     def _watch(self) -> None:
+        """Cancel the jobs once a task of them has run too long, or if they get no core for too long."""
         start = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
@@ -183,6 +193,7 @@ class Losses:
     """Watches the runs of a batch for lost executors. The last of ``runs`` is not cancelled."""
 
     def __init__(self, spark: SparkSession, runs: int) -> None:
+        """Create the watch over a batch that runs at most ``runs`` times."""
         self._spark = spark
         self._runs_left = runs
         self._start = time.time()
@@ -205,13 +216,14 @@ class Losses:
                 # Cause: Spark lost these executors, for example with their machine. The batch runs again on the others.
                 raise Misplaced(
                     f"Executors {', '.join(sorted(watch.lost))} were lost while slots ran.",
+                    remedy="Do nothing. The batch runs again on the other executors.",
                     where="executors",
                     id="RIFFLE-0291",
                 ) from error
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
-        """Raise an error with a remedy if Python or executors ran out of memory.
+        """Replace an error of the block by one with a remedy if Python or executors ran out of memory.
 
         Spark itself only reports the lost tasks and blocks.
         """
@@ -220,14 +232,14 @@ class Losses:
         except Exception as error:
             no_memory = _NO_MEMORY.search(str(error))
             if no_memory is not None:
-                raise beyond_memory(no_memory[1]) from error
+                raise out_of_memory_error(no_memory[1]) from error
             explained = None if handles.is_interruption(error) else _loss_error(error, self._removals())
             if explained is not None:
                 raise explained from error
             raise
 
     def _removals(self) -> list[str]:
-        """Return the reasons for the removals of executors since the batch started."""
+        """Return Spark's reasons for the removals of executors since the batch started, empty if they are unknown."""
         with suppress(Exception):  # the JVM may raise any error; then Spark's error is raised
             return handles.removals_since(self._spark, self._start)
         return []
@@ -265,6 +277,7 @@ class _Watch:
     """The jobs that this thread runs in the block, and the executors that were lost meanwhile."""
 
     def __init__(self, spark: SparkSession, executors: frozenset[str]) -> None:
+        """Create a watch over jobs that use these executors."""
         self.lost: frozenset[str] = frozenset()
         self._cancelled = False
         self._spark = spark
@@ -274,6 +287,7 @@ class _Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """Watch the jobs that this thread runs in the block."""
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 

@@ -51,16 +51,16 @@ class ReceiptChannel(NamedTuple):
 
 
 class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
-    """Collects receipts by run id."""
+    """Sums up the receipts of tasks, as a mapping from the run's id to JSON texts."""
 
     def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
-        """Return the initial value of a task."""
+        """Return the initial value of a task's accumulator: no receipts."""
         return {}
 
     def addInPlace(  # noqa: N802 - as pyspark calls it
         self, value1: dict[str, list[str]], value2: dict[str, list[str]]
     ) -> dict[str, list[str]]:
-        """Add the receipts of a task."""
+        """Add the receipts in ``value2`` to ``value1``, and return it."""
         for run, texts in value2.items():
             value1.setdefault(run, []).extend(texts)
         return value1
@@ -87,6 +87,10 @@ def _run(
     slot: int,
     rows: pa.Table,
 ) -> pa.Table:
+    """Run a slot on an executor, given its order as ``text``; return its result.
+
+    ``run`` is the run's id and the accumulator for receipts.
+    """
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
     rows = with_offsets(rows.rename_columns(names))
@@ -111,6 +115,7 @@ def with_offsets(rows: pa.Table) -> pa.Table:
 
 
 def _with_offsets(array: pa.Array) -> pa.Array:
+    """Return an array with offsets in every list and map in it."""
     kind = array.type
     if len(array) == 0:
         return pa.array([], kind)
@@ -141,7 +146,7 @@ def _run_after_result(work: Callable[[], None]) -> None:
 
 
 def _prepare_next_task(kind: str) -> None:
-    """Change the state of the process so that its next task, of any kind, starts faster."""
+    """Prepare the process so that its next task starts faster. ``kind`` names the kind of the task that ends."""
     _forget_zip_directories()
     _freeze_after_first(kind)
     connection = _connection()
@@ -198,27 +203,32 @@ _frozen_kinds: set[str] = set()
 
 
 def census_function(order: CensusOrder) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame: from each slot to its executor's census."""
+    """Return the function for ``mapInArrow`` on a placed frame: it answers each slot with its executor's census."""
     text = order.to_json()
     return lambda batches: _answers(batches, lambda _: _census(text))
 
 
 def _census(text: str) -> str:
+    """Take this executor's census; return it as text."""
     return take_census(CensusOrder.from_json(text), executor_id()).to_json()
 
 
 def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame: from each slot's order to a receipt."""
+    """Return the function for ``mapInArrow`` on a placed frame that runs each slot's order.
+
+    It answers each slot with the receipt as text.
+    """
     texts = {slot: order.to_json() for slot, order in orders.items()}
     return lambda batches: _answers(batches, lambda slot: _upkeep(texts[slot]))
 
 
 def _upkeep(text: str) -> str:
+    """Run a piece of upkeep on this executor; return its receipt as text."""
     return run_upkeep(UpkeepOrder.from_json(text), executor_id()).to_json()
 
 
 def warm_function(home: Home) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame that opens the store's client.
+    """Return the function for ``mapInArrow`` on a placed frame that opens the store's client in the Python worker.
 
     The imports of a slot are imported with this module.
     """
@@ -227,12 +237,13 @@ def warm_function(home: Home) -> Answering:
 
 
 def _warm(home_json: str) -> str:
+    """Open this Python worker's client of the root's store; return the executor's id."""
     store_of(Home.from_json(home_json))
     return executor_id()
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
-    """Yield a row with the answer for each slot in the input."""
+    """Yield for each slot in the input a row with the text that ``answer`` returns for the slot's number."""
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})

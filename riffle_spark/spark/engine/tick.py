@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
@@ -51,6 +52,8 @@ _NOTHING = "-"
 _TICK_OFFSET = re.compile(r"-?\d*")
 _SAME_OFFSET_FORM: Final = ("RateStreamTable", "TextSocketTable", "MemoryStreamTable")
 """The tables of sources whose offsets have the form of a tick's."""
+_AVAILABLE_NOW = "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow"
+_WRAPPER = "AvailableNowMicroBatchStreamWrapper"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """If it is false, Spark's own operators have no batch either when the watermark moves."""
 _RETRY_MS = 1_000
@@ -66,6 +69,7 @@ class Tick:
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, *, by_clock: bool = False, once: bool = False) -> None:
+        """Create the tick of a start. The class describes the arguments."""
         self._spark = spark
         self._checkpoint = checkpoint
         self._by_clock = by_clock and not once
@@ -75,7 +79,7 @@ class Tick:
         self._has_warned = False
 
     def beside(self, frame: DataFrame) -> DataFrame:
-        """Return a stream united with the tick, or the stream alone if the checkpoint was started without a tick.
+        """Return ``frame`` united with the tick, or ``frame`` alone if its checkpoint was started without a tick.
 
         Raise ``UnavailableError`` if Spark's checkpoint exists and cannot be read.
         """
@@ -83,7 +87,11 @@ class Tick:
         if reached is None:
             # Cause: A foreachBatch job made the checkpoint. Spark fixes the number of sources in it, so no tick can be
             # added.
-            _logger.warning("[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.")
+            _logger.warning(
+                "[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.\n"
+                "  What to do: Do nothing if rows arrive regularly. Otherwise start the query with a new checkpoint, "
+                "and move the state to it (riffle adopt)."
+            )
             return frame
         self._stream = _stream(frame)
         number, is_batch_due = reached
@@ -93,7 +101,7 @@ class Tick:
                 getattr(self._stream, f"{field}_$eq")(offset)
         if is_batch_due and (self._by_clock or self._without_rows):
             self.now()
-        return frame.union(DataFrame(self._stream.toDF(), frame.sparkSession))
+        return frame.union(compat.kept_without_rows(DataFrame(self._stream.toDF(), frame.sparkSession)))
 
     def now(self) -> None:
         """Make Spark run a batch. Any thread may call it."""
@@ -111,6 +119,8 @@ class Tick:
         try:
             if by_watermark and self._without_rows and _moves(batch, incoming.watermark_ms or 0):
                 self.now()
+                if incoming.available_now:
+                    _admit_latest(batch, self._stream)
             elif clock_ms is not None and not incoming.available_now:
                 self._alarm.set(max(clock_ms, incoming.time_ms + _RETRY_MS if clock_ms <= incoming.time_ms else 0))
         except Exception as error:
@@ -118,11 +128,15 @@ class Tick:
                 raise
             if not self._has_warned:
                 # Cause: The JVM refused the call. Timers and windows end with the next batch that has rows.
-                _logger.warning("[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.", exc_info=error)
+                _logger.warning(
+                    "[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.\n"
+                    "  What to do: Do nothing if rows arrive regularly. Otherwise restart the query.",
+                    exc_info=error,
+                )
             self._has_warned = True
 
     def stop(self) -> None:
-        """Cancel the batch by the clock, and make no more. Idempotent."""
+        """Cancel the batch by the clock, and schedule none any more. May be called more than once."""
         self._alarm.stop()
 
     def _ring(self) -> None:
@@ -153,6 +167,10 @@ class Tick:
 def _reached(
     spark: SparkSession, checkpoint: str, sources: Sequence[str], *, by_clock: bool
 ) -> tuple[int, bool] | None:
+    """Return the tick's offset in the checkpoint, and whether a batch is due at once. See ``Tick._reached``.
+
+    ``sources`` are the names of the query's sources.
+    """
     planned = _newest(spark, _OFFSETS, f"{checkpoint}/offsets")
     if planned is None:
         return _NEVER, False
@@ -197,6 +215,7 @@ def _sources(frame: DataFrame) -> list[str]:
 
 
 def _kind(node: Any) -> str:
+    """Return the name of a node's class."""
     return str(node.getClass().getSimpleName())
 
 
@@ -232,7 +251,21 @@ def _moves(batch: DataFrame, watermark_ms: int) -> bool:
     return int(tracker.currentWatermark()) > watermark_ms
 
 
+def _admit_latest(batch: DataFrame, stream: Any) -> None:
+    """Make a run of ``availableNow`` read the newest tick.
+
+    Until Spark 4.0 such a run wraps the stream, and reads it up to its offset at the start of the run.
+    """
+    if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
+        return
+    sources = inventory.running_query(batch).uniqueSources().keys().toSeq()
+    for source in map(sources.apply, range(sources.size())):
+        if _kind(source) == _WRAPPER and source.delegate().equals(stream):
+            source.prepareForTriggerAvailableNow()
+
+
 def _class_named(spark: SparkSession, names: Sequence[str]) -> Any:
+    """Return the first of these classes that the JVM has, to call its static members."""
     return handles.looked_up(_jvm(spark), str(_class(spark, names).getName()))
 
 
@@ -242,4 +275,5 @@ def _class(spark: SparkSession, names: Sequence[str]) -> Any:
 
 
 def _jvm(spark: SparkSession) -> Any:
+    """Return the session's JVM."""
     return handles.context(spark)._jvm

@@ -18,4 +18,5 @@ def racks_of_members(
 
 
 def _rack_of_host(patterns: Sequence[tuple[str, str]], host: str) -> str | None:
+    """Return the rack of the first pattern that matches a host, ``None`` if none does."""
     return next((rack for pattern, rack in patterns if fnmatchcase(host, pattern.lower())), None)

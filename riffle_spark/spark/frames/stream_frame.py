@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -23,12 +24,14 @@ from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
+from riffle_spark.spark.queries.stream_query import StreamJob
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "start_prepared"]
 
+_OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
 """Methods whose arguments Spark's own writer checks, and which are recorded."""
 
@@ -37,6 +40,7 @@ class StreamWriter(DataStreamWriter):
     """A wrapped frame's writer, with all of Spark's methods. ``start`` runs stateful operators on riffle."""
 
     def __init__(self, frame: Any, options: StreamOptions) -> None:
+        """Create the writer of a wrapped frame, with the options that ``riffle_spark.on`` got."""
         super().__init__(frame)
         self._frame = frame
         self._options = options
@@ -106,8 +110,14 @@ class StreamWriter(DataStreamWriter):
                 getattr(self, method)(argument)
 
     def _record(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
+        """Record a call of a writer's method, to be repeated at the start. Return the writer."""
         self._calls.append(WriterCall(name, positional, dict(named)))
         return self
+
+
+def start_prepared(writer: StreamWriter, prepare: Callable[[StreamJob], object]) -> StreamingQuery:
+    """Start a query as ``writer.start()`` does, and call ``prepare`` with its job before."""
+    return start_query(writer._frame, WriterSettings(tuple(writer._calls)), writer._options, prepare)
 
 
 class StreamFrame(ClassicFrame):
@@ -115,7 +125,7 @@ class StreamFrame(ClassicFrame):
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
-        """The writer that starts the query."""
+        """Return the writer that starts the query."""
         return StreamWriter(self, options_in(self))
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
@@ -124,34 +134,39 @@ class StreamFrame(ClassicFrame):
 
 
 class StreamGroups(GroupedData):
-    """A wrapped frame's groups."""
+    """The grouped data of a wrapped frame. Its methods return wrapped frames."""
 
 
-def _wrapped(result: object) -> object:
-    """Return Spark's frames and grouped data as wrapped ones, and any other object unchanged."""
+def _wrap(result: object) -> object:
+    """Return Spark's frames and grouped data as wrapped ones, lists of frames too, and any other object unchanged."""
     if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
         return StreamFrame(result._jdf, result.sparkSession)
     if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
         return StreamGroups(result._jgd, result._df)
     if isinstance(result, list) and result and isinstance(result[0], DataFrame):
-        return [_wrapped(frame) for frame in result]
+        return [_wrap(frame) for frame in result]
     return result
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a method that calls ``method`` and wraps its result."""
+
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        return _wrapped(method(self, *positional, **named))
+        return _wrap(method(self, *positional, **named))
 
     return call
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of grouped data that keeps its arguments for the query's start."""
+    """Return a method of grouped data that calls ``method`` and keeps its arguments for the query's start.
+
+    ``name`` is the name of the method.
+    """
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
-        frame = _wrapped(method(self, *positional, **named))
+        frame = _wrap(method(self, *positional, **named))
         assert isinstance(frame, StreamFrame), name
         function = function_id(analysed(frame))
         if function is not None:
@@ -161,23 +176,39 @@ def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., o
     return call
 
 
+def _refused(name: str) -> Callable[..., object]:
+    """Return a method of grouped data that raises ``ConfigError``."""
+
+    def call(self: object, *_positional: object, **_named: object) -> object:  # noqa: ARG001 - a method
+        # Cause: PySpark has transformWithStateInPandas since 4.0, and transformWithState since 4.1.
+        raise ConfigError(
+            f"PySpark {pyspark.__version__} has no {name}.",
+            remedy="Install PySpark 4.1 or newer, or write the function for applyInPandasWithState.",
+            where=name,
+            id="RIFFLE-1030",
+        )
+
+    return call
+
+
 def _public_methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield the name and the function of each public method of a class."""
     for name in dir(base):
         if not name.startswith("_") and callable(member := getattr(base, name)):
             yield name, member
 
 
 def _wrap_methods(wrapper: type, base: type) -> None:
-    """Override all inherited public methods of a class so that their results are wrapped."""
+    """Override all public methods that ``wrapper`` inherits from ``base``, so that their results are wrapped."""
     for name, member in _public_methods(base):
         if name in vars(wrapper):
             continue
-        has_function = name.startswith("transformWithState") or name == "applyInPandasWithState"
+        has_function = name in (*_OF_PROCESSORS, "applyInPandasWithState")
         setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
-def _recorded(name: str) -> Callable[..., StreamWriter]:
-    """Return a writer's method that Spark checks and that is then recorded."""
+def _recording_method(name: str) -> Callable[..., StreamWriter]:
+    """Return a writer's method that records its call after Spark's own method has checked the arguments."""
     method = getattr(DataStreamWriter, name)
 
     @functools.wraps(method)
@@ -190,9 +221,12 @@ def _recorded(name: str) -> Callable[..., StreamWriter]:
 
 for _name in _RECORDED:
     if hasattr(DataStreamWriter, _name):
-        setattr(StreamWriter, _name, _recorded(_name))
+        setattr(StreamWriter, _name, _recording_method(_name))
 _wrap_methods(StreamFrame, ClassicFrame)
 _wrap_methods(StreamGroups, GroupedData)
+for _name in _OF_PROCESSORS:
+    if not hasattr(GroupedData, _name):
+        setattr(StreamGroups, _name, _refused(_name))
 
 
 def on(
@@ -294,6 +328,7 @@ def _check_stream(frame: object, function: str) -> None:
 
 
 def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
+    """Return a wrapped frame with these options in its plan. Raises ``ConfigError`` if it already has another root."""
     new_root = options.root or (options.settings.root if options.settings is not None else None) or ""
     old_root = options_in(frame).root
     if new_root and old_root and new_root != old_root:

@@ -33,6 +33,7 @@ from riffle_spark.process.plans.grouping_keys import (
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
@@ -76,10 +77,10 @@ class _Parts:
 
 
 def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> AggregatePlan:
-    """Read an aggregate in an analysed plan. ``used_stores`` are the names of the query's other stores.
+    """Read an aggregate in an analysed plan as a stage.
 
-    Raises ``ConfigError`` for columns that cannot be keys, for functions that are refused, and for an invalid store
-    name.
+    ``used_stores`` are the names of the query's other stores. Raises ``ConfigError`` for columns that cannot be keys,
+    for functions that are refused, and for an invalid store name.
     """
     catalyst = reader.catalyst
     child = reader.fetch(node.handle).child()
@@ -118,14 +119,15 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
 
 
 def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
-    """Return an aggregate over a leaf, with functions like ``count_if`` replaced by others.
+    """Return the aggregate ``node`` over ``leaf``, with functions like ``count_if`` replaced by others.
 
     Only two of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
     depend on them.
     """
     plan = node.withNewChildInternal(leaf)
-    plan = catalyst.object_named("optimizer.ReplaceExpressions").apply(plan)
-    return catalyst.object_named("optimizer.RewriteWithExpression").apply(plan)
+    for rule in compat.REPLACING_RULES:
+        plan = catalyst.object_named(f"optimizer.{rule}").apply(plan)
+    return plan
 
 
 def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
@@ -134,7 +136,7 @@ def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
     child = reader.fetch(node.children[0].handle)
     parts = catalyst.object_named("planning.PhysicalAggregation").unapply(reader.fetch(node.handle)).get()
     grouping = reader.read_columns(catalyst.project_to(parts._1(), child))
-    plan = catalyst.class_named("plans.logical.Aggregate")(parts._2(), parts._3(), child, catalyst.none())
+    plan = catalyst.aggregate(parts._2(), parts._3(), child)
     expressions = reader.read(plan).expressions
     functions = expressions.get("groupingExpressions", ())
     results = expressions.get("aggregateExpressions", ())
@@ -143,7 +145,10 @@ def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
 
 
 def _named_results(results: Sequence[Expression], ids: Set[int], plan: Node) -> Iterator[Result]:
-    """Yield the results that name a grouping column. Metadata is read from the schema: Spark's JSON omits it."""
+    """Yield the results that only give a grouping column a name. ``ids`` are the ids of the grouping columns.
+
+    Metadata is read from the schema of ``plan``, because Spark's JSON omits it.
+    """
     fields: list[Mapping[str, Mapping[str, object]]] | None = None
     for position, result in enumerate(results):
         if result.kind != "Alias" or result.children[0].kind != "AttributeReference":
@@ -158,13 +163,17 @@ def _named_results(results: Sequence[Expression], ids: Set[int], plan: Node) -> 
 
 
 def _key_column(reader: PlanReader, column: Column, random: frozenset[int]) -> KeyColumn:
+    """Return a grouping column with its SQL, and whether it reads a column in ``random``.
+
+    ``random`` are the ids of columns that may differ if a batch runs again.
+    """
     alias = column.expression
     expression = alias.children[0] if alias.kind == "Alias" else alias
     return KeyColumn(column, reader.sql(expression), not attribute_ids(expression).isdisjoint(random))
 
 
 def _key_text(reader: PlanReader, key: GroupingKey, child: Node) -> str:
-    """Return a key in SQL, with Spark's normalisation of floating-point numbers."""
+    """Return a key as SQL, with Spark's normalisation of floating-point numbers. It describes the stored key."""
     if key.column is None or isinstance(key.expression, Expression):
         return key.sql
     normalised = TreeBuilder(reader).alias(key.name, key.expression)
@@ -189,7 +198,7 @@ def _read_elements(
 def _function_results(
     reader: PlanReader, spec: AggregateSpec, keys: Sequence[GroupingKey], functions: Sequence[PlannedFunction]
 ) -> Node:
-    """Return a plan of the keys and the functions' results over a leaf of ``spec.output``.
+    """Return a plan of the keys and the functions' results over a leaf with the columns of ``spec.output``.
 
     A first projection restores keys and buffers. A second projection applies Spark's evaluation expressions to the
     buffers.
@@ -261,13 +270,14 @@ class _MapSideRows:
             )
         output = self.child.output()
         if initial:
-            output = output.appendedAll(catalyst.seq(initial))
+            output = catalyst.concat(output, catalyst.seq(initial))
         self._initialised = catalyst.project_to(output, self.child)
         builder = TreeBuilder(self.reader)
         key_values = (column for key in self.keys for column in key.column_values().items())
         self._key_columns = [builder.alias(name, value) for name, value in key_values]
 
     def function_specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
+        """Return the specification of each function, and the schema of the key columns."""
         catalyst = self.reader.catalyst
         pairs = list(zip(self.functions, self._buffers, strict=True))
         texts = [function.text for function, buffers in pairs for _ in buffers]
@@ -293,10 +303,14 @@ class _MapSideRows:
         return tuple(specs), pa.schema(list(schema)[:key_count])
 
     def _all_buffers(self) -> list[Node]:
+        """Return the one-row buffers of all functions, or their arguments."""
         return [buffer for buffers in self._buffers for buffer in buffers]
 
     def _result_types(self) -> dict[int, pa.DataType]:
-        """Return the types that slots return for functions that are sent their argument, by ``id`` of the function."""
+        """Return the type that slots return for each function that is sent its argument.
+
+        The key is the ``id()`` of the function.
+        """
         functions = [function for function in self.functions if function.sends_argument]
         if not functions:
             return {}
@@ -322,11 +336,12 @@ class _MapSideRows:
         return self._expand_elements(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])
 
     def element_schema(self, map_side: Node) -> pa.Schema:
-        """Return the columns of values that are counted once."""
+        """Return the columns of ``map_side`` with the values that are counted once, an empty schema without any."""
         names = self.elements.names
         return pa.schema(list(map(arrow_schema(self.reader.catalyst.frame(map_side)).field, names)) if names else [])
 
     def _projection(self, buffers: Sequence[Node], names: Sequence[str], values: Mapping[str, Value]) -> Node:
+        """Return a plan of the key columns, ``buffers`` under ``names``, and ``values`` by name."""
         catalyst = self.reader.catalyst
         builder = TreeBuilder(self.reader)
         columns = [catalyst.alias(buffer, name) for buffer, name in zip(buffers, names, strict=True)]
@@ -374,9 +389,9 @@ class _MapSideRows:
 
 
 def _literals(reader: PlanReader, frame: DataFrame, count: int) -> list[Literal | None]:
-    """Return for each column of a frame its value in every row, if Spark's optimiser folds the column to a literal.
+    """Return for each column of a frame its value in every row, ``None`` unless Spark folds the column to a literal.
 
-    The optimiser also folds the current time.
+    ``count`` is the number of columns. The optimiser also folds the current time.
     """
     folded = reader.read(optimised(frame))
     literals = list[Literal | None]()
@@ -387,6 +402,7 @@ def _literals(reader: PlanReader, frame: DataFrame, count: int) -> list[Literal 
 
 
 def _literal(reader: PlanReader, expression: Expression) -> Literal | None:
+    """Return the value of a literal, ``None`` if it is null or neither a number nor a boolean."""
     text = expression.fields["value"]
     if text is None:
         return None

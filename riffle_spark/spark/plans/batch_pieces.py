@@ -21,32 +21,35 @@ __all__ = ["FrameRows", "Piece", "StageResults", "read_piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece with the nodes of stages in its holes, so that types and names are known before the first batch."""
+    """A part of a plan in the JVM with holes for the results of stages.
+
+    Before the first batch the holes contain the nodes of these stages, so that types and names are known.
+    """
 
     reader: PlanReader
     values: PlanPiece
 
     @property
     def catalyst(self) -> Catalyst:
-        """The factory of nodes in the session's JVM."""
+        """Return the factory of nodes in the session's JVM."""
         return self.reader.catalyst
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """The positions that the results of stages take."""
+        """Return the positions in the plan that the results of stages take."""
         return self.values.holes
 
     @property
     def plan(self) -> Node:
-        """The plan in the JVM, with the nodes of the stages in the holes."""
+        """Return the plan in the JVM, with the nodes of the stages in the holes."""
         return self.reader.build(self.values.plan)
 
     def leaf(self, hole: Hole) -> Node:
-        """Return the node that a hole holds before the first batch."""
+        """Return the node that a hole contains before the first batch."""
         return self.reader.build(find_node(self.values.plan, hole.path))
 
     def fill(self, results: Mapping[int, Node], time_ms: int | None = None) -> Node:
-        """Return the plan over the results of stages. They have the attributes of the stages' nodes.
+        """Return the plan with the results of stages in its holes. They have the attributes of the stages' nodes.
 
         ``results`` maps the number of a stage to its result. ``time_ms`` is the time of the batch. The plan reads no
         other clock, so a batch that runs again gives the same rows.
@@ -59,7 +62,7 @@ class Piece:
 
 
 def read_piece(reader: PlanReader, plan: Node, holes: tuple[Hole, ...] | None = None) -> Piece:
-    """Return a JVM plan as a piece. By default its hole is its only leaf."""
+    """Return a JVM plan as a piece with these holes. By default its only leaf is its hole."""
     values = reader.read(plan)
     if holes is None:
         holes = (Hole(tuple(_path_to_leaf(values)), 0),)
@@ -67,6 +70,7 @@ def read_piece(reader: PlanReader, plan: Node, holes: tuple[Hole, ...] | None = 
 
 
 def _path_to_leaf(plan: PlanNode) -> Iterator[int]:
+    """Yield the child indexes from a plan of unary nodes down to its leaf, which are all 0."""
     while plan.children:
         yield 0
         (plan,) = plan.children
@@ -79,6 +83,7 @@ class FrameRows:
     """
 
     def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
+        """Create a projection to these attributes, a Scala sequence."""
         self._catalyst = catalyst
         self._attributes = attributes
         self._last: tuple[Node, Node] | None = None
@@ -100,14 +105,21 @@ class FrameRows:
 
 
 class StageResults:
-    """Evaluates the rows that the slots of a stage return, and fills the pieces above with it, nearest first."""
+    """Turns the rows that the slots of a stage return into results.
+
+    The rows are evaluated by ``evaluation``, and then go through the pieces ``above``, nearest first.
+    """
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:
+        """Create the evaluation of a stage. The class describes the arguments."""
         self._pieces = (evaluation, *above)
         self._rows: FrameRows | None = None
 
     def plan(self, slot_rows: DataFrame, time_ms: int) -> Node:
-        """Return the plan of a batch's results. The result of each piece fills all holes of the next one."""
+        """Return the plan of a batch's results, given the rows that slots returned.
+
+        The result of each piece fills all holes of the next one. ``time_ms`` is the time of the batch.
+        """
         if self._rows is None:
             evaluation = self._pieces[0]
             (hole,) = evaluation.holes

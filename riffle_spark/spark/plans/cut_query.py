@@ -26,31 +26,31 @@ class CutQuery:
 
     @property
     def catalyst(self) -> Catalyst:
-        """The factory of nodes in the session's JVM."""
+        """Return the factory of nodes in the session's JVM."""
         return self.reader.catalyst
 
     @property
     def plan(self) -> Node:
-        """The plan in the JVM, without its marks."""
+        """Return the plan in the JVM, without its marks."""
         return self.reader.build(self.values.plan)
 
     @property
     def root(self) -> str:
-        """The root in the query's marks, or ``""`` if they have none."""
+        """Return the root in the query's marks, or ``""`` if they have none."""
         return self.values.root
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """The parts that Spark's own streaming query runs."""
+        """Return the parts that Spark's own streaming query runs."""
         return self.values.inputs
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stateful nodes, from the sources on."""
+        """Return the stateful nodes, from the sources on."""
         return self.values.stages
 
     def below(self, stage: Stage) -> tuple[Input | Piece, ...]:
-        """Return the parts that a stage reads, with its pieces ready to be filled."""
+        """Return the inputs that a stage reads, and the pieces between it and earlier stages."""
         return tuple(Piece(self.reader, part) if isinstance(part, PlanPiece) else part for part in stage.below)
 
 
@@ -85,7 +85,10 @@ def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 
 
 def check_plan(query: CutQuery, mode: str) -> None:
-    """Raise the error of Spark's checker for a query with this output mode, else ``ConfigError`` for refused terms."""
+    """Raise the error of Spark's own checker for a query with output mode ``mode``, else ``ConfigError``.
+
+    ``ConfigError`` is for terms that only riffle refuses.
+    """
     catalyst = query.catalyst
     rules.check_tables(query.values)
     checker = catalyst.object_named("analysis.UnsupportedOperationChecker")
@@ -124,7 +127,7 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
 
 
 def _count_all(plan: PlanNode) -> PlanNode:
-    """Return a plan without DISTINCT in its aggregate functions."""
+    """Return a plan whose aggregate functions have no DISTINCT, so that Spark's checker accepts it."""
 
     def without_distinct(node: PlanNode) -> PlanNode:
         if not any(map(_has_distinct, node.all_expressions)):
@@ -135,4 +138,5 @@ def _count_all(plan: PlanNode) -> PlanNode:
 
 
 def _has_distinct(expression: Expression) -> bool:
+    """Return whether an expression contains an aggregate function with DISTINCT."""
     return any(part.fields.get("isDistinct") is True for part in walk_expression(expression))

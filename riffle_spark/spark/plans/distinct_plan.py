@@ -25,10 +25,10 @@ class DistinctPlan:
 
 
 def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> DistinctPlan:
-    """Read a de-duplication in an analysed plan. ``used_stores`` are the names of the query's other stores.
+    """Read a de-duplication in an analysed plan as a stage.
 
-    Raises ``ConfigError`` for columns that cannot be keys, for several columns of event time, and for an invalid store
-    name.
+    ``used_stores`` are the names of the query's other stores. Raises ``ConfigError`` for columns that cannot be keys,
+    for several columns of event time, and for an invalid store name.
     """
     catalyst = reader.catalyst
     child = reader.fetch(node.handle).child()

@@ -37,14 +37,15 @@ class GroupsPlan:
         return schema_of_json(str(self.node.stateType().json()))
 
     def command(self) -> bytes:
-        """Return the function as PySpark pickled it."""
-        return bytes(self.node.functionExpr().func().command().unsafeArray())
+        """Return the user's function as PySpark pickled it."""
+        return self.catalyst.pickled_function(self.node.functionExpr())
 
 
 def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_stores: tuple[str, ...] = ()) -> GroupsPlan:
-    """Read the node of a user's function. ``used_stores`` are the names of the query's other stores.
+    """Read the node of a user's function as a stage.
 
-    Raises ``ConfigError`` for columns that cannot be keys, and for an invalid store name.
+    ``stage_kind`` is the kind of the stage, which names its store. ``used_stores`` are the names of the query's other
+    stores. Raises ``ConfigError`` for columns that cannot be keys, and for an invalid store name.
     """
     catalyst = reader.catalyst
     node = reader.fetch(stage.handle)

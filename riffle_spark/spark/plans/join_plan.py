@@ -59,7 +59,7 @@ def read_join(
     used_stores: tuple[str, ...] = (),
     used_columns: Collection[int] | None = None,
 ) -> JoinPlan:
-    """Read a join in an analysed plan.
+    """Read a join of two streams in an analysed plan as a stage.
 
     ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the join's columns that
     the query reads, the others become null; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys,
@@ -109,7 +109,10 @@ def _read_equi_join(
     output: Sequence[Column],
     used_columns: Collection[int] | None,
 ) -> tuple[PlanNode, EquiJoin]:
-    """Return the optimised join, with one-sided conditions pushed down, as a node and split into its parts."""
+    """Return the join as Spark optimises it, and split into its parts. One-sided conditions are pushed down.
+
+    ``output`` are the join's columns, ``used_columns`` the ids of those that the query reads.
+    """
     used = [column for column in output if used_columns is None or column.id in used_columns] or list(output[:1])
     join, equi_keys = _optimised_join(reader, node, inputs, used)
     left_keys, right_keys = (
@@ -143,7 +146,10 @@ def _read_equi_join(
 def _optimised_join(
     reader: PlanReader, node: PlanNode, inputs: Sequence[_JoinInput], used: Sequence[Column]
 ) -> tuple[PlanNode, Node]:
-    """Return the optimised join over the inputs' leaves, and its equi-keys. Raises ``ConfigError`` without any."""
+    """Return the optimised join over the inputs' leaves, and its equi-keys in the JVM.
+
+    ``used`` are the columns that the query reads. Raises ``ConfigError`` for a join without equi-keys.
+    """
     catalyst = reader.catalyst
     plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
     plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
@@ -159,8 +165,7 @@ def _optimised_join(
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
     """Return the keys of a side. Their JVM expressions are read as grouping expressions of an aggregate."""
     catalyst = reader.catalyst
-    aggregate = catalyst.class_named("plans.logical.Aggregate")
-    plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
+    plan = catalyst.aggregate(expressions, catalyst.seq([]), join_input.leaf)
     grouping = reader.read(plan).expressions.get("groupingExpressions", ())
     return read_grouping_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
 
@@ -168,7 +173,10 @@ def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInpu
 def key_columns(
     reader: PlanReader, expressions: Sequence[Expression], columns: Sequence[Column], leaf: Node, plan: Node
 ) -> list[KeyColumn]:
-    """Return the keys of a side as columns: an attribute with its metadata, or an expression named by its SQL."""
+    """Return key expressions as columns: an attribute with its metadata, or an expression named by its SQL.
+
+    ``columns`` and ``leaf`` are the output of the side's ``plan``.
+    """
     catalyst = reader.catalyst
     by_id = {column.id: column for column in columns}
     random = reader.random_columns(plan)
@@ -185,7 +193,7 @@ def key_columns(
 
 
 def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None:
-    """Return the column of event time that the optimiser leaves below a side of a join, if any."""
+    """Return the column of event time that the optimiser leaves below a side of a join, or ``None``."""
     while child.kind == "Filter":
         (child,) = child.children
     output = child.expressions.get("projectList") or child.expressions.get("output") or ()
@@ -196,7 +204,7 @@ def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None
 def _eviction_delays(
     reader: PlanReader, join: PlanNode, event_times: Sequence[Column | None]
 ) -> tuple[int | None, int | None]:
-    """Return per side for how many milliseconds after its event time a row can still match.
+    """Return for each side how many milliseconds after its event time a row can still match, ``None`` for ever.
 
     Uses Spark's ``StreamingJoinHelper``, with conditions on event times only: it would also take conditions on other
     columns for bounds.

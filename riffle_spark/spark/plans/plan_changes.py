@@ -42,12 +42,16 @@ def count_all_values(catalyst: Catalyst, plan: Node) -> Node:
 
 
 def _change_node(catalyst: Catalyst, plan: Node, change: Callable[[Node], Node | None]) -> Node:
+    """Return a plan node with ``change`` applied to its expressions. Its children stay the same."""
     arguments = [plan.productElement(index) for index in range(plan.productArity())]
     return catalyst.copy_node(plan, [_change_argument(catalyst, argument, change) for argument in arguments])
 
 
 def _change_argument(catalyst: Catalyst, argument: Node, change: Callable[[Node], Node | None]) -> Node:
-    """Change the expressions in a constructor argument: an expression, a sequence or an option. Others stay as is."""
+    """Return a constructor argument of a node with its expressions changed.
+
+    It is an expression, a sequence or an option. Others are returned unchanged.
+    """
     if catalyst.is_instance(argument, _EXPRESSION):
         return _change_expression(catalyst, argument, change)
     if catalyst.is_instance(argument, "scala.collection.Seq"):
@@ -58,6 +62,10 @@ def _change_argument(catalyst: Catalyst, argument: Node, change: Callable[[Node]
 
 
 def _change_expression(catalyst: Catalyst, expression: Node, change: Callable[[Node], Node | None]) -> Node:
+    """Return an expression with ``change`` applied from the top.
+
+    ``change`` returns the replacement of an expression, or ``None`` to continue with its children.
+    """
     changed = change(expression)
     if changed is not None:
         return changed

@@ -22,7 +22,7 @@ class Node(Protocol):
 
     def __getattr__(self, name: str) -> "Node": ...
     def __call__(self, *arguments: object) -> "Node":
-        """Call the method of the JVM."""
+        """Call the method of the JVM object with these arguments."""
         ...
 
     def __bytes__(self) -> bytes: ...
@@ -87,7 +87,7 @@ class Catalyst:
     """JVM objects that all plans may share."""
 
     def class_named(self, name: str) -> Node:
-        """Return a class by its name below Catalyst's package."""
+        """Return a class of the JVM by its name below Catalyst's package."""
         return self._lookup(f"{_CATALYST}.{name}")
 
     def object_named(self, name: str) -> Node:
@@ -95,9 +95,11 @@ class Catalyst:
         return self._lookup(f"{_CATALYST}.{name}$", _MODULE)
 
     def construct(self, name: str, *arguments: object) -> Node:
-        """Return a new instance of a class. Further parameters differ by Spark version and are ``False``."""
-        java_class = self._lookup("java.lang.Class", "forName")(f"{_CATALYST}.{name}")
-        count = int(java_class.getConstructors()[0].getParameterCount())
+        """Return a new instance of a class, by its name below Catalyst's package.
+
+        Some versions of Spark have further parameters, which get ``False``.
+        """
+        count = self._parameter_count(f"{_CATALYST}.{name}")
         return self.class_named(name)(*[*arguments, *[False] * count][:count])
 
     def output_mode(self, name: str) -> Node:
@@ -109,8 +111,13 @@ class Catalyst:
         sequence: Node = scala_seq(context(self.spark)._jvm, list(nodes))
         return sequence
 
+    def concat(self, first: Node, second: Node) -> Node:
+        """Return the items of two Scala sequences as one. Lists have the same method in all versions of Scala."""
+        sequence: Node = getattr(second.toList(), "$colon$colon$colon")(first.toList())
+        return sequence
+
     def frame(self, plan: Node) -> DataFrame:
-        """Return a plan as a frame."""
+        """Return a plan as a DataFrame."""
         return frame_of(self.spark, plan)
 
     def optimised(self, plan: Node) -> Node:
@@ -128,6 +135,10 @@ class Catalyst:
     def filter(self, condition: Node, child: Node) -> Node:
         """Return a plan with only the rows that fulfil a condition."""
         return self.class_named("plans.logical.Filter")(condition, child)
+
+    def aggregate(self, keys: Node, results: Node, child: Node) -> Node:
+        """Return an aggregate of a plan. ``keys`` and ``results`` are Scala sequences."""
+        return self.construct("plans.logical.Aggregate", keys, results, child, self.none())
 
     def alias(self, expression: Node, name: str | Node, expression_id: Node | None = None) -> Node:
         """Return an expression as a named column, with the given expression id or a new id."""
@@ -168,11 +179,11 @@ class Catalyst:
         return fields[0]
 
     def null_if(self, condition: Node, otherwise: Node) -> Node:
-        """Return null if a condition is true, else another expression."""
+        """Return an expression that is null if ``condition`` is true, else ``otherwise``."""
         return self.if_else(condition, self.null(otherwise), otherwise)
 
     def if_else(self, condition: Node, value: Node, otherwise: Node) -> Node:
-        """Return ``value`` if a condition is true, else ``otherwise``."""
+        """Return an expression that is ``value`` if ``condition`` is true, else ``otherwise``."""
         return self.class_named("expressions.If")(condition, value, otherwise)
 
     def expand(self, rows: Sequence[Sequence[Node]], names: Sequence[str], child: Node) -> Node:
@@ -189,15 +200,15 @@ class Catalyst:
         return self.project(output[:-1], self.filter(output[-1], plan))
 
     def is_null(self, expression: Node) -> Node:
-        """Return whether an expression is null."""
+        """Return an expression that is true if ``expression`` is null."""
         return self.class_named("expressions.IsNull")(expression)
 
     def field(self, struct: Node, index: int) -> Node:
-        """Return a field of a struct."""
+        """Return an expression for the field of a struct at ``index``."""
         return self.class_named("expressions.GetStructField")(struct, index, self.none())
 
     def struct(self, fields: Sequence[tuple[str, Node]]) -> Node:
-        """Return a struct with these fields."""
+        """Return an expression for a struct with these (name, value) fields."""
         names_and_values = [node for name, value in fields for node in (self.literal(name), value)]
         return self.class_named("expressions.CreateNamedStruct")(self.seq(names_and_values))
 
@@ -217,12 +228,10 @@ class Catalyst:
         The result is null for values that sketches ignore: nulls, and empty strings and binaries.
         """
         class_for = self._lookup("java.lang.Class", "forName")
-        static = self.class_named("expressions.objects.StaticInvoke")
 
         def invoke(class_name: str, method: str, result: Node, *arguments: Node) -> Node:
-            flags = (True, True, True)
-            no_types = self.seq([])
-            return static(class_for(class_name), result, method, self.seq(arguments), no_types, *flags, self.none())
+            call = (class_for(class_name), result, method, self.seq(arguments), self.seq([]), True, True, True)
+            return self.construct("expressions.objects.StaticInvoke", *call, self.none())
 
         type_name = str(expression.dataType().catalogString())
         if " collate " in type_name:
@@ -278,6 +287,11 @@ class Catalyst:
             array[index] = argument
         return node.makeCopy(array)
 
+    def pickled_function(self, call: Node) -> bytes:
+        """Return the Python function of a call, as PySpark pickled it."""
+        byte = self._lookup("scala.reflect.ClassTag", "Byte")()
+        return bytes(call.func().command().toArray(byte))
+
     def is_instance(self, value: Node, name: str) -> bool:
         """Return whether a value is a JVM object of a class."""
         if name not in self._shared:
@@ -293,10 +307,20 @@ class Catalyst:
         return self._lookup("scala.None$", _MODULE)
 
     def _lookup(self, name: str, member: str = "") -> Node:
+        """Return a class of the JVM by its full name, or a ``member`` of it."""
         node: Node = looked_up(context(self.spark)._jvm, name, member)
         return node
 
+    def _parameter_count(self, class_name: str) -> int:
+        """Return the number of parameters of a class's constructor, which differs by Spark version."""
+        count_name = f"parameters of {class_name}"
+        if count_name not in self._shared:
+            java_class = self._lookup("java.lang.Class", "forName")(class_name)
+            self._shared[count_name] = java_class.getConstructors()[0].getParameterCount()
+        return int(self._shared[count_name])
+
     def _type(self, ddl: str) -> Node:
+        """Return a Spark type in the JVM, given as DDL."""
         return self._lookup(f"{_TYPES}.DataType", "fromDDL")(ddl)
 
 

@@ -54,7 +54,7 @@ class PlanReader:
         return values
 
     def fetch(self, handle: int) -> Node:
-        """Return the JVM object that was read under a handle."""
+        """Return the JVM object of a value, which was read under this handle."""
         missing = list[int]()
         nearest = handle
         while nearest not in self._objects:
@@ -68,18 +68,20 @@ class PlanReader:
         return self._objects[handle]
 
     def _item(self, parent: int, methods: str, index: int) -> Node:
+        """Return the item ``index`` of the sequence that ``methods`` of a parent return."""
         if (parent, methods) not in self._sequences:
             self._sequences[parent, methods] = self._call(parent, methods)
         return self._sequences[parent, methods].apply(index)
 
     def _call(self, parent: int, methods: str) -> Node:
+        """Return the result of calling ``methods``, separated by dots, on the object of a parent's handle."""
         result = self.fetch(parent)
         for method in methods.split("."):
             result = getattr(result, method)()
         return result
 
     def build(self, plan: PlanNode) -> Node:
-        """Return a plan in the JVM. Equal nodes are built once."""
+        """Return a plan of values in the JVM. Equal nodes are built once."""
         changed = list[PlanNode]()
         waiting = [plan]
         while waiting:
@@ -92,10 +94,11 @@ class PlanReader:
         return self._node(plan)
 
     def _node(self, node: PlanNode) -> Node:
+        """Return the JVM object of a node that was read or built."""
         return self.fetch(node.handle) if node.is_original else self._built[id(node)][1]
 
     def build_on(self, node: PlanNode, children: Sequence[Node]) -> Node:
-        """Return a node in the JVM with other children."""
+        """Return a node in the JVM over other children, with the node's edit applied."""
         original = self.fetch(node.handle)
         if node.edit == "no_rows":
             return self.catalyst.no_rows(original.output())
@@ -130,19 +133,19 @@ class PlanReader:
         return built[()] if () in built else self.build(plan)
 
     def read_output(self, node: Node) -> tuple[Node, tuple[Column, ...]]:
-        """Return a leaf without rows that has the output of a JVM node, and its columns."""
+        """Return a leaf without rows that has the output of a JVM node, and its columns as values."""
         leaf = self.catalyst.no_rows(node.output())
         return leaf, self.read_columns(leaf)
 
     def read_columns(self, plan: Node) -> tuple[Column, ...]:
-        """Return the columns of a projection or a leaf in the JVM."""
+        """Return the columns of a projection or a leaf in the JVM as values."""
         values = self.read(plan)
         expressions = values.expressions.get("output") or values.expressions.get("projectList") or ()
         fields = json.loads(str(plan.schema().json()))["fields"]
         return tuple(Column(expression, field) for expression, field in zip(expressions, fields, strict=True))
 
     def random_columns(self, plan: Node) -> frozenset[int]:
-        """Return the ids of a plan's columns that differ if a batch runs again.
+        """Return the ids of a plan's columns whose values may differ if a batch runs again.
 
         Such a column is projected from an expression that is not deterministic, or that reads another such column.
         """

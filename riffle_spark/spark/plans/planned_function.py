@@ -60,27 +60,27 @@ class PlannedFunction:
 
     @property
     def node(self) -> Node:
-        """Its aggregate expression in the JVM."""
+        """Return its aggregate expression in the JVM."""
         return self.reader.fetch(self.value.handle)
 
     @property
     def function(self) -> Node:
-        """The function in the JVM, without its filter."""
+        """Return the function in the JVM, without its filter."""
         return self.reader.fetch(self.value.children[0].handle)
 
     @property
     def kind(self) -> str:
-        """Spark's name of the function's class."""
+        """Return Spark's name of the function's class."""
         return self.value.children[0].kind
 
     @property
     def arguments(self) -> tuple[Expression, ...]:
-        """The arguments of the function."""
+        """Return the arguments of the function."""
         return self.value.children[0].children
 
     @property
     def sends_argument(self) -> bool:
-        """Whether slots get its argument instead of one-row buffers.
+        """Return whether slots get its argument instead of one-row buffers.
 
         Spark keeps the buffers of such functions in its own binary form. The argument is a hash for approximate counts,
         and a struct of all arguments for a user's aggregate.
@@ -89,17 +89,17 @@ class PlannedFunction:
 
     @property
     def counts_distinct(self) -> bool:
-        """Whether it counts each value of a group once."""
+        """Return whether it counts each value of a group once."""
         return counts_distinct(self.value)
 
     @property
     def is_hashed(self) -> bool:
-        """Whether slots get a hash, and Spark computes the result from words of hashes."""
+        """Return whether slots get a hash, and Spark computes the result from words of hashes."""
         return self.kind in HASHED
 
     @property
     def meaning(self) -> str:
-        """Its SQL, and the precision that the SQL omits."""
+        """Return its SQL, and the precision that the SQL omits."""
         return f"{self.text}, relativeSD {self.function.relativeSD()}" if self.is_hashed else self.text
 
     def argument(self) -> Node:
@@ -116,7 +116,7 @@ class PlannedFunction:
         return self.filtered(sent, catalyst.null(sent))
 
     def result_of(self, column: Node) -> Node:
-        """Return its result from the column that slots return, if slots get its argument."""
+        """Return an expression for its result, given the ``column`` that slots return, if slots get its argument."""
         return self.reader.catalyst.estimate_distinct(self.function, column) if self.is_hashed else column
 
     def check_types(self, columns: Mapping[int, Column]) -> None:
@@ -141,7 +141,7 @@ class PlannedFunction:
         return self._attributes
 
     def filtered(self, expression: Node, otherwise: Node) -> Node:
-        """Return an expression for rows that pass the function's filter, and ``otherwise`` for all other rows."""
+        """Return an expression that is ``expression`` for rows that pass the function's filter, else ``otherwise``."""
         if len(self.value.children) == 1:
             return expression
         return self.reader.catalyst.if_else(self.reader.fetch(self.value.children[1].handle), expression, otherwise)
@@ -159,10 +159,11 @@ class PlannedFunction:
         used_names: list[str],
         slot_type: pa.DataType | None,
     ) -> FunctionSpec:
-        """Return its specification.
+        """Return its specification for the slots.
 
         ``types`` are the types of the columns that slots get, and ``literals`` the values of columns that are the same
-        in all rows. ``slot_type`` is the type of the column that slots return, if they get the argument.
+        in all rows. ``used_names`` are names that its columns must not have. ``slot_type`` is the type of the column
+        that slots return, if they get the argument.
         """
         options = tuple(_merge_options(self.kind, self.function))
         if slot_type is not None:
@@ -184,7 +185,10 @@ class PlannedFunction:
 def named_functions(
     reader: PlanReader, functions: Sequence[Expression], results: Sequence[Expression], used_names: Sequence[str]
 ) -> list[PlannedFunction]:
-    """Return functions with names: the alias if a result is the function alone, else the function's SQL."""
+    """Return functions with names: the alias if a result is the function alone, else the function's SQL.
+
+    ``used_names`` are names that none of them gets.
+    """
     result_names = {
         result.children[0].id: result.name
         for result in reversed(results)
@@ -194,7 +198,7 @@ def named_functions(
     used = list(used_names)
     for value in functions:
         called = value.children[0]
-        aggregate = _unpickle_aggregate(reader.fetch(called.handle)) if called.kind == _PYTHON else None
+        aggregate = _unpickle_aggregate(reader, called) if called.kind == _PYTHON else None
         text = _sql(reader, value, aggregate)
         result_id = value.fields["resultId"]
         assert isinstance(result_id, Mapping), "the id of a result is an object"
@@ -305,9 +309,9 @@ def top_k(most: int, rows: str) -> Callable[..., SparkColumn]:
     return user_aggregate(TopRows(most, rows))
 
 
-def _unpickle_aggregate(udaf: Node) -> UserAggregate | None:
+def _unpickle_aggregate(reader: PlanReader, udaf: Expression) -> UserAggregate | None:
     """Return the user's aggregate behind a Python function of a plan, or ``None`` for a plain pandas function."""
-    pickled = bytes(udaf.func().command().unsafeArray())
+    pickled = reader.catalyst.pickled_function(reader.fetch(udaf.handle))
     function, *_ = CPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
     has_attributes = callable(function) and hasattr(function, "__dict__")
     aggregate = vars(function).get(_USER_AGGREGATE) if has_attributes else None

@@ -38,7 +38,7 @@ def read_table(
     used_stores: tuple[str, ...] = (),
     used_columns: Collection[int] | None = None,
 ) -> TablePlan:
-    """Read a join with a table in an analysed plan.
+    """Read a join of a stream with a table in an analysed plan as a stage.
 
     ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the join's columns that
     the query reads; ``None`` means all. Raises ``ConfigError`` for a join by other columns than the table's key, for

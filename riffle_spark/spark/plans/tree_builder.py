@@ -14,14 +14,20 @@ __all__ = ["TreeBuilder", "new_leaf"]
 
 
 def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, Mapping[str, Node]]:
-    """Return a leaf without rows for a schema, and its columns by name. Spark's optimiser does not remove the leaf."""
+    """Return a leaf without rows with the columns of a schema, and these columns by name.
+
+    Spark's optimiser does not remove the leaf.
+    """
     output = catalyst.attributes(schema)
     return catalyst.no_rows(output), dict(zip(schema.names, items(output), strict=True))
 
 
 @dataclass(slots=True)
 class TreeBuilder:
-    """Builds expressions over a plan that was read, or over a leaf with ``columns``. Equal parts are built once."""
+    """Builds JVM expressions from values, over a plan that was read or over a leaf with ``columns``.
+
+    Equal parts are built once.
+    """
 
     reader: PlanReader
     columns: Mapping[str, Node] = field(default_factory=dict)
@@ -37,6 +43,7 @@ class TreeBuilder:
         return self._built[key]
 
     def _build(self, value: NewExpression) -> Node:
+        """Return a new expression in the JVM, from its parts."""
         if value.kind == "column":
             return self.columns[str(value.value)]
         catalyst = self.reader.catalyst
@@ -57,7 +64,7 @@ class TreeBuilder:
         return builders[value.kind]()
 
     def project(self, columns: Iterable[tuple[str, Value]], child: Node) -> Node:
-        """Return a projection to named values."""
+        """Return a projection of ``child`` to these named values."""
         return self.reader.catalyst.project([self.alias(name, value) for name, value in columns], child)
 
     def alias(self, name: str, value: Value, column: Expression | None = None) -> Node:
@@ -67,11 +74,13 @@ class TreeBuilder:
 
 
 def _cache_key(value: Value) -> object:
+    """Return a key that is equal for equal values."""
     if isinstance(value, Expression):
         return value.handle
     return (value.kind, tuple(map(_cache_key, value.parts)), type(value.value), value.value)
 
 
 def _struct_fields(value: NewExpression, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
+    """Return the (name, value) fields of a struct."""
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
     return list(zip(map(str, value.value), parts, strict=True))

@@ -48,9 +48,10 @@ class StateColumns:
 
     @staticmethod
     def of(key: Iterable[str], state: pa.Schema, timeout: str) -> "StateColumns":
-        """Return the columns of a state's fields. A duplicate name gets a number appended.
+        """Return the columns for a group state with these fields. ``key`` are the names of the key columns.
 
-        The names of the timeout columns do not depend on the fields of the state.
+        A name that is already used gets a number appended. The names of the timeout columns do not depend on the fields
+        of the state.
         """
         names = list(key)
         timeout_fields = list[pa.Field]()
@@ -65,17 +66,17 @@ class StateColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of all columns."""
+        """Return the schema of all stored columns."""
         return pa.schema([*self.timeout_fields, *self.state])
 
     @property
     def due(self) -> str | None:
-        """The column with the due time, or ``None``."""
+        """Return the name of the column with the due time, or ``None`` without timeouts."""
         return self.timeout_fields[0].name if self.timeout_fields else None
 
     @property
     def time_mode(self) -> TimeMode:
-        """The time mode of the timeout."""
+        """Return the time mode of the timeout."""
         return TIME_OUTS[self.timeout]
 
     def values(self, batch: Batch) -> Iterator[Values | None]:
@@ -91,7 +92,10 @@ class StateColumns:
             yield values if is_present else None
 
     def table(self, states: Sequence[tuple[Values | None, int | None]]) -> pa.Table:
-        """Return the stored columns of pairs of a state and a due time, row by row."""
+        """Return the stored columns for these (state, due time in ms) pairs, a row for each.
+
+        The state or the time may be ``None``.
+        """
         nulls = (None,) * len(self.state)
         fields = Fields(self.state, row_maker).columns([nulls if values is None else values for values, _ in states])
         if not self.timeout_fields:
@@ -105,6 +109,10 @@ class GroupStates:
     """The states of a batch's keys, passed to the user's function one by one and read back after each call."""
 
     def __init__(self, columns: StateColumns, batch: Batch, *, has_timed_out: bool, has_watermark: bool) -> None:
+        """Create the states of a batch's keys.
+
+        The flags are those that the user's function reads from a ``GroupState``.
+        """
         self._columns = columns
         self._batch = batch
         self._values = columns.values(batch)
@@ -128,11 +136,12 @@ class GroupStates:
         self._unchanged: list[int] = []
 
     def __iter__(self) -> Iterator[GroupState]:
+        """Yield the ``GroupState`` of each key, in the order of the batch's keys."""
         for values in self._values:
             yield self._make_state(optionalValue=values, defined=values is not None)  # type: ignore[arg-type] # a Row is a tuple
 
     def take(self, index: int, state: GroupState) -> None:
-        """Read back the state of the key at an index, as Spark does.
+        """Read back the state of the key at ``index`` after the user's function was called with it.
 
         A call that sets no timeout removes it. If the function changed nothing at all, Spark writes nothing, so the
         earlier timeout remains. Raise PySpark's error for a state that does not fit its fields.
@@ -148,22 +157,23 @@ class GroupStates:
             self._unchanged.append(index)
 
     def _state_values(self, state: GroupState) -> Values:
+        """Return the values of a state in its fields' types. Raise PySpark's error if one does not fit."""
         try:
             return self._fields.normalize(tuple(state.get))
         except Misfit as wrong:
             raise misfit("updating the state of a group", wrong) from None
 
     def changed(self) -> tuple[IndexArray, pa.Table]:
-        """Return the indexes of changed keys, and their states."""
+        """Return the indexes of the keys whose state or timeout changed, and their stored columns."""
         return np.array(self._changed, np.int64), self._columns.table(self._changed_states)
 
     def deleted(self) -> IndexArray:
-        """Return the indexes of keys with deleted state."""
+        """Return the indexes of the keys whose stored state is deleted."""
         deleted = np.array(self._deleted, np.int64)
         return deleted[self._batch.has_state[deleted]]
 
     def remaining(self) -> tuple[IndexArray, pa.Table]:
-        """Return the indexes of keys that have a state, changed or not, and their states."""
+        """Return the indexes of the keys that still have a state after the calls, and their stored columns."""
         changed, states = self.changed()
         unchanged = np.array(self._unchanged, np.int64)
         old = self._batch.state.select(self._columns.schema.names).take(pa.array(unchanged))

@@ -57,14 +57,17 @@ class GroupedFrames:
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Call the function for each key with its rows. Raise ``UserFunctionError`` if it fails."""
+        """Call the function for each key of the batch with its rows. Raise ``UserFunctionError`` if it fails."""
         rows = self._visible_rows(batch.rows)
         grouped = InputByKey.of(batch.keys, rows, batch.codes)
         frames = FramesByKey(grouped, self._options())
         return self._call(batch, frames, _changed_update, has_timed_out=False)
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Call the function for each key that has timed out, with an empty frame."""
+        """Call the function for each key of the batch, which has timed out, with an empty frame.
+
+        Return the update for its output and the new states. Raise ``UserFunctionError`` if the function fails.
+        """
         frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
         return self._call(batch, frames, _remaining_update, has_timed_out=True)
 
@@ -76,9 +79,10 @@ class GroupedFrames:
         *,
         has_timed_out: bool,
     ) -> Update:
-        """Call the function for each key. Return the update for its output and the new states.
+        """Call the function for each key with its frames. Return the update for its output and the new states.
 
-        If the batch collects errors, the function is still called for keys after a failing key.
+        ``make_update`` makes the update. If the batch collects errors, the function is still called for keys after a
+        failing key, and ``FailedKeys`` is raised at the end.
         """
         options = self._options()
         has_watermark = self.spec.event_time is not None
@@ -112,13 +116,16 @@ class GroupedFrames:
         raise FailedKeys(first_error, failures)
 
     def _stored_columns(self) -> StateColumns:
+        """Return the columns that are stored per key."""
         return StateColumns.of(self.spec.keys.names, self.state, self.timeout)
 
     def _options(self) -> PandasOptions:
+        """Return Spark's settings for conversions to and from pandas."""
         return PandasOptions(**self.pandas)  # type: ignore[arg-type] # the keys are the names of its fields
 
     @property
     def _names(self) -> list[str]:
+        """Return the names of the columns that the function sees."""
         return [name for name, _ in self.spec.visible_columns]
 
     def _visible_rows(self, rows: pa.Table) -> pa.Table:
@@ -127,12 +134,13 @@ class GroupedFrames:
 
 
 def _changed_update(output: pa.Table, states: GroupStates) -> Update:
+    """Return the update for keys with rows: changed states and deleted states."""
     changed, table = states.changed()
     return Update(output, changed, table, states.deleted())
 
 
 def _remaining_update(output: pa.Table, states: GroupStates) -> Update:
-    """Return the update for keys that have timed out."""
+    """Return the update for keys that have timed out: the states that remain. All other states are deleted."""
     remaining, table = states.remaining()
     return Update(output, remaining, table, remaining[:0])
 
@@ -141,6 +149,7 @@ class FramesByKey:
     """Iterates over the rows of each key as frames of at most ``rows_max`` rows."""
 
     def __init__(self, grouped: InputByKey, options: pandas_form.PandasOptions) -> None:
+        """Create the frames of rows that are grouped by key."""
         self._rows = grouped.rows
         self._positions = grouped.positions
         self._timezone = options.timezone
@@ -159,6 +168,7 @@ class FramesByKey:
             yield from self._slices(self._rows.slice(start, stop - start), relative)
 
     def _pieces(self, start: int, stop: int) -> Iterator[pd.DataFrame]:
+        """Yield the rows ``start`` to ``stop`` of one key as frames of at most ``rows_max`` rows."""
         for first in range(start, stop, self._rows_max):
             yield self._frame(self._rows.slice(first, min(self._rows_max, stop - first)))
 
@@ -174,11 +184,13 @@ class FramesByKey:
                 yield iter((slices[start, stop],))
 
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
+        """Return rows as the frame that Spark would pass."""
         named = zip(rows.column_names, rows.columns, strict=True)
         return _frame_of([pandas_form.series_of(name, column, self._timezone) for name, column in named], rows)
 
 
 def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
+    """Return a frame of these series, with the column names of ``rows``. Two may have the same name."""
     frame = pd.DataFrame(dict(enumerate(series)), index=pd.RangeIndex(rows.num_rows))
     frame.columns = pd.Index(rows.column_names)
     return frame
@@ -204,6 +216,10 @@ def _fill_visible_nulls(rows: pa.Table) -> pa.Table:
 
 
 def _have_visible_nulls(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
+    """Return for each key whether its rows have nulls that change how pandas represents other values.
+
+    ``positions`` has the first row of each key, and the end.
+    """
     counts = np.zeros(rows.num_rows + 1, np.int64)
     for column in rows.columns:
         if _has_visible_nulls(column):
@@ -213,12 +229,13 @@ def _have_visible_nulls(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
 
 
 def _keys(keys: pa.Table, timezone: str) -> Iterator[Key]:
-    """Return each key as a tuple of pandas scalars."""
+    """Yield each key as a tuple of pandas scalars."""
     named = zip(keys.column_names, keys.columns, strict=True)
     return zip(*(_scalars(name, column, timezone) for name, column in named), strict=True)
 
 
 def _scalars(name: str, column: pa.ChunkedArray, timezone: str) -> list[Any]:
+    """Return the values of a key column as pandas scalars."""
     filled = column.fill_null(pa.scalar(0).cast(column.type)) if _has_visible_nulls(column) else column
     series = pandas_form.series_of(name, filled, timezone)
     values = list(series.to_numpy()) if series.dtype.kind in "iufb" else list(series)
@@ -230,7 +247,7 @@ def _scalars(name: str, column: pa.ChunkedArray, timezone: str) -> list[Any]:
 
 
 def _iterable(returned: object) -> Iterable[object]:
-    """Return an iterator over the result of a function. Raise PySpark's error if there is none."""
+    """Return an iterator over what a function returned. Raise PySpark's error if it is not iterable, or is a frame."""
     if isinstance(returned, pd.DataFrame):
         raise _type_error("iterable of pandas.DataFrame", returned)
     try:
@@ -240,7 +257,7 @@ def _iterable(returned: object) -> Iterable[object]:
 
 
 def _check_frame(frame: object, columns: int) -> pd.DataFrame:
-    """Return a frame of output. Raise PySpark's error for another type or number of columns."""
+    """Return a frame of the function's output. Raise PySpark's error for another type or number of ``columns``."""
     if not isinstance(frame, pd.DataFrame):
         raise _type_error("iterator of pandas.DataFrame", frame, "iterator of ")
     if frame.shape[1] != columns and not (frame.shape[1] == 0 and frame.empty):
@@ -250,11 +267,16 @@ def _check_frame(frame: object, columns: int) -> pd.DataFrame:
 
 
 def _type_error(expected: str, value: object, prefix: str = "") -> PySparkTypeError:
+    """Return PySpark's error for a function that returned ``value`` instead of the ``expected`` type."""
     parameters = {"expected": expected, "actual": f"{prefix}{type(value).__name__}"}
     return error_of_class(PySparkTypeError, "UDF_RETURN_TYPE", parameters)
 
 
 def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionError:
+    """Return the error of the user's function, with its traceback.
+
+    ``key`` is the key of the failing call, ``None`` if the conversion of the output failed.
+    """
     if isinstance(error, NotText):
         # Cause: A value cannot be converted to pandas, for example a string that is not UTF-8.
         return UserFunctionError(

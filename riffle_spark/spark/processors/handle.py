@@ -1,6 +1,6 @@
 """Provide the ``StatefulProcessorHandle`` of a processor. It checks the phase of each call."""
 
-# ruff: noqa: D102, N802, N803 - PySpark names and documents these methods
+# ruff: noqa: N802, N803 - PySpark names these methods
 
 from collections.abc import Iterator
 from operator import index
@@ -33,9 +33,14 @@ _TIME_BOUND: Final = 2**63
 
 
 class Handle(StatefulProcessorHandle):
-    """Declares state variables during ``init`` and registers timers later. ``deleted`` has the names to delete."""
+    """The handle that a processor gets: it declares state variables during ``init`` and registers timers later.
+
+    ``phase`` is the processor's phase. ``variables`` are the declared variables by name, ``deleted`` the names to
+    delete.
+    """
 
     def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
+        """Create a handle without variables, for a processor in this phase."""
         self._time_mode = time_mode
         self.phase: Phase = phase
         self.variables: dict[str, Variable] = {}
@@ -44,10 +49,12 @@ class Handle(StatefulProcessorHandle):
         self._session: Session | None = None
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
+        """Declare and return a state variable with one value per key. ``schema`` is the type of the value."""
         self._declare(stateName, "value", schema, None, ttlDurationMs)
         return self._add(ValueOfCells(stateName))
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
+        """Declare and return a state variable with a list of values per key. ``schema`` is the type of a value."""
         self._declare(stateName, "list", schema, None, ttlDurationMs)
         return self._add(ListOfCells(stateName))
 
@@ -58,13 +65,16 @@ class Handle(StatefulProcessorHandle):
         valueSchema: Schema,
         ttlDurationMs: int | None = None,
     ) -> MapState:
+        """Declare and return a state variable with a map per key."""
         variable = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
         return self._add(MapOfCells(stateName, row_maker(variable.value.names)))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer for the current key at a time (milliseconds since the epoch)."""
         self._current_session("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete the timer of the current key at a time, if there is one."""
         self._current_session("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
@@ -72,6 +82,7 @@ class Handle(StatefulProcessorHandle):
         return self._current_session("listing timers", "list_timers").timers.list()
 
     def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable of an earlier version of the processor, during ``init``."""
         if self.phase not in _DECLARING:
             raise spark_errors.wrong_phase("deleting state", "delete_if_exists", self.phase)
         self.variables.pop(stateName, None)
@@ -81,19 +92,22 @@ class Handle(StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
-        """Bind the state variables and timers to a session."""
+        """Bind the state variables and timers to the session of a key, before the processor is called for it."""
         self._session = session
         for name, state in self._states.items():
             vars(state)["cells"] = session.cells[name]
 
     def leave(self) -> None:
-        """Unbind the state variables and timers."""
+        """Unbind the state variables and timers, after the last key."""
         self._session = None
         for state in self._states.values():
             _unbind(state)
 
     def _current_session(self, doing: str, operation: str) -> Session:
-        """Return the session. Raise Spark's error if timers cannot be used."""
+        """Return the session of the current key. Raise Spark's error if timers cannot be used now.
+
+        ``doing`` and ``operation`` describe the call in the error.
+        """
         if self._time_mode == "None":
             raise spark_errors.no_timers(doing, operation)
         if self._session is None:
@@ -103,6 +117,11 @@ class Handle(StatefulProcessorHandle):
     def _declare(
         self, name: str, kind: spark_errors.Kind, value: Schema, key: Schema | None, ttl_ms: int | None
     ) -> Variable:
+        """Record and return a state variable that ``init`` requests. Raise Spark's error if it is not allowed.
+
+        ``kind`` is ``value``, ``list`` or ``map``. ``value`` and ``key`` are the schemas of its values and of a map's
+        keys.
+        """
         doing = f"initializing {kind} state"
         if self.phase not in _DECLARING:
             raise spark_errors.wrong_phase(doing, f"get_{kind}_state", self.phase)
@@ -118,7 +137,10 @@ class Handle(StatefulProcessorHandle):
         return variable
 
     def _ttl(self, name: str, kind: spark_errors.Kind, ttl_ms: int | None) -> int | None:
-        """Return the TTL, or ``None`` if there is none. Spark treats 0 as none."""
+        """Return the TTL (ms) of a variable, or ``None`` without one. Spark treats 0 as none.
+
+        Raise Spark's error if this time mode has no TTL.
+        """
         if not ttl_ms:
             return None
         if self._time_mode != "ProcessingTime" or ttl_ms < 0:
@@ -126,6 +148,7 @@ class Handle(StatefulProcessorHandle):
         return _time(ttl_ms)
 
     def _add(self, state: _State) -> _State:
+        """Add a state variable that has no cells yet, and return it."""
         _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)
         self._states[state.name] = state
         return state
@@ -140,6 +163,7 @@ def _unbind(
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:
+    """Return the Arrow schema of a Spark type or of DDL. Raise PySpark's error for invalid DDL."""
     if isinstance(schema, DataType):
         return schema_of_json(schema.json())
     try:
@@ -149,7 +173,7 @@ def _arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def _time(expiry_ms: int) -> int:
-    """Return a time in milliseconds. Raise ``ValueError`` if it is out of range."""
+    """Return a time in milliseconds as an ``int``. Raise ``ValueError`` if it is out of range."""
     time_ms = index(expiry_ms)
     if not -_TIME_BOUND < time_ms < _TIME_BOUND:
         raise ValueError(f"Value out of range: {time_ms}")

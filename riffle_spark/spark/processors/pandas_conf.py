@@ -27,7 +27,10 @@ _BYTES = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
 
 
 def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:
-    """Return the options for the settings in ``conf``. Other options have the default of Spark ``version``."""
+    """Return the fields of ``PandasOptions`` for Spark's settings in ``conf``.
+
+    Settings that ``conf`` lacks have the default of Spark ``version``.
+    """
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     options: dict[str, object] = {"safe": False} if release < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
     for name, setting in SETTINGS.items():
@@ -37,13 +40,17 @@ def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) 
 
 
 def _value(name: str, text: str) -> object:
+    """Return the value of the option ``name`` from the text of its setting."""
     if name in _NUMBERS:
         return _number(text)
     return text.lower() == "true" if name in _FLAGS else text
 
 
 def _number(text: str) -> int:
-    """Return a number with an optional unit of bytes, as Spark reads it."""
+    """Return a number with an optional unit of bytes (``64m``), as Spark reads it.
+
+    Raise ``ValueError`` for other text.
+    """
     match = _BYTES.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number of bytes")

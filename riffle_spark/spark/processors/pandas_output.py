@@ -48,6 +48,7 @@ class PandasOutput:
     """Collects frames with the columns of a schema, matched by name, or by position if no label is a string."""
 
     def __init__(self, schema: pa.Schema, options: PandasOptions) -> None:
+        """Create an output without rows. ``schema`` has the declared columns."""
         self._schema = schema
         self._by_name = options.by_name
         self._labels: list[object] = []
@@ -69,7 +70,7 @@ class PandasOutput:
         if labels != self._labels:
             self._positions = self._positions_of(labels)
             self._labels = labels
-        self._frames.append((_copied_columns(frame), self._positions))
+        self._frames.append((_copy_columns(frame), self._positions))
 
     def table(self) -> pa.Table:
         """Return the rows of all frames in their order, and remove the frames."""
@@ -82,6 +83,10 @@ class PandasOutput:
         return pa.table(arrays, schema=self._schema)
 
     def _positions_of(self, labels: list[object]) -> list[int]:
+        """Return the position of each declared column in a frame with these labels.
+
+        Raise ``KeyError`` or ``IndexError`` if a column is missing.
+        """
         if not self._by_name or not any(isinstance(label, str) for label in labels):
             if len(labels) < len(self._schema):
                 raise IndexError(f"a frame has {len(labels)} columns, but {len(self._schema)} are declared")
@@ -92,8 +97,8 @@ class PandasOutput:
         return [labels.index(name) for name in self._schema.names]
 
 
-def _copied_columns(frame: pd.DataFrame) -> Sequence[Values]:
-    """Return copies of the columns' values, because the processor may change its frame.
+def _copy_columns(frame: pd.DataFrame) -> Sequence[Values]:
+    """Return copies of a frame's columns, because the processor may change its frame later.
 
     Columns that pandas stores in a single array are copied together. Otherwise each column is copied.
     """
@@ -115,6 +120,7 @@ class _Column:
     """Converts a column. Arrays of the same type are converted together."""
 
     def __init__(self, field: pa.Field, timezone: str, coercion: Mapping[str, Any], *, safe: bool) -> None:
+        """Create the converter of a column. ``coercion`` are further arguments of PySpark's converter."""
         self._field = field
         self._safe = safe
         spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
@@ -123,18 +129,20 @@ class _Column:
         )
 
     def convert(self, arrays: list[Values]) -> pa.Array:
+        """Return the Arrow array of all arrays of the column, in their order."""
         by_type: dict[object, list[int]] = {}
         for index, values in enumerate(arrays):
             by_type.setdefault(values.dtype, []).append(index)
         if len(by_type) <= 1:
-            return self._converted(arrays) if arrays else pa.array([], self._field.type)
-        parts = [self._converted([arrays[index] for index in indexes]) for indexes in by_type.values()]
+            return self._convert_alike(arrays) if arrays else pa.array([], self._field.type)
+        parts = [self._convert_alike([arrays[index] for index in indexes]) for indexes in by_type.values()]
         owners = [np.full(len(arrays[index]), index) for indexes in by_type.values() for index in indexes]
         order = np.argsort(np.concatenate(owners), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(order))
 
-    def _converted(self, arrays: Sequence[Values]) -> pa.Array:
-        series = pd.Series(_joined(arrays), name=self._field.name)
+    def _convert_alike(self, arrays: Sequence[Values]) -> pa.Array:
+        """Return the Arrow array of arrays with the same type. Raise PySpark's error if a value does not convert."""
+        series = pd.Series(_join_arrays(arrays), name=self._field.name)
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.dtype.categories.dtype)
         series = self._converter(series)
@@ -147,6 +155,7 @@ class _Column:
             raise PySparkValueError(self._problem(series)) from error
 
     def _array(self, series: pd.Series, mask: Any) -> pa.Array:
+        """Return a series as an Arrow array of the declared type. Values under ``mask`` become null."""
         try:
             array = pa.Array.from_pandas(series, mask=mask, type=self._field.type, safe=self._safe)
         except pa.ArrowInvalid:
@@ -157,13 +166,15 @@ class _Column:
         return replace_nulls_by_nan(array, self._field)
 
     def _problem(self, series: pd.Series) -> str:
+        """Return PySpark's error text for a series that does not convert."""
         return (
             f"Cannot convert the output value of the column '{self._field.name}' with type '{series.dtype}' to the "
             f"specified return type of the column: '{self._field.type}'. Please check if the data types match."
         )
 
 
-def _joined(arrays: Sequence[Values]) -> Values:
+def _join_arrays(arrays: Sequence[Values]) -> Values:
+    """Return arrays of the same type as one array."""
     if len(arrays) == 1:
         return arrays[0]
     if isinstance(arrays[0], np.ndarray):

@@ -1,7 +1,5 @@
 """Convert rows to and from ``Row`` objects for ``transformWithState``, and check the event times of output."""
 
-# ruff: noqa: D102 - `Form` documents these methods
-
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -29,14 +27,17 @@ class RowForm:
     """
 
     def __init__(self, output: pa.Schema) -> None:
+        """Create a form whose output has the columns ``output``."""
         self._output = output
         self._is_flat = not any(pa.types.is_nested(kind) for kind in output.types)
         self._rows: list[Row] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
+        """Return each key as a tuple."""
         return rows_as_tuples(keys)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """Yield an iterator over each key's rows. ``positions`` has the first row of each key, and the end."""
         for first, end in split_into_windows(positions, ROWS_MAX):
             start = positions[first]
             stop = positions[end]
@@ -48,12 +49,18 @@ class RowForm:
                 yield iter(objects[positions[key] - start : positions[key + 1] - start])
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """Yield an iterator over each key's initial states.
+
+        ``positions`` has the first row of each key, and the end.
+        """
         return self.rows(states, positions)
 
     def collect(self, output: Iterable[object]) -> None:
+        """Add the rows that the processor returned for a key to the output."""
         self._rows.extend(output)  # type: ignore[arg-type]  # other types fail when they are read
 
     def output(self) -> pa.Table:
+        """Return all collected rows as a table, and forget them."""
         rows = self._rows
         self._rows = []
         if not rows:
@@ -63,7 +70,10 @@ class RowForm:
         return pa.table(arrays, schema=self._output)
 
     def _by_position(self, rows: list[Row]) -> list[tuple[object, ...]]:
-        """Return the columns if all rows have exactly the declared fields in order, none nested, or nothing."""
+        """Return the columns of rows that all have exactly the declared fields in order, none of them nested.
+
+        Return an empty list for any other rows.
+        """
         names = self._output.names
         if self._is_flat and all(getattr(row, "__fields__", None) == names for row in rows):
             return list(zip(*rows, strict=True))
@@ -79,6 +89,7 @@ class EventTimeForm:
     """A ``Form`` that checks that the event times of its output are after the watermark, as Spark does."""
 
     def __init__(self, form: Form, column: str, watermark_ms: int) -> None:
+        """Wrap a form. ``column`` is the output column with the event time."""
         self._form = form
         self._column = column
         self._watermark_ms = watermark_ms
@@ -97,6 +108,7 @@ class EventTimeForm:
 
 
 def _objects(rows: pa.Table) -> list[Row]:
+    """Return rows as PySpark's ``Row`` objects."""
     return list(map(row_maker(rows.column_names), rows_as_tuples(rows)))
 
 
@@ -107,7 +119,7 @@ def _pieces(rows: pa.Table) -> Iterator[Row]:
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:
-    """Return a function that makes a row with the fields ``names`` from its values.
+    """Return a function that makes a ``Row`` with the fields ``names`` from a tuple of its values.
 
     The rows have a subclass of ``Row`` of their own. It holds the field names, so that they are not set on every row,
     and finds fields without a search unless a method of ``Row`` has the same name.
@@ -117,6 +129,7 @@ def row_maker(names: Sequence[str]) -> RowMaker:
 
 @cache
 def _make_maker(names: tuple[str, ...]) -> RowMaker:
+    """Return the function of ``row_maker``, cached by the names."""
     fields = namedtuple("Fields", [f"field{index}" for index in range(len(names))])  # type: ignore[misc] # no literal
     # The first of equal names wins. The class is referenced until the getters are, as its collection would empty them.
     getters = {name: getattr(fields, f"field{index}") for index, name in reversed(list(enumerate(names)))}

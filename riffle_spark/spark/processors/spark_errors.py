@@ -60,7 +60,10 @@ _ITERATORS: Final = {("list", "get"), ("map", "items"), ("map", "keys"), ("map",
 
 
 def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
-    """Return the error for a call that is not allowed in the processor's phase."""
+    """Return the error for a call that is not allowed in the processor's ``phase``.
+
+    ``doing`` is the action and ``operation`` the call in Spark's message.
+    """
     return _error(
         doing,
         f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE",
@@ -142,7 +145,7 @@ def emitted_late(time_us: int, watermark_ms: int) -> PySparkException:
 
 
 def misfit(doing: str, wrong: Misfit) -> PySparkException:
-    """Return the error for a value that its field cannot hold."""
+    """Return PySpark's error for a value that its field cannot hold. ``doing`` is the action in the message."""
     field = wrong.path or "value"
     if wrong.problem == "length":
         counts = f"{wrong.expected} fields are required while {wrong.value} values are provided."
@@ -165,25 +168,30 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
 
 
 def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PySparkRuntimeError:
+    """Return PySpark's error with Spark's error class ``name``."""
     return PySparkRuntimeError(f"Error {doing}: [{name}] {message} SQLSTATE: {sql_state}")
 
 
 class _StandIn:
-    """Replaces the cells of a variable. Every method raises Spark's error."""
+    """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
+        """Create the stand-in of the state variable ``name``."""
         self._kind = kind
         self._name = name
 
     def __getattr__(self, method: str) -> Callable[[], Iterator[NoReturn]]:
+        """Raise Spark's error for a method of the cells, and ``AttributeError`` for any other name."""
         if method not in DOING[self.__dict__["_kind"]]:
             raise AttributeError(method)
         return self._method(method, *DOING[self._kind][method])
 
     def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
+        """Raise Spark's error for the call of a method."""
         raise self._error(operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:
+        """Return Spark's error for a call. Subclasses implement it."""
         raise NotImplementedError
 
 
@@ -191,6 +199,7 @@ class OnDriver(_StandIn):
     """Replaces cells on the driver, where variables are only declared."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:
+        """Return the error for a call on the driver."""
         return wrong_phase(doing, f"{self._name}.{operation}", "PRE_INIT")
 
 
@@ -198,6 +207,7 @@ class Keyless(_StandIn):
     """Replaces cells outside the processing of a key."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
+        """Return the error for a call outside the processing of a key."""
         return no_key(doing, self._name)
 
 
@@ -205,9 +215,11 @@ class Deleted(_StandIn):
     """Replaces the cells of a variable that ``init`` deleted. As in Spark, iterating over them yields nothing."""
 
     def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
+        """Return a function without results for a method that iterates. Raise Spark's error for any other method."""
         if (self._kind, method) in _ITERATORS:
             return lambda: iter(())
         return super()._method(method, operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
+        """Return the error for a call on a deleted variable."""
         return PySparkRuntimeError(f"Error {doing}: {self._kind.capitalize()} state {self._name} is not initialized.")

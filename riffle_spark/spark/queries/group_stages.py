@@ -42,12 +42,12 @@ _calls: dict[int, GroupsCall] = {}
 
 
 def keep_call(function_id: int, call: GroupsCall) -> None:
-    """Remember a call by the id of its function in the plan."""
+    """Remember a Python call by the id of its function in Spark's plan."""
     _calls[function_id] = call
 
 
 def call_of(function_id: int | None) -> GroupsCall | None:
-    """Return the call of a function in a plan, or ``None`` if the frame was not wrapped when it was made."""
+    """Return the Python call of a function in a plan, or ``None`` if the frame was not wrapped when it was made."""
     return None if function_id is None else _calls.get(function_id)
 
 
@@ -64,7 +64,7 @@ class GroupsStage:
 
     @staticmethod
     def of(plan: groups_plan.GroupsPlan) -> "GroupsStage":
-        """Return the stage of a plan."""
+        """Return the stage of a plan, with the arguments of its Python call if that was remembered."""
         call = call_of(plan_nodes.function_id(plan.node))
         if call is None:
             return GroupsStage(plan, "", {})
@@ -74,25 +74,25 @@ class GroupsStage:
 
     @property
     def time_mode(self) -> TimeMode:
-        """The time of its timeouts or timers."""
+        """Return the time mode of its timeouts or timers."""
         if self.plan.time in TIME_OUTS:
             return TIME_OUTS[self.plan.time]
         return parse_time_mode(_NO_TIMERS.get(self.plan.time, self.plan.time))
 
     @property
     def late(self) -> LateRule | None:
-        """The rule for late rows. As in Spark, no row is late unless its timers use event time."""
+        """Return the rule for late rows. As in Spark, no row is late unless its timers use event time."""
         column = self.plan.spec.event_time
         return None if column is None or self.time_mode != "EventTime" else LateRule(column, "rows")
 
     @property
     def shown(self) -> Mapping[str, str]:
-        """The function's names of its rows' columns, by column."""
+        """Return the name that the function sees for each column of its rows."""
         return {column: name for name, column in self.plan.spec.visible_columns}
 
     @property
     def initial(self) -> DataFrame | None:
-        """The frame of a processor's initial state."""
+        """Return the frame of a processor's initial state, or ``None``."""
         groups = self.arguments.get("initialState")
         return None if groups is None else groups._df
 
@@ -132,13 +132,13 @@ class GroupsStage:
             yield f"due by {'event' if self.time_mode == 'EventTime' else 'processing'} time"
 
     def _options(self) -> dict[str, object]:
-        """Return the session's options for conversions to and from pandas."""
+        """Return the session's settings for conversions to and from pandas, as fields of ``PandasOptions``."""
         conf = self.plan.catalyst.spark.conf
         values = {setting: conf.get(setting, None) for setting in SETTINGS.values()}
         return pandas_options({setting: str(value) for setting, value in values.items() if value is not None})
 
     def _function(self) -> Callable[..., object]:
-        """Return the function that gets frames: the original function, or PySpark's pickled copy."""
+        """Return the user's function that gets frames: the original one, or PySpark's pickled copy."""
         if self.arguments:
             function: Callable[..., object] = self.arguments["func"]
         else:

@@ -74,17 +74,21 @@ class PlannedStage:
 
     @property
     def inputs(self) -> tuple[cut.Input, ...]:
-        """The inputs that the stage reads."""
+        """Return the inputs that the stage reads."""
         return tuple(part for part in self.below if isinstance(part, cut.Input))
 
     @property
     def source_stages(self) -> tuple[int, ...]:
-        """The numbers of the stages that it reads results of. Empty if it reads only inputs."""
+        """Return the numbers of the stages whose results it reads. Empty if it reads only inputs."""
         pieces = [part for part in self.below if isinstance(part, batch_pieces.Piece)]
         return tuple(hole.stage for piece in pieces for hole in piece.holes)
 
     def operator(self, mode: str, sink: DeliverySink | None, reads: StageInput | None, shift_ms: int) -> JobOperator:
-        """Return the operator of a job. ``shift_ms`` is the distance of its watermark from the query's."""
+        """Return the stage as an operator of a job.
+
+        ``mode`` is the output mode. ``sink`` gets its results, ``None`` if another stage reads them. ``reads`` has its
+        rows unless it reads the batch as it is. ``shift_ms`` is the distance of its watermark from the query's.
+        """
         # As in Spark, only rows of sessions are late in complete mode.
         keeps_all = mode == "complete" and self.stage.kind == "aggregate"
         return JobOperator(
@@ -104,7 +108,11 @@ class PlannedStage:
         )
 
 
-def _read_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of an aggregate.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = aggregate_plan.read_aggregate(query.reader, stage.node, used_stores)
     spec = plan.spec
     description = list[str]()
@@ -132,7 +140,11 @@ def _read_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
     )
 
 
-def _read_distinct(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_deduplication(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a de-duplication (``dropDuplicates``).
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = distinct_plan.read_distinct(query.reader, stage.node, used_stores)
     spec = plan.spec
     late = None if spec.time is None else LateRule(spec.time.column, "rows")
@@ -157,7 +169,11 @@ def _read_distinct(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tup
     )
 
 
-def _read_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a join of two streams.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = join_plan.read_join(query.reader, stage.node, used_stores, stage.used_columns)
     spec = plan.spec
     description = list[str]()
@@ -185,7 +201,11 @@ def _read_join(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[s
     )
 
 
-def _read_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a user's function per key.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = groups_plan.read_groups(query.reader, stage.node, stage.kind, used_stores)
     groups = GroupsStage.of(plan)
     compute = groups.of_frames() if stage.kind == "groups" else groups.of_processor()
@@ -206,7 +226,11 @@ def _read_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple
     )
 
 
-def _read_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+def _plan_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[str, ...]) -> PlannedStage:
+    """Return the planned stage of a join with a table.
+
+    ``used_stores`` are the names of the stores of the stages before it; its own store gets another name.
+    """
     plan = table_plan.read_table(query.reader, stage.node, used_stores, stage.used_columns)
     spec = plan.spec
     columns = ", ".join(spec.table_columns.names)
@@ -226,20 +250,21 @@ def _read_table(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple[
 
 
 READERS: Final[Mapping[str, Callable[[cut_query.CutQuery, cut.Stage, tuple[str, ...]], PlannedStage]]] = {
-    "aggregate": _read_aggregate,
-    "distinct": _read_distinct,
-    "groups": _read_groups,
-    "join": _read_join,
-    "processor": _read_groups,
-    "table": _read_table,
+    "aggregate": _plan_aggregate,
+    "distinct": _plan_deduplication,
+    "groups": _plan_groups,
+    "join": _plan_join,
+    "processor": _plan_groups,
+    "table": _plan_table,
 }
 """Functions that read the node of a stage, by kind. They also get the names of the query's other stores."""
 
 
 def planned_stages(query: cut_query.CutQuery, stores_option: str | None) -> list[PlannedStage]:
-    """Read the stages of a query. ``stores_option`` is the list of store names in option ``riffle.stores``.
+    """Read the stages of a query, each with its plan, computation and store.
 
-    Raises ``ConfigError`` for unsupported terms and for wrong store names.
+    ``stores_option`` is the text of option ``riffle.stores``, a list of store names, or ``None``. Raises
+    ``ConfigError`` for unsupported terms and for wrong store names.
     """
     if len(query.top.holes) > 1:
         raise rules.refusal_error("several_results", query.values.top.plan.kind)
@@ -273,7 +298,7 @@ def planned_stages(query: cut_query.CutQuery, stores_option: str | None) -> list
 
 
 def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
-    """Raise ``ConfigError`` if dispatch is by partition and a stage's rows do not have topic and partition."""
+    """Raise ``ConfigError`` if dispatch is by partition and the rows of a stage lack topic and partition."""
     if settings.dispatch == "key_group":
         return
     if sum(bool(stage.inputs) for stage in stages) > 1:

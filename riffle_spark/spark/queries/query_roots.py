@@ -43,7 +43,7 @@ class NewQuery:
 
     @property
     def root_name(self) -> str:
-        """The name of its root below a shared root."""
+        """Return the name of the query's root below a shared root."""
         if self.checkpoint is None:
             return f"temporary-{uuid.uuid4().hex[:8]}"
         if self.name:
@@ -60,7 +60,7 @@ class OpenedRoot:
 
 
 def exact_root(home: Home) -> OpenedRoot:
-    """Return the root of ``home`` itself for a query."""
+    """Return the root of ``home`` itself, opened for a query. No other query may share it."""
     opened = _open(home, home.root)
     _started.add(normalised(opened.root))
     return opened
@@ -70,9 +70,9 @@ def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
     """Return the root of a query below the shared root of ``home``, and store the name of a new query there."""
     shared = open_store(home.root, home.options)
     name = query.root_name
-    opened = next(_with_id(home, name, query.query_id), None) or _open(home, root_of(home.root, name))
+    opened = next(_roots_of_query_id(home, name, query.query_id), None) or _open(home, root_of(home.root, name))
     if opened.tail is None and not has_query(shared, name):
-        earlier = None if query.checkpoint is None else next(_same_query(home, query), None)
+        earlier = None if query.checkpoint is None else next(_roots_of_same_stores(home, query), None)
         if earlier is None:
             add_query(shared, name, query.stores)
         opened = earlier or opened
@@ -80,24 +80,28 @@ def choose_root(home: Home, query: NewQuery) -> OpenedRoot:
     return opened
 
 
-def _with_id(home: Home, name: str, query_id: str | None) -> Iterator[OpenedRoot]:
-    """Yield the root whose log has a query id: the shared root, the root with the query's name, or another one."""
+def _roots_of_query_id(home: Home, name: str, query_id: str | None) -> Iterator[OpenedRoot]:
+    """Yield the root whose log has this query id, nothing if there is none.
+
+    It is the shared root, the root with the query's ``name``, or another one below the shared root.
+    """
     if query_id is None:
         return
     shared = open_store(home.root, home.options)
     if shared.list(paths.LOG):
-        yield from _if_of(query_id, _open(home, home.root))
-    yield from _if_of(query_id, _open(home, root_of(home.root, name)))
+        yield from _matching_root(query_id, _open(home, home.root))
+    yield from _matching_root(query_id, _open(home, root_of(home.root, name)))
     for other in query_names(shared):
-        yield from _if_of(query_id, _open(home, root_of(home.root, other)))
+        yield from _matching_root(query_id, _open(home, root_of(home.root, other)))
 
 
-def _if_of(query_id: str, opened: OpenedRoot) -> Iterator[OpenedRoot]:
+def _matching_root(query_id: str, opened: OpenedRoot) -> Iterator[OpenedRoot]:
+    """Yield the opened root if its log belongs to the query with this id."""
     if opened.tail is not None and opened.tail.query_id == query_id:
         yield opened
 
 
-def _same_query(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
+def _roots_of_same_stores(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
     """Yield the roots of queries of other processes that may be this query with another checkpoint.
 
     They have the same stores. Below a shared root the names of two queries distinguish them, too.
@@ -115,4 +119,5 @@ def _same_query(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
 
 
 def _open(home: Home, root: str) -> OpenedRoot:
+    """Open the log of a root, and return the root with the newest record."""
     return OpenedRoot(root, Log(open_store(root, home.options), root).open())

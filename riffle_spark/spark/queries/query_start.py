@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
@@ -43,19 +43,31 @@ _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 
 
 class PieceSink:
-    """The sink of the last stage: evaluates its results, applies the plan after it, and calls the query's sink."""
+    """The sink of a query's last stage: it evaluates the stage's rows, applies the plan after it, and delivers them.
+
+    ``give`` delivers a frame to the sink that the user has chosen.
+    """
 
     def __init__(self, results: batch_pieces.StageResults, give: sink_choice.Give) -> None:
+        """Create the sink. The class describes the arguments."""
         self._results = results
         self._give = give
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
-        """Deliver the rows of the last stage."""
+        """Deliver the results of a batch, given the ``rows`` that the slots of the last stage returned."""
         self._give(jvm.frame_of(rows.sparkSession, self._results.plan(rows, delivery.time_ms)), delivery)
 
 
-def start_query(frame: DataFrame, writer_settings: WriterSettings, options: StreamOptions) -> StreamingQuery:
-    """Start a wrapped frame's query. A query without a stateful operator is Spark's own."""
+def start_query(
+    frame: DataFrame,
+    writer_settings: WriterSettings,
+    options: StreamOptions,
+    prepare: Callable[[stream_query.StreamJob], object] | None = None,
+) -> StreamingQuery:
+    """Start a wrapped frame's query. A query without a stateful operator is Spark's own.
+
+    ``prepare`` is called with the job before Spark starts the query.
+    """
     spark = frame.sparkSession
     names = [name.lower() for name in writer_settings.options if name.lower().startswith("riffle.")]
     check_known("option", names, _OPTIONS, source="the query's options")
@@ -70,12 +82,13 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     late_rows = stage_rows.late_rows(stages, writer_settings.mode, options.late_rows)
     dead_letters = stage_rows.dead_letters(stages, options.dead_letters)
     checkpoint = _checkpoint(spark, writer_settings)
+    spark_sinks.check_file_system(spark, checkpoint)
     sink_choice.check_recovery(spark, writer_settings, checkpoint)
     shared_root = query.root or options.root or settings_of(spark, options.settings).root or ""
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
     settings = (options.settings or Settings()).but(root=own_root or shared_root)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
-    settings = _checked_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
+    settings = _choose_root(spark, settings, stages, writer_settings, checkpoint, is_shared=not own_root)
     results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
     operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
@@ -83,13 +96,18 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
     rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
     job = stream_query.StreamJob(operators, settings, ticking, late_rows)
+    if prepare is not None:
+        prepare(job)
     writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
     spark_query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
     return stream_query.StreamQuery(spark_query, job, lambda: list(_describe(query, stages)))
 
 
 def explain_query(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
-    """Return Spark's plan of a wrapped query's inputs, its stages, and the plan after them."""
+    """Return as text Spark's plan of a wrapped query's inputs, its stages, and the plan after them.
+
+    ``extended`` and ``mode`` are the arguments of Spark's ``explain``.
+    """
     query = cut_query(frame)
     stages = planned_stages.planned_stages(query, None)
     lines = ["== Run by Spark =="]
@@ -123,6 +141,7 @@ def _start_in_spark(query: CutQuery, writer_settings: WriterSettings) -> Streami
 
 
 def _check_trigger(writer_settings: WriterSettings) -> None:
+    """Raise ``ConfigError`` for a trigger that does not run micro-batches."""
     for trigger in writer_settings.trigger:
         if trigger not in _TRIGGERS:
             raise ConfigError(
@@ -141,7 +160,7 @@ def _with_accepted(spark: SparkSession, settings: Settings, option: str | None) 
     return settings.but(accept=(*settings_of(spark, settings).accept, *names))
 
 
-def _checked_root(
+def _choose_root(
     spark: SparkSession,
     settings: Settings,
     stages: Sequence[planned_stages.PlannedStage],
@@ -164,7 +183,15 @@ def _checked_root(
         opened = query_roots.exact_root(home)
     settings = settings.but(root=opened.root)
     tail = opened.tail
-    if tail is not None and tail.query_id != query_id:
+    is_own = tail is not None and tail.query_id == query_id
+    if query_id is not None and not is_own and spark_sinks.path_exists(spark, f"{checkpoint}/state"):
+        raise ConfigError(
+            f"The checkpoint {checkpoint} belongs to a query with Spark's own state, which riffle cannot read.",
+            remedy="Set a new checkpointLocation. The query then starts without state, at startingOffsets.",
+            where=_CHECKPOINT,
+            id="RIFFLE-1129",
+        )
+    if tail is not None and not is_own:
         return settings
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, opened.root)

@@ -32,13 +32,14 @@ _USER_FUNCTIONS: Final = ("groups", "processor")
 
 
 class StageRows:
-    """The rows of a stage that does not read the batch as it is (``StageInput``).
+    """The rows of a stage that does not read the batch as it is. Implements ``StageInput``.
 
     They are the rows in column ``batch_column``, if several stages read inputs, or the results of other stages under
     the pieces between, or both, each for a side of a join.
     """
 
     def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, batch_column: str | None) -> None:
+        """Create the rows of ``stage``. ``stages`` are all stages of the query, by number."""
         self.after = tuple(stages[number].store for number in stage.source_stages)
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
         self._map_side = stage.map_side
@@ -52,7 +53,10 @@ class StageRows:
         self._leaves = _leaves(stage.map_side) if batch_column and self._pieces else {}
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
-        """Return the rows of a batch. ``answers`` are the rows that the slots of earlier stages returned, by store."""
+        """Return the rows that the stage's slots get in a batch with this time.
+
+        ``answers`` has by store the rows that the slots of earlier stages returned.
+        """
         catalyst = plan_nodes.Catalyst(batch.sparkSession)
         input_rows: plan_nodes.Node | None = None
         if self._batch_column is not None:
@@ -72,7 +76,7 @@ class StageRows:
 
 
 def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
-    """Return the streams of rows for the slots of each stage that reads inputs."""
+    """Return the streams of rows for the slots of the stages that read inputs, one per such stage."""
     return [stage.map_side.catalyst.frame(_input_plan(stage)) for stage in stages if stage.inputs]
 
 
@@ -135,12 +139,14 @@ def operators_of(
 
 
 class LateRows:
-    """The side output of the rows that the first stage drops as too late.
+    """The side output of the rows that a query's first stage drops as too late.
 
     Spark's query then returns rows as they are below the stage. Its map side is applied to each batch of them.
+    ``event_time`` is the column that decides whether a row is late; ``give`` delivers the late rows.
     """
 
     def __init__(self, stage: PlannedStage, event_time: plan_nodes.Node, give: sink_choice.Give) -> None:
+        """Create the side output of ``stage``. The class describes the other arguments."""
         catalyst = stage.map_side.catalyst
         (hole,) = stage.map_side.holes
         (stage_input,) = stage.inputs
@@ -160,7 +166,7 @@ class LateRows:
         return self._catalyst.frame(self._catalyst.project(aliases, self._plan))
 
     def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
-        """Return the rows that slots get from a batch."""
+        """Return the rows that slots get, from a batch of rows below the stage."""
         return plan_nodes.Catalyst(batch.sparkSession).computed(self._map_side.plan(batch, time_ms))
 
     def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
@@ -186,9 +192,10 @@ def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
 
 
 def late_rows(stages: Sequence[PlannedStage], mode: str, place: Place | None) -> LateRows | None:
-    """Return the side output of a query's late rows, or ``None`` if ``place`` is not set.
+    """Return the side output of a query's late rows, or ``None`` if ``place`` is ``None``.
 
-    Raises ``ConfigError`` if no rows can be late, or if the query reads several streams.
+    ``place`` is the folder or function that gets them. Raises ``ConfigError`` if no rows can be late, or if the query
+    reads several streams.
     """
     if place is None:
         return None
@@ -216,6 +223,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, place: Place | None) ->
 
 
 def _check_unique_names(names: Sequence[str]) -> None:
+    """Raise ``ConfigError`` if two of these columns of late rows have the same name."""
     repeated = next((name for name, count in Counter(map(str.lower, names)).items() if count > 1), None)
     if repeated is not None:
         raise ConfigError(
@@ -227,9 +235,10 @@ def _check_unique_names(names: Sequence[str]) -> None:
 
 
 def dead_letters(stages: Sequence[PlannedStage], place: Place | None) -> sink_choice.Give | None:
-    """Return the side output of rows that fail in the query's function, or ``None`` if ``place`` is not set.
+    """Return the function that delivers the rows on which the user's function fails, or ``None`` without a ``place``.
 
-    Raises ``ConfigError`` unless exactly one stage calls a user's function per key.
+    ``place`` is the folder or function that gets them. Raises ``ConfigError`` unless exactly one stage calls a user's
+    function per key.
     """
     if place is None:
         return None

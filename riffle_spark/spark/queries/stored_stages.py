@@ -28,7 +28,7 @@ TAKE_OVER: Final = "riffle.take_over"
 def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
     """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is not complete, or the reverse.
 
-    Sessions are stored alike in every mode.
+    ``stored`` has the recorded schemas by store. Sessions are stored alike in every mode.
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
@@ -50,9 +50,9 @@ def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str,
 def check_stored(
     stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], accepted: str, taken_over: str
 ) -> None:
-    """Compare the stages with the stored schemas, by store name. Warns of columns that start or end.
+    """Compare the stages with the ``stored`` schemas, by store. Log warnings of columns that start or end.
 
-    ``accepted`` and ``taken_over`` are the lists in the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
+    ``accepted`` and ``taken_over`` are the texts of the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
     for a column with another meaning that is not accepted, or without a meaning that is not taken over.
     """
     if taken_over and not any(stage.store in stored for stage in stages):
@@ -75,7 +75,10 @@ def check_stored(
     for store in unused:
         # Cause: The operator was removed, or its kind or keys changed.
         _logger.warning(
-            "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.", store
+            "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.\n"
+            "  What to do: Do nothing if the operator was removed on purpose. Otherwise stop the query, roll back "
+            "(riffle rollback), and restore the operator.",
+            store,
         )
 
 
@@ -85,7 +88,7 @@ def _is_listed(name: str, option: str) -> bool:
 
 
 def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) -> None:
-    """Refuse a new store if a store of its kind became unused. Most likely only the keys changed."""
+    """Raise ``ConfigError`` for a new store if a store of its kind became unused. Most likely only its keys changed."""
     for store in new:
         same_kind = (name for name in unused if stage_kind(name) == stage_kind(store))
         earlier = next((name for name in same_kind if not _is_listed(name, accepted)), None)
@@ -103,7 +106,10 @@ def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) 
 
 
 def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
-    """Refuse to add or remove a stage if others have the same kind and key. Only their order names their stores."""
+    """Raise ``ConfigError`` if a stage is added or removed while others have the same kind and key.
+
+    Only the order of such stages names their stores. ``changed`` are the added and removed stores.
+    """
     for store in changed:
         same_name = (name for name in continued if strip_store_number(name) == strip_store_number(store))
         other = next(same_name, None)
@@ -120,7 +126,10 @@ def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted
 
 
 def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, taken_over: str) -> None:
-    """Refuse the store of a ``Stateful`` operator unless it fits and the query lists all columns that it continues."""
+    """Raise ``ConfigError`` for the store of a ``Stateful`` operator that the query cannot continue.
+
+    The query must list all columns that it continues in option ``TAKE_OVER``.
+    """
     state = schema.either(lambda plain: plain.state, lambda _: pa.schema([]))
     for problem, remedy in _mismatches(stage, schema.key, state, accepted) if len(state) else ():
         raise ConfigError(problem, remedy=remedy, where=stage.store, id="RIFFLE-0332")
@@ -137,7 +146,7 @@ def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, ta
 
 
 def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted: str) -> Iterator[tuple[str, str]]:
-    """Yield problems and remedies for the parts of a ``Stateful`` operator's state that the query cannot continue."""
+    """Yield (problem, remedy) for each part of a ``Stateful`` operator's state that the query cannot continue."""
     if (key.names, key.types) != (stage.keys.names, stage.keys.types):
         yield (
             f"The state has the key {describe_schema(key)}, but the query groups by {describe_schema(stage.keys)}.",
@@ -166,22 +175,24 @@ def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted:
 
 
 def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
-    """Refuse columns whose meaning changed, and results that would lose their stored values."""
+    """Raise ``ConfigError`` for columns whose meaning changed, and for results that would lose their stored values.
+
+    ``stored`` has the recorded meaning of each column. Log warnings of columns that start or end.
+    """
     for name, meaning in stage.meanings.items():
         if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
-            remedy = (
+            key_remedy = (
+                f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
+                f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
+            )
+            result_remedy = (
                 f"Give the result another alias to start it empty, or set option({ACCEPT!r}, {name!r}) to continue "
                 "with the stored values, if their type stays the same."
             )
-            if name in stage.keys.names:
-                remedy = (
-                    f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
-                    f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
-                )
             # Cause: The expression of a grouping column, or the function or argument of a result, was changed.
             raise ConfigError(
                 f"Column {name!r} holds {stored[name]} in the stored state, but the query now computes {meaning}.",
-                remedy=remedy,
+                remedy=key_remedy if name in stage.keys.names else result_remedy,
                 where=stage.store,
                 id="RIFFLE-0334",
             )
@@ -200,12 +211,19 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
     for name in new:
         # Cause: A result or variable was added to the query.
         _logger.warning(
-            "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.", name, stage.meanings[name], stage.store
+            "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.\n"
+            "  What to do: Do nothing if the result is new. Otherwise stop the query, roll back (riffle rollback), "
+            "and undo the change.",
+            name,
+            stage.meanings[name],
+            stage.store,
         )
     for name in sorted(stored.keys() - stage.meanings.keys()):
         # Cause: A result or variable was removed from the query.
         _logger.warning(
-            "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.",
+            "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.\n"
+            "  What to do: Do nothing if the result was removed on purpose. Otherwise stop the query, roll back "
+            "(riffle rollback), and restore the result.",
             name,
             stored[name],
             stage.store,
@@ -213,7 +231,10 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
 
 
 def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
-    """Refuse a result with stored values under another alias. It would start empty, but Spark would continue."""
+    """Raise ``ConfigError`` for a result that has stored values under another alias.
+
+    It would start empty, although Spark would continue it.
+    """
     unused = {meaning: name for name, meaning in stored.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():
         if name not in stored and not _is_listed(name, accepted) and meaning in unused:

@@ -41,7 +41,10 @@ _numbers = itertools.count(1)
 
 
 def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
-    """Return a stream's frame with a mark in its plan. Without options a frame that has a mark is returned as is."""
+    """Return a stream's frame with a mark in its plan, by which its options are found again.
+
+    Without options, a frame that has a mark is returned as it is.
+    """
     if options == StreamOptions() and _marks_of(frame):
         return frame
     number = next(_numbers)
@@ -50,19 +53,26 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
 
 
 def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> DataFrame:
-    """Return a stream of changes as a table. Spark raises for unknown column names."""
+    """Return a stream of changes as a table of the last row per key.
+
+    ``key`` and ``by`` are column names. Raises Spark's error for unknown ones, and ``ConfigError`` for an expression.
+    """
     key_columns = tuple(_column(changes, name) for name in key)
     order_columns = tuple(_column(changes, name) for name in by)
     return changes.where(LatestRows(key_columns, order_columns).condition)
 
 
 def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
+    """Return the marks in a frame's plan."""
     _, plan = read_frame(frame)
     return find_marks(plan)
 
 
 def _column(frame: DataFrame, name: str) -> str:
-    """Return a column name in the spelling of the frame."""
+    """Return the name of a frame's column in the frame's own spelling.
+
+    Raises Spark's error for an unknown name, and ``ConfigError`` for an expression.
+    """
     columns = items(analysed(frame.select(name)).projectList())
     if [kind(column) for column in columns] != ["AttributeReference"]:
         raise ConfigError(
@@ -100,6 +110,10 @@ def options_in(frame: DataFrame) -> StreamOptions:
 
 
 def _check_same(name: str, difference: str, values: Sequence[object]) -> None:
+    """Raise ``ConfigError`` if the marks of a query have different values for the option ``name``.
+
+    ``difference`` is the verb of the error.
+    """
     set_values = [value for value in values if value is not None]
     if any(value != set_values[0] for value in set_values):
         raise ConfigError(

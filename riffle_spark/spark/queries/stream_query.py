@@ -9,57 +9,60 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from riffle_spark.process.stages.distinct_rows import DistinctRows
-from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.settings import Settings
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
+from riffle_spark.spark.state_operators import state_operator
 from riffle_spark.spark.stateful import StatefulJob
 from riffle_spark.spark.transform import TransformWithState
 
 __all__ = ["StreamJob", "StreamQuery"]
 
-_MS = 1000
-_NAMES = {
-    "aggregate": "stateStoreSave",
-    "distinct": "dedupe",
-    "exact": "stateStoreSave",
-    "groups": "applyInPandasWithState",
-    "join": "symmetricHashJoin",
-    "processor": "transformWithStateInPandasExec",
-    "within": "dedupeWithinWatermark",
-}
-"""Spark's names of its own operators, by the kind of stage."""
 _IDLE: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
 """Spark's figures of an operator when no batch was due."""
 
 
 class StreamJob(StatefulJob):
-    """The ``foreachBatch`` function of a wrapped query. Its operators are known before the first batch."""
+    """The ``foreachBatch`` function of a wrapped query. Its operators are known before the first batch.
+
+    ``time_shift_ms`` is added to the time of each batch, for tests.
+    """
 
     def __init__(
         self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
     ) -> None:
+        """Create the job of a wrapped query. ``tick`` starts batches without rows, ``late_rows`` gets late rows."""
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
         self._late_rows = late_rows
         self._stored_rows: dict[int, Mapping[str, int]] = {}
+        self.time_shift_ms = 0
 
     def stored_rows(self, version: int) -> Mapping[str, int]:
         """Return how many rows the parts of each store had after a batch. A store has at most that many keys."""
         return self._stored_rows.get(version, {})
 
+    def set_step_listener(self, reached: Callable[[str], None]) -> None:
+        """Call a function at each step of a batch, from the next start of the driver on."""
+        self._reached = reached
+
     def end(self) -> None:
-        """End the job's threads after the query has ended."""
+        """Stop the job's threads, after the query has ended."""
         self._stop_running_job()
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
-        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
+        """Return the batch loop of this query."""
+        job = RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
+        job.time_shift_ms = self.time_shift_ms
+        return job
 
     def _call_on_report(self, report: BatchReport) -> None:
+        """Keep the number of stored rows for the reports that are kept, and call the user's ``on_report``."""
         if self._driver is not None:
             self._stored_rows[report.version] = self._driver.stored_rows()
         reported = {kept_report.version for kept_report in self.reports}
@@ -79,6 +82,7 @@ class StreamQuery(StreamingQuery):
     """
 
     def __init__(self, query: StreamingQuery, job: StreamJob, describe: Callable[[], Sequence[str]]) -> None:
+        """Wrap Spark's query. ``describe`` returns the lines that ``explain`` adds."""
         super().__init__(query._jsq)
         self.job = job
         self._describe = describe
@@ -86,7 +90,7 @@ class StreamQuery(StreamingQuery):
 
     @property
     def root(self) -> str:
-        """The root of the query's state, as commands take it."""
+        """Return the root of the query's state, as commands take it."""
         return (self.job.settings and self.job.settings.root) or ""
 
     @property
@@ -95,8 +99,8 @@ class StreamQuery(StreamingQuery):
         return self.job.reports
 
     def stop(self) -> None:
-        """Stop the query, also during a batch, and the job's threads."""
-        super().stop()
+        """Stop the query after its current batch, and the job's threads. After 10 seconds the batch is interrupted."""
+        self.job.stop(StreamingQuery(self._jsq))
         self.job.end()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
@@ -134,51 +138,16 @@ class StreamQuery(StreamingQuery):
             changes = {} if report.version == progress["batchId"] else _IDLE
             operators = [self._state_operator(operator, report) for operator in reversed(self.job.operators)]
             progress["stateOperators"] = [{**operator, **changes} for operator in operators]
-        return StreamingQueryProgress.fromJson(progress)
+        return compat.progress_of(progress)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
-        """Return a stage's figures in the form of Spark's state operators.
-
-        ``numRowsTotal`` counts the rows in the store's parts. There is at least a row per key. Times are sums over
-        all slots.
-        """
-        figures = report.by_store.get(operator.store, StoreFigures())
-        seconds = figures.slot_seconds
-        updated = figures.keys
-        metrics: dict[str, object] = {
-            "outputRows": figures.output_rows,
-            "deadRows": figures.dead_rows,
-            "sealedBytes": figures.sealed_bytes,
-            "fetchedBytes": figures.fetched_bytes,
-            "restores": figures.restores,
-            "runs": report.runs,
-            "requests": sum(report.requests.values()),
-            **{f"{phase}Ms": round(duration * _MS) for phase, duration in report.seconds.items()},
-        }
-        if isinstance(operator.compute, DistinctRows):  # Only new keys change its state.
-            updated = figures.output_rows
-            metrics["numDroppedDuplicateRows"] = figures.rows - figures.late_rows - updated
-        return {
-            "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
-            "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
-            "numRowsUpdated": updated,
-            "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
-            "numRowsRemoved": figures.expired,
-            "allRemovalsTimeMs": 0,
-            "commitTimeMs": _ms(seconds, "seal", "put"),
-            "memoryUsedBytes": round(figures.peak_memory_mb * 1_000_000),
-            "numRowsDroppedByWatermark": figures.late_rows,
-            "numShufflePartitions": report.slots,
-            "numStateStoreInstances": report.slots,
-            "customMetrics": {**metrics, **self._variables_of(operator)},
-        }
+        """Return a stage's figures in the form of Spark's state operators."""
+        fields = state_operator(operator, report, self.job.stored_rows(report.version))
+        metrics: dict[str, object] = fields["customMetrics"]  # type: ignore[assignment]
+        return {**fields, "customMetrics": {**metrics, **self._variables_of(operator)}}
 
     def _variables_of(self, operator: JobOperator) -> Mapping[str, int]:
-        """Return the number of state variables of a processor by kind, once its ``init`` has run."""
+        """Return the number of a processor's state variables by kind, once its ``init`` has run. Empty for others."""
         if isinstance(operator.compute, TransformWithState) and operator.store not in self._variables:
             self._variables[operator.store] = operator.compute.counted()
         return self._variables.get(operator.store, {})
-
-
-def _ms(seconds: Mapping[str, float], *names: str) -> int:
-    return round(sum(seconds.get(name, 0.0) for name in names) * _MS)

@@ -30,7 +30,7 @@ _LEGACY_PATH_OPTION: Final = ("spark.sql.legacy.pathOptionBehavior.enabled", "fa
 
 
 def sink_of(frame: DataFrame, writer_settings: WriterSettings) -> Give:
-    """Return the function that delivers rows to the query's sink. Prepares the sink for the columns of ``frame``.
+    """Return the function that delivers rows to the query's sink, and prepare the sink for the columns of ``frame``.
 
     Raises ``ConfigError`` for settings that the sink does not support.
     """
@@ -60,6 +60,7 @@ def sink_of(frame: DataFrame, writer_settings: WriterSettings) -> Give:
 
 
 def _by_format(frame: DataFrame, writer_settings: WriterSettings) -> Give:
+    """Return the function that delivers rows to the writer's table or format."""
     spark = frame.sparkSession
     source = writer_settings.source(spark)
     if writer_settings.table is not None:
@@ -77,8 +78,9 @@ def _by_format(frame: DataFrame, writer_settings: WriterSettings) -> Give:
 def side_sink(place: str | Callable[..., object]) -> Give:
     """Return the function that delivers the rows of a side output.
 
-    ``place`` is a function as of ``foreachBatch``, or a folder for Parquet. Each batch of each line of a query has its
-    own folder in it. A repeated batch has the same rows and overwrites its folder. Readers see the batch as a column.
+    ``place`` is a function as of ``foreachBatch``, or a folder for Parquet. Each batch has its own folder in it, and
+    another one after a rollback. A repeated batch has the same rows and overwrites its folder. Readers see the batch as
+    a column.
     """
     if not isinstance(place, str):
         return _by_function("foreachBatch", place, WriterSettings(()))
@@ -127,6 +129,10 @@ def check_spark_query(writer_settings: WriterSettings) -> None:
 
 
 def _by_function(method: str, function: Any, writer_settings: WriterSettings) -> Give:
+    """Return the function that delivers rows to the user's function of ``foreach`` or ``foreachBatch``.
+
+    ``method`` is the name of the method. Raises ``ConfigError`` for settings that it does not support.
+    """
     _check_not_partitioned(writer_settings, method)
     if writer_settings.option(DELIVERY_ID) is not None:
         raise ConfigError(
@@ -142,7 +148,10 @@ def _by_function(method: str, function: Any, writer_settings: WriterSettings) ->
 
 
 def _files(frame: DataFrame, writer_settings: WriterSettings, source: str, path: str | None) -> Give:
-    """Return Spark's own file sink. It writes each batch once."""
+    """Return the function that writes each batch once with Spark's own file sink.
+
+    Raises ``ConfigError`` for other output modes than append, and without a path.
+    """
     if writer_settings.mode != "append":
         raise ConfigError(
             f"outputMode({writer_settings.mode!r}) is not supported for {source} files, because written files "
@@ -171,6 +180,10 @@ def _check_columns(frame: DataFrame, columns: Sequence[str]) -> None:
 
 
 def _in_memory(frame: DataFrame, writer_settings: WriterSettings) -> Give:
+    """Return the function that adds each batch to a table in the driver's memory.
+
+    Raises ``ConfigError`` without a query name, or if an active query has the same one.
+    """
     _check_not_partitioned(writer_settings, "memory")
     if writer_settings.name is None:
         raise ConfigError(
@@ -215,13 +228,14 @@ def _batch_writer(writer_settings: WriterSettings, source: str) -> Give:
 
 
 def _delivery_options(writer_settings: WriterSettings, source: str, delivery: Delivery) -> dict[str, str]:
-    """Return the options for a delivery. Delta skips a transaction that it already has."""
+    """Return the writer's options for a delivery. Those for Delta let it skip a transaction that it already has."""
     if source.lower() not in _DELTA:
         return writer_settings.sink_options
     return {**writer_settings.sink_options, "txnAppId": delivery.id_prefix, "txnVersion": str(delivery.batch_id)}
 
 
 def _check_delta(writer_settings: WriterSettings, source: str) -> None:
+    """Raise ``ConfigError`` for a Delta sink in update mode."""
     if source.lower() in _DELTA and writer_settings.mode == "update":
         raise ConfigError(
             "outputMode('update') is not supported for Delta, because a changed row would be added again.",
@@ -232,7 +246,7 @@ def _check_delta(writer_settings: WriterSettings, source: str) -> None:
 
 
 def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> DataFrame:
-    """Return rows with their delivery id in a column or, for Kafka, in a header."""
+    """Return rows with their delivery id in the column ``name`` or, for Kafka, in a header of that name."""
     if source != "kafka":
         return frame.withColumn(name, F.lit(delivery_id))
     headers = F.array(F.struct(F.lit(name).alias("key"), F.lit(delivery_id).cast("binary").alias("value")))
@@ -242,7 +256,10 @@ def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> Data
 
 
 def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give:
-    """Return the function that writes to a table. Creates a missing table as Spark's ``toTable`` does."""
+    """Return the function that writes to the table ``name``. Create a missing table as Spark's ``toTable`` does.
+
+    Raises ``ConfigError`` for a view, and for a table of another format.
+    """
     spark = frame.sparkSession
     if not spark.catalog.tableExists(name):
         _create_table(frame, writer_settings, name)
@@ -269,6 +286,7 @@ def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give
 
 
 def _create_table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> None:
+    """Create the table ``name`` with the columns of ``frame``."""
     spark = frame.sparkSession
     columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
     path = (writer_settings.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
@@ -296,6 +314,7 @@ def _check_one_path(spark: SparkSession, writer_settings: WriterSettings) -> Non
 
 
 def _check_not_partitioned(writer_settings: WriterSettings, sink: str) -> None:
+    """Raise ``ConfigError`` if ``partitionBy`` is set, which this sink does not support."""
     if writer_settings.partition_by:
         raise ConfigError(
             f"partitionBy is not supported for {sink}.",

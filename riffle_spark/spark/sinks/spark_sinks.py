@@ -10,14 +10,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from riffle_spark.errors import ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
-from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
+from riffle_spark.spark import compat
+from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, mentions, scala_seq, session
 
 __all__ = [
     "FileSink",
     "MemorySink",
     "call_for_each_row",
+    "check_file_system",
     "check_format",
     "is_files",
     "line_folder",
@@ -28,6 +30,14 @@ __all__ = [
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")
+_NO_SOURCE = ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")
+_NO_FILE_SYSTEM = ("UNSUPPORTED_FILE_SYSTEM", "UnsupportedFileSystemException", "FileSystem not found", "No FileSystem")
+"""Spark's and Hadoop's words for a scheme without a file system."""
+_CONNECTORS: Mapping[str, str] = {
+    "delta": "Add Delta Lake: pip install delta-spark, and configure_spark_with_delta_pip(builder).",
+    "kafka": "Add the Kafka connector: riffle_spark.configure(builder), or --packages of spark-submit.",
+}
+"""How to add a data source that Spark does not include."""
 _HIVE = "hive"
 _NO_METHOD = "does not exist"
 """Py4J's words for an unknown overload."""
@@ -43,6 +53,7 @@ class FileSink:
     """Spark's own file sink. It writes a repeated batch once."""
 
     def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+        """Create Spark's sink for files of the format ``source``. ``options`` include the path."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         none = looked_up(jvm, "scala.None$", "MODULE$")
@@ -58,7 +69,10 @@ class FileSink:
         self._line = ""
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Write a batch. Raises ``ConflictError`` if another query, or a rolled-back run, wrote the table's batches."""
+        """Write a batch.
+
+        Raises ``ConflictError`` if another query, or a run that was rolled back, wrote batches of this table.
+        """
         line = line_folder(delivery)
         if line != self._line:
             self._check_line(line, delivery.batch_id)
@@ -66,7 +80,10 @@ class FileSink:
         self._sink.addBatch(delivery.batch_id, frame._jdf)
 
     def _check_line(self, line: str, batch_id: int) -> None:
-        """Check that a line's batch fits the table's list, and mark the line."""
+        """Raise ``ConflictError`` if a batch does not fit the table's list of batches, and mark the query's folder.
+
+        ``line`` is the result of ``line_folder`` for the query. It changes when the query is rolled back.
+        """
         files, folder = _file_system(self._spark, self._folder)
         path_class = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
         marker = path_class(folder, f"{_LINES}/{line}")
@@ -91,7 +108,7 @@ class FileSink:
 
 
 def line_folder(delivery: Delivery) -> str:
-    """Return the folder name of a query's line."""
+    """Return the folder name for the deliveries of a query until it is rolled back."""
     return delivery.id_prefix.replace("/", "-")
 
 
@@ -106,6 +123,7 @@ def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
 
 
 def _write_empty(files: Any, path: Any) -> None:
+    """Write the list entry of a batch without files."""
     stream = files.create(path, True)
     stream.write(bytearray(_EMPTY))
     stream.close()
@@ -122,9 +140,10 @@ def _create_sink(data_source: Any, mode: Any, schema: Any) -> Any:
 
 
 class MemorySink:
-    """Rows in the driver's memory, as a temporary view that is always current."""
+    """Rows of a query in the driver's memory, as a temporary view ``name`` that is always current."""
 
     def __init__(self, frame: DataFrame, name: str, *, is_complete: bool) -> None:
+        """Create the sink and its view ``name``. With ``is_complete`` each batch replaces all rows."""
         spark = frame.sparkSession
         jvm = context(spark)._jvm
         self._sink = looked_up(jvm, f"{_EXECUTION}.streaming.sources.MemorySink")()
@@ -140,7 +159,10 @@ class MemorySink:
 
 
 def is_files(spark: SparkSession, source: str) -> bool:
-    """Return whether Spark's file sink writes a format, by the format's class as in Spark. Hive tables are excluded."""
+    """Return whether Spark's own file sink writes the format ``source``. False for Hive tables.
+
+    As in Spark, the class of the format decides.
+    """
     jvm, conf = context(spark)._jvm, session(spark).sessionState().conf()
     class_named = looked_up(jvm, "java.lang.Class", "forName")
     try:
@@ -151,10 +173,40 @@ def is_files(spark: SparkSession, source: str) -> bool:
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise Spark's own error if it finds neither a Java class nor a Python data source for a format."""
+    """Raise ``ConfigError`` if Spark finds neither a Java class nor a Python data source for a format."""
     state = session(spark).sessionState()
-    if not state.dataSourceManager().dataSourceExists(source):
+    if compat.has_python_source(state, source):
+        return
+    try:
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
+    except Exception as error:
+        if not any(mentions(error, text) for text in _NO_SOURCE):
+            raise
+        # Cause: The format's jar is not on Spark's class path, or the format is misspelt.
+        raise ConfigError(
+            f"Spark has no data source {source!r}.",
+            remedy=_CONNECTORS.get(source, "Correct format(...), or add the jar of the data source (--packages)."),
+            where="format",
+            id="RIFFLE-1127",
+        ) from error
+
+
+def check_file_system(spark: SparkSession, path: str) -> None:
+    """Raise ``ConfigError`` if Spark has no file system for the scheme of a path."""
+    try:
+        _file_system(spark, path)
+    except Exception as error:
+        if not any(mentions(error, text) for text in _NO_FILE_SYSTEM):
+            raise
+        scheme = path.partition(":")[0]
+        version = looked_up(context(spark)._jvm, "org.apache.hadoop.util.VersionInfo", "getVersion")()
+        remedy = "Add the Hadoop connector of this scheme to Spark (--packages), or use another location."
+        if scheme.startswith("s3"):
+            remedy = f"Add --packages org.apache.hadoop:hadoop-aws:{version}, and write the location as s3a://."
+        # Cause: The jar of the scheme's file system is not on Spark's class path.
+        raise ConfigError(
+            f"Spark cannot open {scheme}:// locations.", remedy=remedy, where=path, id="RIFFLE-1128"
+        ) from error
 
 
 def call_for_each_row(frame: DataFrame, function: Any) -> None:
@@ -164,7 +216,7 @@ def call_for_each_row(frame: DataFrame, function: Any) -> None:
 
 
 def qualified_path(spark: SparkSession, path: str) -> str:
-    """Return a path with its scheme."""
+    """Return a path as Spark's file system shows it, with its scheme."""
     files, hadoop_path = _file_system(spark, path)
     return str(files.makeQualified(hadoop_path).toString())
 
@@ -176,11 +228,13 @@ def path_exists(spark: SparkSession, path: str) -> bool:
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return Hadoop's file system of a path, and the path as its object."""
     hadoop_path = looked_up(context(spark)._jvm, "org.apache.hadoop.fs.Path")(path)
     return hadoop_path.getFileSystem(session(spark).sessionState().newHadoopConf()), hadoop_path
 
 
 def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
+    """Return a mapping as a Scala map."""
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)

@@ -15,7 +15,7 @@ _NOT_OF_SINK: Final = ("checkpointlocation", "riffle.")
 
 @dataclass(frozen=True, slots=True)
 class WriterCall:
-    """A call of a writer's method."""
+    """A recorded call of a method of a stream writer, with its arguments."""
 
     method: str
     positional: tuple[Any, ...]
@@ -23,7 +23,7 @@ class WriterCall:
 
     @property
     def first(self) -> object:
-        """The first argument."""
+        """Return the first argument."""
         return next(iter((*self.positional, *self.named.values())))
 
 
@@ -36,20 +36,22 @@ class WriterSettings:
     table: str | None = None
 
     def _last(self, *methods: str) -> WriterCall | None:
+        """Return the last call of one of these methods, or ``None``."""
         return next((call for call in reversed(self.calls) if call.method in methods), None)
 
     def _text(self, method: str) -> str | None:
+        """Return the first argument of the last call of a method as text, or ``None`` if it was not called."""
         call = self._last(method)
         return None if call is None else str(call.first)
 
     @property
     def mode(self) -> str:
-        """The output mode in lower case."""
+        """Return the output mode in lower case, ``append`` if it is not set."""
         return (self._text("outputMode") or "append").lower()
 
     @property
     def name(self) -> str | None:
-        """The query's name."""
+        """Return the query's name, ``None`` if it is not set."""
         return self._text("queryName")
 
     @property
@@ -80,6 +82,7 @@ class WriterSettings:
         return self._columns("clusterBy")
 
     def _columns(self, method: str) -> tuple[str, ...]:
+        """Return the column names of the last call of a method, empty if it was not called."""
         call = self._last(method)
         columns = () if call is None else call.positional
         if len(columns) == 1 and isinstance(columns[0], list | tuple):
@@ -97,7 +100,7 @@ class WriterSettings:
         return dict(options.values())
 
     def option(self, name: str) -> str | None:
-        """Return an option by its name. Case is ignored."""
+        """Return the value of an option, ``None`` if it is not set. Upper and lower case of the name are the same."""
         return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
 
     @property
@@ -119,9 +122,10 @@ class WriterSettings:
 
 
 def _pair(key: str, value: object) -> tuple[str, object]:
+    """Return the arguments of ``option`` as a pair."""
     return key, value
 
 
 def _option_text(value: object) -> str:
-    """Return an option's value in Spark's form."""
+    """Return an option's value as text in Spark's form."""
     return str(value).lower() if isinstance(value, bool) else str(value)

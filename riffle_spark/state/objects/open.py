@@ -6,25 +6,60 @@ from pathlib import Path
 from typing import Final
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.optional_packages import check_importable
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
 __all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
-_REMEDY: Final = "Set `root` to s3://bucket/prefix or file:///path."
+_URLS: Final = "s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix"
+_REMEDY: Final = f"Set `root` to {_URLS} or file:///path."
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_CONTAINER: Final = re.compile(r"[a-z0-9$][a-z0-9-]{0,62}\Z")
+_AZURE: Final = re.compile(
+    r"(?P<container>[a-z0-9$][a-z0-9-]{0,62})@(?P<host>[a-z0-9]{3,24}\.(?:dfs|blob)(?:\.[a-z0-9-]+){2,6})\Z"
+)
+"""The place of an ``abfss://`` URL: a container and the host of its account."""
 _HADOOP_FILE: Final = re.compile(r"file:/(?!/)")
 _LOCAL: Final = re.compile(r"/|file:/(?!/[^/])")
 _URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)([^?#]*)([?#]?)")
 _PORT: Final = re.compile(r":[0-9]*\Z")
-_SCHEMES: Final = ("s3", "file", "memory")
+_SCHEMES: Final = ("s3", "gs", "abfss", "az", "file", "memory")
+_GCS_PACKAGES: Final = "Run pip install 'google-auth>=2.29' 'requests>=2.31'"
+_AZURE_PACKAGES: Final = "Run pip install 'azure-identity>=1.16' 'requests>=2.31'"
+_SYNONYMS: Final = {"s3a": "s3"}
+_HINTS: Final = (
+    (
+        ("hdfs", "viewfs", "webhdfs", "swebhdfs", "maprfs"),
+        f"riffle_spark cannot create files exclusively there. Set `root` to {_URLS}, or to a mounted file system with "
+        "hard links that all executors share (file:///path).",
+    ),
+    (
+        ("dbfs", "/dbfs", "/Volumes", "file:/dbfs", "file:///dbfs"),
+        "DBFS and volumes do not guarantee exclusive creation. Set `root` to the cloud store itself: "
+        "s3://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix or gs://bucket/prefix.",
+    ),
+    (
+        ("abfs", "wasb", "wasbs", "adl", "https", "http"),
+        "Set `root` to abfss://container@account.dfs.core.windows.net/prefix for Azure, to s3://bucket/prefix or to "
+        "gs://bucket/prefix. A server's address belongs into `s3_endpoint`, `gcs_endpoint` or `azure_endpoint`.",
+    ),
+    (("gcs",), "Set `root` to gs://bucket/prefix."),
+    (
+        ("s3n", "oss", "cos", "cosn", "obs", "oci", "swift", "ks3", "tos"),
+        "Set `root` to s3://bucket/prefix, and `s3_endpoint` to an S3-compatible endpoint with conditional puts.",
+    ),
+)
+"""Roots that are refused, by the start of the URL, and what to use instead."""
 _DEFAULTS: Final = StoreOptions()
 
 
 def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
-    """Return the store below ``url``: ``s3://bucket/prefix``, ``file:///path`` or ``memory://name``.
+    """Return the store below ``url``: ``s3://bucket/prefix``, ``gs://bucket/prefix``,
+    ``abfss://container@account.dfs.core.windows.net/prefix``, ``az://container/prefix``, ``file:///path`` or
+    ``memory://name``.
 
-    ``file:/path``, as Hadoop writes it, is the same as ``file:///path``. Sends no request. Raises ``ConfigError`` for
-    any other URL.
+    ``s3a://`` is the same as ``s3://``, and ``file:/path`` as ``file:///path``, as Hadoop writes them. Sends no
+    request. Raises ``ConfigError`` for any other URL, and if a package of the store is not installed.
     """
     scheme, parts = _split(url)
     if scheme == "memory":
@@ -36,9 +71,26 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
 
         mode = options.root_file_mode
         return DirectoryStore(Path("/", *parts), None if mode is None else int(mode, 8))
+    prefix = "/".join(parts[1:])
+    if scheme == "gs":
+        _check_packages("A root in GCS", _GCS_PACKAGES, "requests", "google.auth")
+        from riffle_spark.state.objects.gcs import GcsStore
+
+        return GcsStore(parts[0], prefix, options)
+    if scheme in ("abfss", "az"):
+        _check_packages("A root in Azure", _AZURE_PACKAGES, "requests")
+        from riffle_spark.state.objects.azure import AzureStore
+
+        container, _, host = parts[0].partition("@")
+        return AzureStore(host, container, prefix, options)
     from riffle_spark.state.objects.s3 import S3Store
 
-    return S3Store(parts[0], "/".join(parts[1:]), options)
+    return S3Store(parts[0], prefix, options)
+
+
+def _check_packages(user: str, install: str, *modules: str) -> None:
+    for module in modules:
+        check_importable(module, user, f"{install} on the driver and the executors.", where="root")
 
 
 def normalised(url: str) -> str:
@@ -65,6 +117,8 @@ def masked(url: str) -> str:
     match = _URL.match(url)
     assert match is not None
     prefix, path, query_mark = match.groups()
+    if prefix == "abfss://" and _AZURE.match(path.partition("/")[0]):
+        return f"{prefix}{path}{query_mark}{'***' if query_mark else ''}"
     _, at_sign, place = path.rpartition("@")
     host, slash, below = path.partition("/")
     if at_sign:
@@ -81,17 +135,29 @@ def _split(url: str) -> tuple[str, list[str]]:
     scheme, separator, rest = url.partition("://")
     if _HADOOP_FILE.match(url):
         scheme, separator, rest = url.partition(":")
+    scheme = _SYNONYMS.get(scheme, scheme)
     parts = [part for part in rest.split("/") if part]
-    if scheme not in _SCHEMES or not separator or not parts or rest.startswith("/") != (scheme == "file"):
-        raise _refused(url, "is not a supported URL")
+    hint = next((hint for starts, hint in _HINTS if any(_begins(url, start) for start in starts)), None)
+    if hint or scheme not in _SCHEMES or not separator or not parts or rest.startswith("/") != (scheme == "file"):
+        raise _refused(url, "is not a supported URL", hint or _REMEDY)
     if {".", ".."} & set(parts) or not url.isprintable() or url != url.strip():
         raise _refused(url, "contains '.' or '..' parts, surrounding blanks or unprintable characters")
-    if scheme == "s3" and "?" in rest:
+    if scheme not in ("file", "memory") and "?" in rest:
         raise _refused(url, "contains a query")
-    if scheme == "s3" and not _BUCKET.match(parts[0]):
+    if scheme in ("s3", "gs") and not _BUCKET.match(parts[0]):
         raise _refused(url, "does not start with a bucket name")
+    if scheme == "abfss" and not _AZURE.match(parts[0]):
+        raise _refused(url, "does not start with container@account.dfs.core.windows.net")
+    if scheme == "az" and not _CONTAINER.match(parts[0]):
+        raise _refused(url, "does not start with a container name")
     return scheme, parts
 
 
-def _refused(url: str, problem: str) -> ConfigError:
-    return ConfigError(f"Root {masked(url)!r} {problem}.", remedy=_REMEDY, where="root", id="RIFFLE-0442")
+def _begins(url: str, start: str) -> bool:
+    """Return whether a URL has this scheme, or is in this folder."""
+    following = url[len(start) : len(start) + 1]
+    return url.startswith(start) and (following in ("/", "") if "/" in start else following == ":")
+
+
+def _refused(url: str, problem: str, remedy: str = _REMEDY) -> ConfigError:
+    return ConfigError(f"Root {masked(url)!r} {problem}.", remedy=remedy, where="root", id="RIFFLE-0442")

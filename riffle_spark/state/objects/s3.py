@@ -10,13 +10,9 @@ Theory of operation.
    until `s3_patience` ends.
 """
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import urllib3.exceptions
 from botocore import exceptions as boto_errors
@@ -26,9 +22,11 @@ from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import s3_client, store
-from riffle_spark.state.objects.s3_answers import Action, Rule, is_definite, rule_of
+from riffle_spark.state.objects.answers import Action, Rule, is_definite
+from riffle_spark.state.objects.remote import BodyInterrupted, Failure, Patience, RemoteStore
+from riffle_spark.state.objects.s3_answers import rule_of
 
-__all__ = ["BodyInterrupted", "S3Store", "read_pieces"]
+__all__ = ["S3Store"]
 
 _Answer = Mapping[str, object]
 """An answer of botocore: the fields of an operation's output or error."""
@@ -37,11 +35,6 @@ _BULK_DELETE_MAX: Final = 1000
 _ABSENT: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
 _FOR_THE_CALLER: Final = frozenset({Action.ANSWER, Action.DELETE_SINGLY, Action.FIND_REMAINING})
 """Actions of answers that the caller of a request interprets."""
-_PAUSE_SECONDS: Final = 0.05
-_PAUSE_SECONDS_MAX: Final = 5.0
-_PAUSE_DOUBLINGS_MAX: Final = 10
-_WARNING_PERIOD_SECONDS: Final = 30.0
-_logger = logging.getLogger("riffle_spark")
 _NO_CREDENTIALS = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -53,15 +46,37 @@ _NO_CREDENTIALS = (
 _NO_ANSWER = (boto_errors.ConnectionError, boto_errors.HTTPClientError, urllib3.exceptions.HTTPError)
 
 
-class S3Store:
+class _Request(NamedTuple):
+    """A method of boto3 and its parameters."""
+
+    operation: str
+    parameters: Mapping[str, object]
+
+
+class _Body:
+    """botocore's body, with one exception for every way in which it may end early."""
+
+    def __init__(self, body: StreamingBody) -> None:
+        self._body = body
+
+    def read(self, size: int | None = None) -> bytes:
+        """Return the next bytes, or all. Raises ``BodyInterrupted``."""
+        try:
+            data: bytes = self._body.read(size)
+        except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
+            raise BodyInterrupted(f"the body was interrupted ({type(error).__name__})") from error
+        return data
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._body.close()
+
+
+class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
     """A store below ``s3://bucket/prefix``. It sends nothing before its first call."""
 
     def __init__(self, bucket: str, prefix: str, options: store.StoreOptions) -> None:
-        self.bucket = bucket
-        self.prefix = f"{prefix}/" if prefix else ""
-        self.options = options
-        self.requests = store.RequestCounts()
-        self._warned_at = -_WARNING_PERIOD_SECONDS
+        super().__init__(bucket, prefix, options)
         self._deletes_singly = False
 
     def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
@@ -88,63 +103,11 @@ class S3Store:
         may exist.
         """
         key = self.prefix + store.check_name(name)
-        patience = _Patience(self.options)
-        parameters = {"Key": key, "Body": data, "ContentMD5": s3_client.content_md5(data), "IfNoneMatch": "*"}
-        try:
-            answer = self._call("put_object", {**parameters, **self._encryption}, patience)
-        except ConfigError as error:
-            if not patience.is_unclear:
-                raise
-            # Cause: The first request may have written the object although its answer was lost.
-            raise UnavailableError(
-                f"put_object had no answer, and its repeat failed: {error.problem}",
-                remedy=error.remedy,
-                where=error.where,
-                id="RIFFLE-0443",
-            ) from error
+        parameters = {"Key": key, "Body": data, "ContentMD5": store.content_md5(data), "IfNoneMatch": "*"}
+        answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
         return _status(answer) < 300
 
-    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Return a range of the object, or ``None`` if it does not exist. An interrupted body is requested again."""
-        store.check_range(start, length)
-        if length == 0:
-            return b"" if self.exists(name) else None
-        patience = _Patience(self.options)
-        while True:
-            body = self._body(name, start, length, patience)
-            if not isinstance(body, StreamingBody):
-                return body
-            try:
-                return _read(body)
-            except BodyInterrupted as error:
-                self._wait(patience, self._unavailable("get_object", patience, str(error)))
-
-    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
-        store.check_range(start, length)
-        if length == 0:
-            return 0 if self.exists(name) else None
-        done = 0
-        patience = _Patience(self.options)
-        while True:
-            body = self._body(name, start + done, length - done, patience)
-            if not isinstance(body, StreamingBody):
-                return None if body is None else done
-            try:
-                for piece in read_pieces(body):
-                    write(piece)
-                    done += len(piece)
-                    patience.restart()
-            except BodyInterrupted as error:
-                self._wait(patience, self._unavailable("get_object", patience, str(error)))
-            else:
-                return done
-
-    def _body(self, name: str, start: int, length: int | None, patience: "_Patience") -> StreamingBody | bytes | None:
-        """Request a range. Return ``None`` if the object is absent, no bytes if the range starts at its end or later.
-
-        Raises ``ConfigError`` if the server ignores ranges and returns the whole object.
-        """
+    def _body(self, name: str, start: int, length: int | None, patience: Patience) -> _Body | bytes | None:
         last = "" if length is None else start + length - 1
         range_header = {"Range": f"bytes={start}-{last}"} if start or length else {}
         answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **range_header}, patience)
@@ -159,18 +122,18 @@ class S3Store:
                 where=self._describe("get_object").where,
                 id="RIFFLE-0850",
             )
-        return body
+        return _Body(body)
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists. S3 does not distinguish a missing bucket from a missing object here."""
         return self._has_object(self.prefix + store.check_name(name))
 
     def _has_object(self, key: str) -> bool:
-        return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
+        return _status(self._call("head_object", {"Key": key}, Patience(self.options))) != 404
 
     def modified(self, name: str) -> float | None:
         """Return when the object was written, in whole seconds of the server's clock."""
-        answer = self._call("head_object", {"Key": self.prefix + store.check_name(name)}, _Patience(self.options))
+        answer = self._call("head_object", {"Key": self.prefix + store.check_name(name)}, Patience(self.options))
         return None if _status(answer) == 404 else cast("datetime", answer["LastModified"]).timestamp()
 
     def list(self, prefix: str) -> list[str]:
@@ -179,7 +142,7 @@ class S3Store:
         full_prefix = self.prefix + store.check_prefix(prefix)
         page: dict[str, str] = {}
         while True:
-            answer = self._call("list_objects_v2", {"Prefix": full_prefix, **page}, _Patience(self.options))
+            answer = self._call("list_objects_v2", {"Prefix": full_prefix, **page}, Patience(self.options))
             keys = [_text(entry, "Key") for entry in cast("list[_Answer]", answer.get("Contents", []))]
             names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
             is_truncated = answer.get("IsTruncated")
@@ -198,7 +161,7 @@ class S3Store:
             self._delete(keys[first : first + _BULK_DELETE_MAX])
 
     def _delete(self, keys: Sequence[str]) -> None:
-        patience = _Patience(self.options)
+        patience = Patience(self.options)
         while keys and not self._deletes_singly:
             parameters = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._call("delete_objects", {"Delete": parameters}, patience)
@@ -217,9 +180,9 @@ class S3Store:
                 self._wait(patience, self._unavailable("delete_objects", patience, reason))
             keys = list(remaining)
         for key in keys:
-            self._call("delete_object", {"Key": key}, _Patience(self.options))
+            self._call("delete_object", {"Key": key}, Patience(self.options))
 
-    def _existing(self, keys: Sequence[str], answer: _Answer, patience: "_Patience") -> dict[str, str]:
+    def _existing(self, keys: Sequence[str], answer: _Answer, patience: Patience) -> dict[str, str]:
         """Return the keys that a failed bulk delete has left, with the reason.
 
         Some servers delete all other objects and fail because one is missing. The objects are looked up again only
@@ -251,54 +214,21 @@ class S3Store:
             raise self._invalid_answer("delete_objects")
         return reasons
 
-    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> _Answer:
-        """Send a request, and repeat it as the table of answers prescribes.
+    def _call(self, operation: str, parameters: Mapping[str, object], patience: Patience) -> _Answer:
+        return self._exchange(_Request(operation, parameters), patience)
 
-        Return the answer of a success, or one that the caller interprets (``_FOR_THE_CALLER``).
-        """
-        has_fresh_credentials = False
-        while True:
-            client = s3_client.client_of(self.options)
-            sent_before = patience.sent
-            reply = self._send(client, operation, parameters, patience)
-            if not isinstance(reply, _Failure):
-                return reply
-            if reply.action is Action.FRESH_CREDENTIALS and not has_fresh_credentials:
-                has_fresh_credentials = True
-                s3_client.forget_client(self.options, client)
-                continue
-            if reply.action is not Action.AGAIN:
-                s3_client.forget_client(self.options, client)  # the next call reads corrected credentials
-                raise reply.error
-            if patience.sent == sent_before:  # nothing was sent, so a repeat fails in the same way
-                raise reply.error from reply.cause
-            self._wait(patience, reply.error, reply.cause)
+    def _client(self) -> BaseClient:
+        return s3_client.client_of(self.options)
 
-    def _wait(self, patience: "_Patience", error: RiffleError, cause: Exception | None = None) -> None:
-        """Pause before the next request. Raise ``error`` if patience has ended."""
-        if patience.sent >= self.options.s3_max_attempts:
-            if patience.has_ended():
-                raise error from cause
-            self._warn_of_waiting(error)
-        doublings = min(patience.sent, _PAUSE_DOUBLINGS_MAX)
-        time.sleep(min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**doublings))
+    def _forget(self, client: BaseClient) -> None:
+        s3_client.forget_client(self.options, client)
 
-    def _unavailable(self, operation: str, patience: "_Patience", reason: str) -> UnavailableError:
+    def _unavailable(self, operation: str, patience: Patience, reason: str) -> UnavailableError:
         return s3_client.unavailable(self._describe(operation, patience.sent), reason)
 
-    def _warn_of_waiting(self, error: RiffleError) -> None:
-        """Warn at most every 30 s that calls are repeated, so that the log shows why a query makes no progress."""
-        now = time.monotonic()
-        if now - self._warned_at >= _WARNING_PERIOD_SECONDS:
-            self._warned_at = now
-            seconds = self.options.s3_patience_seconds
-            # Cause: The store does not answer, or asks for fewer requests.
-            _logger.warning("[RIFFLE-0444] Retrying for %g s (s3_patience): %s", seconds, error)
-
-    def _send(
-        self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
-    ) -> "_Answer | _Failure":
+    def _send(self, client: BaseClient, request: _Request, patience: Patience) -> _Answer | Failure:
         """Send a request. botocore may repeat it. Return the answer or the failure."""
+        operation, parameters = request
         payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
         sending = s3_client.SENDING
         sending.requests = self.requests
@@ -313,21 +243,21 @@ class S3Store:
         except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
             failure = self._judge_exception(operation, error)
             action = Action.AGAIN if isinstance(failure, UnavailableError) else Action.FINAL
-            return _Failure(action, failure, error)
+            return Failure(action, failure, error)
         except (ResponseParserError, ValueError, TypeError):
             # The texts of these errors quote the answer, which may be a proxy's, so they are not shown.
             call = self._describe(operation, sending.sent)
-            return _Failure(Action.AGAIN, s3_client.unavailable(call, "the answer is not S3"))
+            return Failure(Action.AGAIN, s3_client.unavailable(call, "the answer is not S3"))
         finally:
             patience.sent = sending.sent
 
-    def _judge_answer(self, operation: str, answer: _Answer) -> "_Answer | _Failure":
+    def _judge_answer(self, operation: str, answer: _Answer) -> _Answer | Failure:
         rule = _rule_of_answer(operation, answer)
         if rule.action in _FOR_THE_CALLER:
             return answer
         call = self._describe(operation, s3_client.SENDING.sent)
         message = _text(cast("_Answer", answer.get("Error", {})), "Message")
-        return _Failure(rule.action, s3_client.refused(call, rule, _status(answer), _error_code(answer), message))
+        return Failure(rule.action, s3_client.refused(call, rule, _status(answer), _error_code(answer), message))
 
     def _judge_exception(self, operation: str, error: Exception) -> RiffleError:
         """Return the error of the store for an exception of boto3."""
@@ -360,18 +290,6 @@ class S3Store:
         return s3_client.Call(operation, endpoint, self.bucket, attempts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The action after a failed request, and the error to raise if it does not help.
-
-    ``cause`` is ``None`` if it could repeat credentials.
-    """
-
-    action: Action
-    error: RiffleError
-    cause: Exception | None = None
-
-
 def _rule_of_answer(operation: str, answer: _Answer) -> Rule:
     message = _text(cast("_Answer", answer.get("Error", {})), "Message")
     return rule_of(operation, _status(answer), _error_code(answer), message)
@@ -389,49 +307,3 @@ def _text(fields: _Answer, name: str) -> str:
     """Return a text of an answer, empty if it is absent. botocore returns a list if an element occurs twice."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
-
-
-class _Patience:
-    """Limits how long a call is repeated: ``s3_max_attempts`` requests, then until ``s3_patience`` ends.
-
-    Both limits start again after each partial success.
-    """
-
-    def __init__(self, options: store.StoreOptions) -> None:
-        self._seconds = options.s3_patience_seconds
-        self.restart()
-
-    def restart(self) -> None:
-        self.sent = 0
-        self.has_looked_up = False
-        self.definite = 0
-        """Number of requests with an answer that proves that nothing was changed."""
-        self._started = time.monotonic()
-
-    @property
-    def is_unclear(self) -> bool:
-        """Whether a request may have taken effect although no answer confirmed it."""
-        return self.sent > self.definite
-
-    def has_ended(self) -> bool:
-        """Return whether ``s3_patience`` is over."""
-        return time.monotonic() - self._started >= self._seconds
-
-
-class BodyInterrupted(Exception):
-    """A body ended early. The text names the cause."""
-
-
-def read_pieces(body: StreamingBody) -> Iterator[bytes]:
-    """Yield a body in pieces of at most ``PIECE_BYTES``. Raises ``BodyInterrupted`` after the pieces that arrived."""
-    with closing(body):
-        while piece := _read(body, store.PIECE_BYTES):
-            yield piece
-
-
-def _read(body: StreamingBody, size: int | None = None) -> bytes:
-    try:
-        data: bytes = body.read(size)
-    except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
-        raise BodyInterrupted(f"the body was interrupted ({type(error).__name__})") from error
-    return data

@@ -7,54 +7,14 @@ may repeat the sent values.
 """
 
 import re
-from dataclasses import dataclass
-from enum import Enum
-from fnmatch import fnmatchcase
 from typing import Final
 
-from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule, first_match
 
-__all__ = ["CREDENTIAL_CHAIN", "TABLE", "Action", "Rule", "is_definite", "rule_of"]
+__all__ = ["CREDENTIAL_CHAIN", "TABLE", "rule_of"]
 
 CREDENTIAL_CHAIN: Final = "environment, ~/.aws or the machine's role"
-
-
-class Action(Enum):
-    """The reaction of a store to an answer that is not a success."""
-
-    ANSWER = "return the answer: the object is absent, or its name is taken"
-    AGAIN = "send the same request again, until `s3_patience` ends"
-    FRESH_CREDENTIALS = "send it once more with a new client, which reads the credentials again"
-    FINAL = "raise the error at once"
-    DELETE_SINGLY = "delete each object with its own request from now on"
-    FIND_REMAINING = "find the objects that still exist, and delete only them"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A row of the table. An empty condition matches everything. Codes are patterns of ``fnmatch``.
-
-    ``problem`` may contain ``{operation}``, ``{status}``, ``{code}`` and ``{message}``.
-    """
-
-    action: Action
-    operations: frozenset[str] = frozenset()
-    statuses: frozenset[int] = frozenset()
-    codes: tuple[str, ...] = ()
-    text: re.Pattern[str] | None = None
-    problem: str = ""
-    remedy: str = ""
-    kind: type[ConfigError] = RefusedError
-    id: str = ""
-
-    def matches(self, operation: str, status: int, code: str, message: str) -> bool:
-        """Return whether every condition of the row holds."""
-        return (
-            (not self.operations or operation in self.operations)
-            and (not self.statuses or status in self.statuses)
-            and (not self.codes or any(fnmatchcase(code, pattern) for pattern in self.codes))
-            and (self.text is None or self.text.search(message) is not None)
-        )
 
 
 _PUT = frozenset({"put_object"})
@@ -62,7 +22,6 @@ _GET = frozenset({"get_object"})
 _HEAD = frozenset({"head_object"})
 _BULK_DELETE = frozenset({"delete_objects"})
 _SINGLE_DELETE = frozenset({"delete_object"})
-_NOT_IMPLEMENTED = frozenset({405, 501, 505})
 _NOT_IMPLEMENTED_CODES = ("MethodNotAllowed", "NotImplemented")
 _CREDENTIAL_CODES = (
     "AuthFailure",
@@ -146,7 +105,7 @@ TABLE: Final = (
     Rule(
         Action.FINAL,
         _PUT,
-        _NOT_IMPLEMENTED,
+        NOT_IMPLEMENTED,
         problem=_UNCONDITIONAL,
         remedy=_UNCONDITIONAL_REMEDY,
         kind=ConfigError,
@@ -164,7 +123,7 @@ TABLE: Final = (
     ),
     Rule(
         Action.FINAL,
-        statuses=_NOT_IMPLEMENTED,
+        statuses=NOT_IMPLEMENTED,
         problem="The server does not implement {operation}: {status} {code}: {message}.",
         remedy=_CHECK_ENDPOINT,
         kind=ConfigError,
@@ -231,9 +190,4 @@ def rule_of(operation: str, status: int, code: str, message: str) -> Rule:
     >>> rule_of("put_object", 412, "PreconditionFailed", "").action.name
     'ANSWER'
     """
-    return next(rule for rule in TABLE if rule.matches(operation, status, code, message))
-
-
-def is_definite(status: int) -> bool:
-    """Return whether an error answer with this status means that the request has changed nothing, and never will."""
-    return (status < 500 and status != 408) or status in _NOT_IMPLEMENTED
+    return first_match(TABLE, operation, status, code, message)

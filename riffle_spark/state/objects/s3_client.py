@@ -3,8 +3,6 @@
 No error repeats credentials.
 """
 
-import base64
-import hashlib
 import os
 import threading
 from dataclasses import dataclass
@@ -18,14 +16,14 @@ from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.printable import escape_unprintable
-from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, Action, Rule, rule_of
-from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
+from riffle_spark.state.objects.answers import Action, Rule
+from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, rule_of
+from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint, content_md5
 
 __all__ = [
     "SENDING",
     "Call",
     "client_of",
-    "content_md5",
     "forget_client",
     "no_credentials",
     "refused",
@@ -71,10 +69,10 @@ def forget_client(options: StoreOptions, client: BaseClient) -> None:
 def _create_client(options: StoreOptions) -> BaseClient:
     endpoint = options.s3_endpoint
     config = Config(
-        connect_timeout=options.s3_connect_timeout_seconds,
-        read_timeout=options.s3_read_timeout_seconds,
-        retries={"mode": "standard", "total_max_attempts": options.s3_max_attempts},
-        max_pool_connections=options.s3_max_connections,
+        connect_timeout=options.connect_timeout_seconds,
+        read_timeout=options.read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": options.max_attempts},
+        max_pool_connections=options.max_connections,
         # With Content-MD5 botocore leaves the payload unsigned over TLS, which the policies of some buckets deny.
         s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": True},
         request_checksum_calculation="when_required",
@@ -116,11 +114,6 @@ def _count(event_name: str, **_: object) -> None:
 def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
     """Add the checksum that many S3-compatible servers require of a bulk delete. botocore sends only a newer one."""
     params["headers"]["Content-MD5"] = content_md5(cast("bytes", params["body"]))
-
-
-def content_md5(body: bytes) -> str:
-    """Return a body's ``Content-MD5``, the checksum that every S3 server knows and that needs no trailer."""
-    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:

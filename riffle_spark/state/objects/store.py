@@ -3,6 +3,8 @@
 To add a store: implement ``ObjectStore``, open it in ``open``, and add it to ``tests/state/objects``.
 """
 
+import base64
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ __all__ = [
     "check_name",
     "check_prefix",
     "check_range",
+    "content_md5",
     "overwrite_error",
     "sent_since",
     "write_all",
@@ -148,6 +151,11 @@ def check_range(start: int, length: int | None) -> None:
         )
 
 
+def content_md5(body: bytes) -> str:
+    """Return a body's ``Content-MD5``, the checksum that every server knows and that needs no trailer."""
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
 def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
     """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query.
 
@@ -156,7 +164,7 @@ def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
     if "@" in text or "?" in text:
         raise ConfigError(
             "The endpoint contains credentials or a query.",
-            remedy="Write http://host:port or https://host, and give credentials by boto3's default chain.",
+            remedy="Write http://host:port or https://host, and give credentials outside of the URL.",
             where=where,
             id="RIFFLE-0456",
         )
@@ -164,7 +172,7 @@ def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Settings of all kinds of stores. S3 stores with equal options share one client in each process."""
+    """Settings of all kinds of stores. Stores with equal options share one client in each process."""
 
     root_file_mode: str | None = Settings.root_file_mode
     """Octal mode of files below a ``file://`` root. ``None``: the umask decides."""
@@ -178,13 +186,17 @@ class StoreOptions:
     """The algorithm of every put, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
     s3_requester_pays: bool = Settings.s3_requester_pays
     """Whether every request accepts that the requester pays."""
-    s3_connect_timeout_seconds: float = 5.0
-    s3_read_timeout_seconds: float = 20.0
-    s3_max_attempts: int = 4
+    gcs_endpoint: str | None = Settings.gcs_endpoint
+    """Base URL of Google Cloud Storage. ``None``: the public one."""
+    azure_endpoint: str | None = Settings.azure_endpoint
+    """Base URL of the Blob service, up to the account. ``None``: that of the account in the root's URL."""
+    connect_timeout_seconds: float = 5.0
+    read_timeout_seconds: float = 20.0
+    max_attempts: int = 4
     """Attempts per call, the first included."""
-    s3_patience_seconds: float = Settings.s3_patience
+    patience_seconds: float = Settings.s3_patience
     """How long a call is retried in any case, if a retry can help."""
-    s3_max_connections: int = 16
+    max_connections: int = 16
     """Open connections per process. More threads wait for a connection."""
 
     def __post_init__(self) -> None:
@@ -195,7 +207,7 @@ class StoreOptions:
                 where="s3_server_side_encryption",
                 id="RIFFLE-0457",
             )
-        for name in ("s3_endpoint", "s3_kms_key"):
+        for name in ("s3_endpoint", "s3_kms_key", "gcs_endpoint", "azure_endpoint"):
             value = getattr(self, name)
             if value is not None and not (value.strip() and value.isprintable()):  # such as an unset variable's value
                 raise ConfigError(
@@ -210,8 +222,8 @@ def overwrite_error(store: ObjectStore, where: str) -> ConfigError:
     """Return the error for a store that overwrote an existing object."""
     return ConfigError(
         f"The store overwrites objects: {store!r} accepted a second put of an existing record.",
-        remedy="Use a store with conditional puts (`If-None-Match: *`) and no proxy that removes this header. Without "
-        "them two drivers overwrite each other's state.",
+        remedy="Use a store with conditional puts (`If-None-Match: *`, in GCS `ifGenerationMatch=0`), and no proxy "
+        "that removes the condition. Without it two drivers overwrite each other's state.",
         where=where,
         id="RIFFLE-0459",
     )

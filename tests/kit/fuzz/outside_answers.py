@@ -24,9 +24,7 @@ from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = ["ANSWERS", "NAMES_IN_A_FOLDER", "answering", "read_answer", "read_folder"]
 
-_OPTIONS = StoreOptions(
-    s3_endpoint="http://fuzz.invalid", s3_region="north", s3_max_attempts=1, s3_patience_seconds=0.0
-)
+_OPTIONS = StoreOptions(s3_endpoint="http://fuzz.invalid", s3_region="north", max_attempts=1, patience_seconds=0.0)
 _LIST = b"""200
 <ListBucketResult><IsTruncated>%s</IsTruncated><KeyCount>2</KeyCount><Contents><Key>p/log/00000000000000000000</Key>
 <Size>5</Size></Contents><Contents><Key>p/totals/</Key></Contents>%s</ListBucketResult>"""

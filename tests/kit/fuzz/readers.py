@@ -55,4 +55,5 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/schemas/history": ("schema text",),
     "state/schemas/store_schema": ("schema text",),
     "state/schemas/variables": ("schema text",),
+    "testing/query_runs": "a file of Spark's checkpoint that the same process has just written",
 }

@@ -33,7 +33,7 @@ class _Asked(Reading):
 class _Noted(CopyRuns):
     asked: list[str] = field(default_factory=list)
 
-    def reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
+    def open_reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
         """See ``CopyRuns``."""
         return _Asked(schema, self, keys)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
+from tests.kit.servers.cloud_servers import AZURE_ACCOUNT, AZURE_KEY, AzureServer, GcsServer, TokenServer
 from tests.kit.servers.object_server import BUCKET, ObjectServer, running_server
 from tests.kit.servers.scripted_server import ScriptedServer, scripted_server
 
@@ -34,6 +35,43 @@ def object_server(aws_environment: None, tmp_path_factory: pytest.TempPathFactor
             Bucket=BUCKET
         )
         yield ObjectServer(endpoint)
+
+
+@pytest.fixture(scope="session")
+def google_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Credentials of a service account, whose tokens a loopback server issues."""
+    pytest.importorskip("google.auth")
+    tokens = TokenServer(tmp_path_factory.mktemp("google") / "credentials.json")
+    tokens.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tokens.credentials))
+        yield
+    tokens.stop()
+
+
+@pytest.fixture(scope="session")
+def azure_credentials() -> Iterator[None]:
+    """The public account and key of Azurite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_ACCOUNT", AZURE_ACCOUNT)
+        patch.setenv("AZURE_STORAGE_KEY", AZURE_KEY)
+        for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def gcs_server(google_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """A server of Google Cloud Storage with an empty bucket, and credentials for it."""
+    with GcsServer(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(azure_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """A server of Azure's Blob service with an empty container, and credentials for it."""
+    with AzureServer(tmp_path_factory.mktemp("azure")) as server:
+        yield server
 
 
 @pytest.fixture

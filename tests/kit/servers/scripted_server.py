@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,6 +21,7 @@ class Answer:
     body: bytes = b""
     broken: bool = False
     silent_seconds: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def refusal(status: int, code: str, message: str = "no") -> Answer:
@@ -61,16 +62,20 @@ class ScriptedServer:
     """The client's port of each request: one a connection."""
     endpoint: str = ""
 
-    def store(self, *answers: Answer, attempts: int = 2, patience_seconds: float = 0.0) -> ObjectStore:
+    def store(
+        self, *answers: Answer, attempts: int = 2, patience_seconds: float = 0.0, root: str = "s3://riffle/root"
+    ) -> ObjectStore:
         """Return a store that will be given these answers."""
         self.answers[:] = answers
         return open_store(
-            "s3://riffle/root",
+            root,
             StoreOptions(
                 s3_endpoint=self.endpoint,
-                s3_max_attempts=attempts,
-                s3_read_timeout_seconds=0.3,
-                s3_patience_seconds=patience_seconds,
+                gcs_endpoint=self.endpoint,
+                azure_endpoint=self.endpoint,
+                max_attempts=attempts,
+                read_timeout_seconds=0.3,
+                patience_seconds=patience_seconds,
             ),
         )
 
@@ -97,6 +102,8 @@ def scripted_server() -> Iterator[ScriptedServer]:
             with contextlib.suppress(OSError):
                 self.send_response(answer.status)
                 self.send_header("Content-Length", str(len(answer.body) + 10 * answer.broken))
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(answer.body)

@@ -105,8 +105,8 @@ def sparks_own(stream: DataFrame, folder: Path) -> tuple[list[int], list[int], D
     writer = counted.writeStream.outputMode("update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
-    dropped = [progress.stateOperators[0].numRowsDroppedByWatermark for progress in query.recentProgress]
-    marks = [datetime.fromisoformat(p.eventTime["watermark"].replace("Z", "+00:00")) for p in query.recentProgress]
+    dropped = [progress["stateOperators"][0]["numRowsDroppedByWatermark"] for progress in query.recentProgress]
+    marks = [datetime.fromisoformat(p["eventTime"]["watermark"].replace("Z", "+00:00")) for p in query.recentProgress]
     stayed = stream.sparkSession.createDataFrame(list(kept.items()), "k string, rows long")
     return dropped, [round(mark.timestamp() * 1000) for mark in marks], stayed
 

@@ -87,7 +87,13 @@ def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events
         assert frame.dtypes == expected.dtypes
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.needs_spark4("groupingSets")] * (name == "groupingSets"))
+        for name in GROUPS
+    ],
+)
 def test_each_way_to_groups_returns_wrapped_groups(name: str, events: DataFrame) -> None:
     """So does a pivot of them."""
     groups = GROUPS[name](events)
@@ -157,19 +163,36 @@ class Visits(StatefulProcessor):
         """End."""
 
 
-def test_what_python_gave_for_groups_is_known_from_the_plan(events: DataFrame) -> None:
-    """Spark keeps a function as bytes, and a processor inside another; both are at hand behind later methods."""
-    groups = events.groupBy("page")
-    counted = groups.applyInPandasWithState(visits, "page string", "n long", "append", "NoTimeout")
-    processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
-    for frame, method, given in (
-        (counted, "applyInPandasWithState", visits),
-        (processed, "transformWithStateInPandas", processor),
-    ):
-        call = call_of(function_id(analysed(frame)))
-        assert call is not None
-        assert (call.method, call.positional[0]) == (method, given)
+def check_kept(frame: DataFrame, method: str, function: object) -> None:
+    """The call behind a frame is that of a method with a function."""
+    call = call_of(function_id(analysed(frame)))
+    assert call is not None
+    assert (call.method, call.positional[0]) == (method, function)
+
+
+def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
+    """Spark keeps a function as bytes; it is known after later methods too."""
+    counted = events.groupBy("page").applyInPandasWithState(visits, "page string", "n long", "append", "NoTimeout")
+    check_kept(counted, "applyInPandasWithState", visits)
     assert call_of(None) is None
+
+
+@pytest.mark.needs_spark4("transformWithState")
+def test_a_processor_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
+    """Spark keeps a processor inside a function."""
+    groups = events.groupBy("page")
+    processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
+    check_kept(processed, "transformWithStateInPandas", processor)
+
+
+@pytest.mark.parametrize("method", ["transformWithState", "transformWithStateInPandas"])
+def test_a_method_that_this_spark_lacks_is_refused_by_name(events: DataFrame, method: str) -> None:
+    """Spark 3.5 has neither, Spark 4.0 only the second one."""
+    if hasattr(GroupedData, method):
+        pytest.skip(f"this Spark has {method}")
+    with pytest.raises(ConfigError, match="RIFFLE-1030") as refused:
+        getattr(events.groupBy("page"), method)(Visits(), "page string", "Append", "None")
+    assert refused.value.where == method
 
 
 def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: DataFrame) -> None:

@@ -91,6 +91,7 @@ BY_READERS = {
         "void_key",
         "collated_key",
         "random_key",
+        "user_key",
         "distinct",
         "own_buffer",
         "user_function",

@@ -80,8 +80,9 @@ def played(frame: DataFrame, checkpoint: Path, found: dict[int, list[Row]] | Non
 def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
     """Return what progress says of each batch's operators: keys that were updated, removed and too late."""
     return {
-        each.batchId: [
-            (one.numRowsUpdated, one.numRowsRemoved, one.numRowsDroppedByWatermark) for one in each.stateOperators
+        each["batchId"]: [
+            (one["numRowsUpdated"], one["numRowsRemoved"], one["numRowsDroppedByWatermark"])
+            for one in each["stateOperators"]
         ]
         for each in query.recentProgress
     }

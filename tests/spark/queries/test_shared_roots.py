@@ -114,6 +114,7 @@ def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
         assert len(expected) == len(BATCHES)
 
 
+@pytest.mark.long
 def test_two_queries_of_the_same_operators_need_no_names(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
     """The same counts to two sinks. A restart of the second one alone finds its own state."""
     counts = events.groupBy("k").count()
@@ -126,6 +127,7 @@ def test_two_queries_of_the_same_operators_need_no_names(events: DataFrame, feed
     assert (root_of(again), kept) == (root_of(second), [Row(k=1, count=2)])
 
 
+@pytest.mark.long
 def test_a_renamed_query_with_a_moved_checkpoint_continues(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
     """Its id decides."""
     counts = events.groupBy("k").count()
@@ -164,6 +166,7 @@ def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     assert len(records(f"file://{tmp_path}/own")) == 2
 
 
+@pytest.mark.long
 def test_an_existing_root_stays_its_querys_root(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
     """A log directly below the root, as earlier versions wrote it. A second query has its root below."""
     root = f"file://{tmp_path}/state"
@@ -177,6 +180,7 @@ def test_an_existing_root_stays_its_querys_root(events: DataFrame, feed: Feed, t
     assert root_of(other).startswith(f"{root}/query=c2-")
 
 
+@pytest.mark.long
 def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
     events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

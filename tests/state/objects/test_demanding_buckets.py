@@ -32,7 +32,7 @@ def success(request: Request) -> Answer:
 def opened(scripted: ScriptedServer, respond: Callable[[Request], Answer], settings: Settings) -> ObjectStore:
     """Return a store of a server, opened with settings as a job opens it."""
     scripted.respond = respond
-    options = replace(options_of(settings.but(s3_endpoint=scripted.endpoint, s3_patience=0)), s3_max_attempts=1)
+    options = replace(options_of(settings.but(s3_endpoint=scripted.endpoint, s3_patience=0)), max_attempts=1)
     return open_store("s3://riffle/root", options)
 
 

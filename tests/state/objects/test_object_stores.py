@@ -1,4 +1,4 @@
-"""What every object store promises, on memory, on files and on a real S3 server."""
+"""What every object store promises: in memory, on files, and on real servers for S3, GCS and Azure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.azure import AzureStore
+from riffle_spark.state.objects.http_store import HttpStore
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.object_server import ObjectServer
 
 BODY = bytes(range(256))
+SERVERS = {"s3": "object_server", "gcs": "gcs_server", "azure": "azure_server"}
 STRANGE_NAMES = ["a b/c+d", "a%20b", "key=ü&x/é", "<tag>/'quoted\"", "log;v/#1?x=y", "~/a\\b"]
 
 
-@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.cluster)])
+REMOTE = [pytest.param(name, marks=pytest.mark.cluster) for name in ("s3", "gcs", "azure")]
+
+
+@pytest.fixture(params=["memory", "file", *REMOTE])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
     """A function that opens the same, at first empty, root anew at each call."""
-    if request.param == "s3":
-        server = request.getfixturevalue("object_server")
+    if request.param in SERVERS:
+        server = request.getfixturevalue(SERVERS[request.param])
         url, options = server.new_root(), server.options
     else:
         url = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"file://{tmp_path}/root"
@@ -37,6 +43,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Objec
 def store(opened: Callable[[], ObjectStore]) -> ObjectStore:
     """A store on an empty root."""
     return opened()
+
+
+def is_kept(store: ObjectStore, name: str) -> bool:
+    """Return whether a store keeps a name as it is."""
+    return "\\" not in name or not isinstance(store, AzureStore)
 
 
 def _refuse(_: bytes) -> None:
@@ -116,12 +127,13 @@ class TestEveryStore:
             assert store.list(prefix) == sorted(name for name in names if name.startswith(prefix)), prefix
 
     def test_names_may_hold_any_printable_character(self, store: ObjectStore) -> None:
-        """Signs that mean something in URLs or XML are only signs."""
-        for name in STRANGE_NAMES:
+        """Signs that mean something in URLs or XML are only signs. Azure alone cannot keep a backslash."""
+        names = [name for name in STRANGE_NAMES if is_kept(store, name)]
+        for name in names:
             assert store.put_if_absent(name, name.encode())
-        assert store.list("") == sorted(STRANGE_NAMES)
-        assert [store.get(name) for name in STRANGE_NAMES] == [name.encode() for name in STRANGE_NAMES]
-        store.delete(STRANGE_NAMES)
+        assert store.list("") == sorted(names)
+        assert [store.get(name) for name in names] == [name.encode() for name in names]
+        store.delete(names)
         assert store.list("") == []
 
     def test_a_deleted_name_is_free(self, store: ObjectStore) -> None:
@@ -164,7 +176,9 @@ class TestEveryStore:
             store.exists("log/1")
         store.list("log/")
         store.delete(["log/1", "log/2"])
-        assert store.requests == {"put": 2, "get": 3, "head": 4, "list": 1, "delete": 1}
+        has_bulk_delete = not isinstance(store, HttpStore)
+        deletes = 1 if has_bulk_delete else 2
+        assert store.requests == {"put": 2, "get": 3, "head": 4, "list": 1, "delete": deletes}
 
     def test_a_pickled_store_reaches_the_same_objects(self, store: ObjectStore) -> None:
         """A pickle is small, is the same place elsewhere, and counts from zero."""

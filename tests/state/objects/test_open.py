@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.open import normalised, open_store, root_id
+from riffle_spark.state.objects.open import masked, normalised, open_store, root_id
 
 
 class TestRoots:
@@ -16,16 +17,72 @@ class TestRoots:
 
     @pytest.mark.parametrize(
         "url",
-        ["", "s3", "s3://", "s3:///a", "s3a://b/p", "/tmp/a", "file://a/b", "file://", "file:///", "file:/", "file:a",
+        ["", "s3", "s3://", "s3:///a", "/tmp/a", "file://a/b", "file://", "file:///", "file:/", "file:a",
          "file:/../a", "memory://",
-         "memory:///a", " memory://a", "memory://a ", "s3://b/../c", "file:///a/./b", "s3://b\n/c", "http://a/b", "s3://b_%/p",
-         "S3://bucket/p", "gs://b/p"],
+         "memory:///a", " memory://a", "memory://a ", "s3://b/../c", "file:///a/./b", "s3://b\n/c", "s3://b_%/p",
+         "S3://bucket/p", "gs://", "gs://b_%/p", "gs://bucket/p?x", "abfss://container/p", "abfss://c@account/p", "az://C/p",
+         "abfss://a:b@account.dfs.core.windows.net/p"],
     )  # fmt: skip
     def test_any_other_url_is_refused_with_what_is_allowed(self, url: str) -> None:
-        """The error names the two kinds of root that last."""
+        """The error names the roots that last."""
         with pytest.raises(ConfigError) as caught:
             open_store(url)
-        assert all(kind in caught.value.remedy for kind in ("s3://bucket/prefix", "file:///path"))
+        allowed = ("s3://bucket/prefix", "gs://bucket/prefix", "abfss://container@account", "file:///path")
+        assert all(kind in caught.value.remedy for kind in allowed)
+
+    @pytest.mark.parametrize(
+        ("url", "instead"),
+        [
+            ("hdfs://namenode:8020/state", "s3://"),
+            ("hdfs:/state", "file:///path"),
+            ("viewfs://cluster/state", "s3://"),
+            ("dbfs:/state", "abfss://"),
+            ("/dbfs/state", "abfss://"),
+            ("file:///dbfs/state", "abfss://"),
+            ("file:/dbfs/state", "abfss://"),
+            ("/Volumes/main/default/state", "abfss://"),
+            ("wasbs://container@account.blob.core.windows.net/state", "abfss://container@account"),
+            ("abfs://container@account.dfs.core.windows.net/state", "abfss://container@account"),
+            ("https://account.blob.core.windows.net/container/state", "abfss://container@account"),
+            ("gcs://bucket/state", "gs://bucket/prefix"),
+            ("oss://bucket/state", "s3_endpoint"),
+        ],
+    )
+    def test_a_file_system_that_is_not_supported_is_refused_with_the_store_to_use(self, url: str, instead: str) -> None:
+        """When the root is set: nothing is opened for it."""
+        for check in (normalised, open_store):
+            with pytest.raises(ConfigError) as caught:
+                check(url)
+            assert instead in caught.value.remedy
+
+    def test_a_folder_that_only_looks_like_one_of_databricks_is_allowed(self) -> None:
+        """Names that begin alike."""
+        assert normalised("file:///dbfs2/a") == "file:///dbfs2/a"
+        assert normalised("file:///data/dbfs/a") == "file:///data/dbfs/a"
+
+    def test_an_azure_root_is_shown_whole_and_a_secret_is_not(self) -> None:
+        """The part before the @ is the container."""
+        root = "abfss://state@account.dfs.core.windows.net/a"
+        assert masked(root) == root
+        assert masked(f"{root}?sig=secret") == f"{root}?***"
+        assert (
+            masked("abfss://user:secret@account.dfs.core.windows.net/a") == "abfss://***@account.dfs.core.windows.net/a"
+        )
+        assert masked("abfss://S3cret@account.dfs.core.windows.net/a") == "abfss://***@account.dfs.core.windows.net/a"
+
+    @pytest.mark.parametrize(
+        ("url", "module", "package"),
+        [("gs://b12/p", "google.auth", "google-auth"), ("az://b12/p", "requests", "azure-identity")],
+    )
+    def test_a_missing_package_is_named_with_the_command(
+        self, url: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before anything is sent."""
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError) as caught:
+            open_store(url)
+        assert caught.value.id == "RIFFLE-0162"
+        assert f"pip install '{package}" in caught.value.remedy
 
     def test_spellings_of_one_root_have_one_id(self) -> None:
         """The id depends on the place, not on slashes, and differs between places."""
@@ -33,6 +90,8 @@ class TestRoots:
         assert normalised("file:////tmp//a/") == "file:///tmp/a"
         assert normalised("file:/tmp//a/") == "file:///tmp/a"
         assert root_id("file:/tmp/a") == root_id("file:///tmp/a")
+        assert root_id("s3a://bucket/a") == root_id("s3://bucket/a")
+        assert normalised("abfss://c@account.dfs.core.windows.net//a/") == "abfss://c@account.dfs.core.windows.net/a"
         assert root_id("s3://bucket/a/") == root_id("s3://bucket//a")
         assert len({root_id(url) for url in ("s3://bucket/a", "s3://bucket/a/b", "memory://bucket/a")}) == 3
 

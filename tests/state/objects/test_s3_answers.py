@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import RefusedError, UnavailableError
-from riffle_spark.state.objects.s3_answers import TABLE, Action, Rule, rule_of
+from riffle_spark.state.objects.answers import Action, Rule
+from riffle_spark.state.objects.s3_answers import TABLE, rule_of
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, refusal

@@ -30,9 +30,7 @@ class TestNoAnswer:
             endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
             error = error_of(
                 lambda: CALLS[call](
-                    open_store(
-                        "s3://riffle/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=1, s3_patience_seconds=0)
-                    )
+                    open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint, max_attempts=1, patience_seconds=0))
                 )
             )
         assert isinstance(error, UnavailableError)
@@ -109,9 +107,7 @@ class TestRealRefusals:
     def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
         """TLS is verified, and the error says how to trust an authority of one's own."""
         with running_server(tmp_path / "server.log", "https") as endpoint:
-            options = StoreOptions(
-                s3_endpoint=endpoint, s3_region="us-east-1", s3_max_attempts=1, s3_patience_seconds=0
-            )
+            options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", max_attempts=1, patience_seconds=0)
             error = error_of(lambda: open_store("s3://riffle/a", options).list(""))
         assert isinstance(error, ConfigError)
         assert "AWS_CA_BUNDLE" in error.remedy
@@ -126,7 +122,7 @@ def set_credentials(patch: pytest.MonkeyPatch, key_id: str, secret: str) -> None
 
 def one_attempt(server: ObjectServer, test: str) -> StoreOptions:
     """Return options that no other test shares, so that the client is new and takes the credentials of the moment."""
-    return replace(server.options, s3_max_attempts=1, s3_read_timeout_seconds=10 + len(test) / 100)
+    return replace(server.options, max_attempts=1, read_timeout_seconds=10 + len(test) / 100)
 
 
 def assert_credentials_error(server: ObjectServer, call: str) -> None:

@@ -64,7 +64,7 @@ class TestSentAgain:
         pauses: list[float] = []
         monkeypatch.setattr("time.sleep", pauses.append)
         store = open_store(
-            "s3://riffle/root", StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_max_attempts=8, s3_patience_seconds=0)
+            "s3://riffle/root", StoreOptions(s3_endpoint="http://127.0.0.1:9", max_attempts=8, patience_seconds=0)
         )
         told = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
         assert store.requests["get"] == 7 * 8

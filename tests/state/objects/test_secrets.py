@@ -32,7 +32,7 @@ def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, k
     """
     options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
     scripted.answers[:] = [Answer(200)]
-    store = open_store("s3://riffle/root", replace(options, s3_max_attempts=1))
+    store = open_store("s3://riffle/root", replace(options, max_attempts=1))
     assert store.put_if_absent("log/1", b"abc")
     assert store.get("log/1") == b""
     put, got = (headers for _, _, headers in scripted.requests)
@@ -50,7 +50,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a slash missing in a root": lambda _: open_store(f"s3:/AKIA:1/{PLANTED}@bucket/a"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
     "a query in an endpoint": lambda _: open_store(
-        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", s3_max_attempts=1)
+        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", max_attempts=1)
     ).list(""),
     "user and password in an endpoint": lambda _: open_store(
         "s3://bucket/a", StoreOptions(s3_endpoint=f"http://user:{PLANTED}@127.0.0.1:1")
@@ -77,7 +77,7 @@ def test_a_secret_in_awss_own_variables_is_not_repeated(
 ) -> None:
     """They name an endpoint where no setting does."""
     monkeypatch.setenv(name, said)
-    monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(s3_max_attempts=1)).list(""))
+    monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(max_attempts=1)).list(""))
     test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
 
 

@@ -146,7 +146,7 @@ def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place:
     place.seal(2, {1: {"a": 3}})
 
     class Overtaken(Reader):
-        def fetched(self, run):  # type: ignore[no-untyped-def]
+        def fetch_run(self, run):  # type: ignore[no-untyped-def]
             place.bring()
             return super().fetch_run(run)
 

@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         riffle_spark.on(spark.readStream.format("rate").load(), root=f"file://{folder}/state")
     other = spark.readStream.format("rate").load().writeStream.format("noop")
     beside = other.option("checkpointLocation", f"{folder}/other").start()
-    with pytest.raises(StreamingQueryException, match="give each query a session of its own"):
+    with pytest.raises(StreamingQueryException, match="RIFFLE-0277"):
         run()
     beside.stop()
     run()

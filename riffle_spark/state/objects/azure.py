@@ -1,0 +1,185 @@
+"""Objects in an Azure container, by the Blob API.
+
+A put carries ``If-None-Match: *``. The answer 409 ``BlobAlreadyExists`` means that the name is taken.
+``azure_client`` finds the endpoint and the credentials. Azure changes backslashes in names to slashes and does not
+promise to keep dots at the end of a part, so such names are refused.
+"""
+
+import re
+from collections.abc import Hashable
+from email.utils import parsedate_to_datetime
+from typing import Final
+from urllib.parse import quote, urlencode
+from xml.etree import ElementTree
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects import http_store, store
+from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
+from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client
+from riffle_spark.state.objects.http_store import Client, Page, Request, Response
+
+__all__ = ["AzureStore"]
+
+_PAGE_NAMES: Final = 5000
+_PUT: Final = frozenset({"put_object"})
+_GET: Final = frozenset({"get_object"})
+_HEAD_OR_DELETE: Final = frozenset({"head_object", "delete_object"})
+_NO_CONTAINER: Final = "The container does not exist ({code})."
+_CREATE_CONTAINER: Final = "Create the container, or correct `root` or `azure_endpoint`."
+_ALTERED: Final = re.compile(r"\\|\.(?:/|\Z)")
+"""A backslash, or a dot at the end of a part."""
+
+
+class AzureStore(http_store.HttpStore):
+    """A store below a prefix of a container. ``host`` is the account's host in the root's URL, empty for ``az://``."""
+
+    ENDPOINT_SETTING = "`azure_endpoint`"
+    TABLE = (
+        Rule(
+            Action.FINAL,
+            codes=("ContainerNotFound",),
+            problem=_NO_CONTAINER,
+            remedy=_CREATE_CONTAINER,
+            id="RIFFLE-1085",
+        ),
+        Rule(Action.ANSWER, _GET, frozenset({404, 416})),
+        Rule(Action.ANSWER, _HEAD_OR_DELETE, frozenset({404})),
+        Rule(Action.ANSWER, _PUT, frozenset({412})),
+        Rule(Action.ANSWER, _PUT, frozenset({409}), ("BlobAlreadyExists",)),
+        Rule(
+            Action.FINAL,
+            statuses=frozenset({404}),
+            problem=_NO_CONTAINER,
+            remedy=_CREATE_CONTAINER,
+            id="RIFFLE-1085",
+        ),
+        Rule(
+            Action.FINAL,
+            _PUT,
+            NOT_IMPLEMENTED,
+            problem="The server has no conditional puts: it answered {status} {code} to `If-None-Match: *`.",
+            remedy="Use a server with conditional puts, or correct `azure_endpoint`.",
+            kind=ConfigError,
+            id="RIFFLE-1086",
+        ),
+        Rule(
+            Action.FINAL,
+            codes=("BlobImmutable*", "LeaseIdMissing", "BlobArchived", "BlobBeingRehydrated", "BlobNotRehydrated"),
+            problem="{operation} was refused by a policy, a lease or a tier of the blob ({code}).",
+            remedy="End immutability policies, leases and archiving rules for blobs below `root`.",
+            id="RIFFLE-1087",
+        ),
+        Rule(Action.AGAIN, codes=("ServerBusy", "InternalError", "OperationTimedOut", "Md5Mismatch")),
+        Rule(
+            Action.FRESH_CREDENTIALS,
+            codes=("AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation", "401"),
+            problem="The server does not accept the credentials ({code}).",
+            remedy=f"Correct the credentials ({CREDENTIAL_CHAIN}), and the clock of this machine.",
+            id="RIFFLE-1088",
+        ),
+        Rule(
+            Action.FRESH_CREDENTIALS,
+            statuses=frozenset({401, 403}),
+            problem="{operation} was denied ({code}).",
+            remedy=f"Check the credentials ({CREDENTIAL_CHAIN}) and grant them the role that riffle policy --root ROOT "
+            "prints. If the account has a firewall, let this network in or use a private endpoint.",
+            id="RIFFLE-1089",
+        ),
+        Rule(Action.AGAIN, statuses=frozenset({408, 409, 425, 429}) | (frozenset(range(500, 600)) - NOT_IMPLEMENTED)),
+        Rule(
+            Action.FINAL,
+            problem="{operation} was refused: {status} {code}: {message}.",
+            remedy="Check `root` and `azure_endpoint`. The server must be Azure's Blob service.",
+            kind=ConfigError,
+            id="RIFFLE-1090",
+        ),
+    )
+
+    def __init__(self, host: str, container: str, prefix: str, options: store.StoreOptions) -> None:
+        super().__init__(container, prefix, options)
+        self.host = host
+        if _ALTERED.search(prefix):
+            # Cause: Azure would store the objects under another name.
+            raise ConfigError(
+                f"The prefix {prefix!r} has a backslash, or a part that ends with a dot, which Azure does not keep.",
+                remedy="Set `root` to another prefix.",
+                where="root",
+                id="RIFFLE-1091",
+            )
+
+    def __reduce__(self) -> "tuple[type[AzureStore], tuple[str, str, str, store.StoreOptions]]":
+        return AzureStore, (self.host, self.bucket, self.prefix.rstrip("/"), self.options)
+
+    def __repr__(self) -> str:
+        endpoint = f", {self.options.azure_endpoint!r}" if self.options.azure_endpoint else ""
+        return f"AzureStore({self.host!r}, {self.bucket!r}, {self.prefix.rstrip('/')!r}{endpoint})"
+
+    @property
+    def place(self) -> str:
+        """The container as a URL."""
+        return f"abfss://{self.bucket}@{self.host}" if self.host else f"az://{self.bucket}"
+
+    @property
+    def _client_name(self) -> Hashable:
+        return ("azure", self.host, self.options)
+
+    def _create_client(self) -> Client:
+        return create_client(self.host, self.place, self.options)
+
+    def _put_request(self, key: str, data: bytes) -> Request:
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-MD5": store.content_md5(data),
+            "If-None-Match": "*",
+            "x-ms-blob-type": "BlockBlob",
+        }
+        return Request("put_object", "PUT", self._blob(key), headers, data)
+
+    def _get_request(self, key: str) -> Request:
+        return Request("get_object", "GET", self._blob(key))
+
+    def _head_request(self, key: str) -> Request:
+        return Request("head_object", "HEAD", self._blob(key))
+
+    def _delete_request(self, key: str) -> Request:
+        return Request("delete_object", "DELETE", self._blob(key), {"x-ms-delete-snapshots": "include"})
+
+    def _list_request(self, prefix: str, token: str) -> Request:
+        fields = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(_PAGE_NAMES)}
+        query = urlencode({**fields, **({"marker": token} if token else {})}, quote_via=quote)
+        return Request("list_objects", "GET", f"{self._endpoint}/{self.bucket}?{query}")
+
+    def _page(self, body: bytes) -> Page:
+        try:
+            answer = ElementTree.fromstring(body)  # noqa: S314 - as botocore parses S3's answers
+        except ElementTree.ParseError:
+            raise ValueError("not XML") from None
+        if answer.tag != "EnumerationResults":
+            raise ValueError("not a list of blobs")
+        names = [
+            blob.findtext("Name", "")
+            for blob in answer.iterfind("Blobs/Blob")
+            if blob.findtext("Properties/ResourceType") != "directory"  # of a hierarchical namespace
+        ]
+        return Page(names, answer.findtext("NextMarker") or "")
+
+    def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
+        message = re.search(rb"<Message>([^<\n]*)", body)
+        return response.headers.get("x-ms-error-code", ""), message[1].decode(errors="replace") if message else ""
+
+    def _written_at(self, response: Response) -> float:
+        return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
+
+    def _key(self, name: str) -> str:
+        if _ALTERED.search(name):
+            # Cause: Azure would store the object under another name.
+            raise ConfigError(
+                f"The object name {name!r} has a backslash, or a part that ends with a dot, which Azure does not keep.",
+                remedy="Rename the store.",
+                where="object name",
+                id="RIFFLE-1092",
+            )
+        return super()._key(name)
+
+    def _blob(self, key: str) -> str:
+        return f"{self._endpoint}/{self.bucket}/{quote(key, safe='/~')}"

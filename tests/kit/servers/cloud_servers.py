@@ -1,0 +1,229 @@
+"""Real servers for Google Cloud Storage and Azure: fake-gcs-server and Azurite, in memory, on free loopback ports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import requests
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from apps.demo.cache import cache_folder, one_at_a_time
+from apps.demo.gateway import ensure_program
+from apps.demo.servers import Child, Launch, Server, free_port
+from riffle_spark.state.objects.azure_client import _SharedKey  # private: the store creates no containers
+from riffle_spark.state.objects.store import StoreOptions
+from tests.kit.folders import CHECKOUT
+
+__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "AzureServer", "CloudServer", "GcsServer", "TokenServer"]
+
+GCS_SERVER = "github.com/fsouza/fake-gcs-server@v1.56.1"
+"""Versions before July 2026 ignore ``ifGenerationMatch``."""
+AZURITE = CHECKOUT / "requirements" / "azurite"
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The public account and key of Azurite."""
+START_SECONDS = 60.0
+INSTALL_SECONDS = 600
+
+
+class CloudServer(Server):
+    """A server with one bucket or container, ``riffle``. With a folder ``tls`` it speaks TLS."""
+
+    name: str
+    bucket = "riffle"
+
+    def __init__(self, folder: Path, tls: Path | None = None) -> None:
+        self._port = free_port()
+        self._tls = tls
+        self._folder = folder
+        self._child: Child | None = None
+        self.address = f"{'https' if tls else 'http'}://127.0.0.1:{self._port}"
+
+    @property
+    def endpoint(self) -> str:
+        """What the setting of the endpoint is set to."""
+        return self.address
+
+    @property
+    def options(self) -> StoreOptions:
+        """Options to reach the server with."""
+        raise NotImplementedError
+
+    def new_root(self) -> str:
+        """Return the URL of a root that nobody has used."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """Return the command of the server."""
+        raise NotImplementedError
+
+    def make_bucket(self) -> None:
+        """Make the bucket. Raises ``OSError`` until the server listens."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start without waiting."""
+        command = self.command()
+        self._child = Child(Launch(self.name, command, self._folder / f"{self.name}.log", grace_seconds=1))
+
+    def wait_until_ready(self) -> None:
+        """Wait until the bucket exists."""
+        assert self._child is not None
+        self._child.wait_until(self._has_made_bucket, START_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the process. Its objects are lost."""
+        if self._child is not None:
+            self._child.stop()
+
+    @property
+    def _verify(self) -> str | bool:
+        return str(self._tls / "ca.pem") if self._tls else True
+
+    def _has_made_bucket(self) -> bool:
+        try:
+            self.make_bucket()
+        except OSError:
+            return False
+        return True
+
+
+class GcsServer(CloudServer):
+    """fake-gcs-server. It is built with Go on first use. It ignores tokens, which a ``TokenServer`` issues."""
+
+    name = "fake-gcs-server"
+
+    @property
+    def options(self) -> StoreOptions:
+        """Options to reach the server with."""
+        return StoreOptions(gcs_endpoint=self.endpoint, max_attempts=2, patience_seconds=0)
+
+    def new_root(self) -> str:
+        """Return the URL of a root that nobody has used."""
+        return f"gs://{self.bucket}/{uuid.uuid4().hex}"
+
+    def command(self) -> list[str]:
+        """Return the command of the server."""
+        tls = ["-cert-location", f"{self._tls}/server.pem", "-private-key-location", f"{self._tls}/server.key"]
+        return [
+            str(ensure_program(GCS_SERVER)),
+            *("-backend", "memory", "-log-level", "warn"),
+            *("-scheme", "https" if self._tls else "http", *(tls if self._tls else [])),
+            *("-host", "127.0.0.1", "-port", str(self._port), "-public-host", f"127.0.0.1:{self._port}"),
+        ]
+
+    def make_bucket(self) -> None:
+        """Make the bucket."""
+        answer = requests.post(
+            f"{self.address}/storage/v1/b?project=riffle", json={"name": self.bucket}, timeout=10, verify=self._verify
+        )
+        assert answer.status_code in {200, 409}, answer.text
+
+
+class AzureServer(CloudServer):
+    """Azurite's Blob server. It is installed with npm on first use. It checks signatures."""
+
+    name = "azurite"
+
+    @property
+    def endpoint(self) -> str:
+        """The account's URL."""
+        return f"{self.address}/{AZURE_ACCOUNT}"
+
+    @property
+    def options(self) -> StoreOptions:
+        """Options to reach the server with."""
+        return StoreOptions(azure_endpoint=self.endpoint, max_attempts=2, patience_seconds=0)
+
+    def new_root(self) -> str:
+        """Return the URL of a root that nobody has used."""
+        return f"abfss://{self.bucket}@{AZURE_ACCOUNT}.dfs.core.windows.net/{uuid.uuid4().hex}"
+
+    def command(self) -> list[str]:
+        """Return the command of the server."""
+        tls = ["--cert", f"{self._tls}/server.pem", "--key", f"{self._tls}/server.key"] if self._tls else []
+        return [
+            *("node", str(ensure_azurite()), "--inMemoryPersistence", "--silent", "--disableTelemetry"),
+            *("--blobHost", "127.0.0.1", "--blobPort", str(self._port), *tls),
+        ]
+
+    def make_bucket(self) -> None:
+        """Make the container, with a signed request."""
+        answer = requests.put(
+            f"{self.endpoint}/{self.bucket}?restype=container",
+            auth=_SharedKey(AZURE_ACCOUNT, AZURE_KEY),
+            timeout=10,
+            verify=self._verify,
+        )
+        assert answer.status_code in {201, 409}, answer.text
+
+
+class TokenServer:
+    """Issues access tokens to the service account of the file ``credentials``."""
+
+    def __init__(self, credentials: Path) -> None:
+        self.credentials = credentials
+        self._server: ThreadingHTTPServer | None = None
+
+    def start(self) -> None:
+        """Serve in a thread, and write the file."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Tokens)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        account = {
+            "type": "service_account",
+            "project_id": "riffle",
+            "client_email": "riffle@riffle.iam.gserviceaccount.com",
+            "private_key": key.decode(),
+            "token_uri": f"http://127.0.0.1:{self._server.server_port}/token",
+        }
+        self.credentials.write_text(json.dumps(account))
+
+    def stop(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+class _Tokens(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.dumps({"access_token": "issued", "expires_in": 3600, "token_type": "Bearer"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent."""
+
+
+def ensure_azurite() -> Path:
+    """Return Azurite's Blob server, installed on the first call from the exact packages of package-lock.json."""
+    npm = shutil.which("npm")
+    version = json.loads((AZURITE / "package.json").read_text())["dependencies"]["azurite"]
+    folder = cache_folder() / "azurite" / version
+    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    with one_at_a_time(folder):
+        if not program.exists():
+            assert npm, "Azurite needs Node.js 20 or later and npm on the PATH"
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(AZURITE / name, folder / name)
+            subprocess.run(
+                [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+                cwd=folder,
+                check=True,
+                timeout=INSTALL_SECONDS,
+            )
+    return program

@@ -1,0 +1,229 @@
+"""Run the smoke tests on pairs of Spark and Python, and write the table of docs/support.md.
+
+    ./run matrix [--spark VERSION]... [--python VERSION]... [--sample]
+
+Each Python has one environment with the locked packages, and each Spark one folder. A pair puts both on the path. The
+outcomes are in docs/support.json: a pair that runs again replaces its older outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+from tests.kit.folders import CHECKOUT
+
+__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "read_report", "table", "with_table"]
+
+SPARKS = ("3.5.0", "3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+REQUIREMENTS = CHECKOUT / "requirements"
+PAGE = CHECKOUT / "docs" / "support.md"
+OUTCOMES = CHECKOUT / "docs" / "support.json"
+TABLE = re.compile(r"(?<=<!-- matrix -->\n).*(?=<!-- end of matrix -->)", re.DOTALL)
+PAIR_SECONDS = 3_600
+SAMPLE = (
+    "tests/spark/engine/test_kept_plan.py",
+    "tests/spark/engine/test_placement.py",
+    "tests/spark/processors/test_null_structs.py",
+)
+"""The smoke tests that ``--sample`` runs: placement, kept plans, and processors with Spark's sinks."""
+STORED = "--config-settings=--build-option=--compression=stored"  # compressing Spark's 400 MB takes minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The smoke tests on one pair: how many passed, which failed, or why they could not run."""
+
+    spark: str
+    python: str
+    revision: str
+    date: str
+    passed: int = 0
+    skipped: int = 0
+    failed: tuple[str, ...] = ()
+    refused: str = ""
+    sample: bool = False
+
+    @property
+    def cell(self) -> str:
+        """The outcome as a cell of the table."""
+        if self.refused:
+            return "refused"
+        tests = f"{self.passed} passed"
+        if self.failed:
+            tests = f"{len(self.failed)} of {self.passed + len(self.failed)} failed"
+        return f"{tests} (sample)" if self.sample else tests
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the pairs, one after the other; return 1 if a test failed."""
+    parser = argparse.ArgumentParser(prog="./run matrix", description=__doc__.splitlines()[0])
+    parser.add_argument("--spark", action="append", help="a version of Spark; repeat it for several")
+    parser.add_argument("--python", action="append", help="a version of Python, such as 3.12; repeat it for several")
+    parser.add_argument("--environments", type=Path, default=CHECKOUT / ".venv-matrix", help="where they are made")
+    parser.add_argument("--sample", action="store_true", help="run a few of the smoke tests only")
+    options = parser.parse_args(arguments)
+    failed = False
+    for python in options.python or PYTHONS:
+        interpreter = find_python(python)
+        if interpreter is None:
+            print(f"Python {python} is not installed", file=sys.stderr)
+            continue
+        program = python_environment(options.environments / f"python-{python}", interpreter)
+        for spark in options.spark or SPARKS:
+            folder = spark_folder(options.environments, spark, program)
+            outcome = run_pair(spark, python, program, folder, SAMPLE if options.sample else ())
+            print(f"Spark {spark}, Python {python}: {outcome.cell} {outcome.refused}", *outcome.failed, sep="\n  ")
+            save(outcome)
+            failed = failed or bool(outcome.failed)
+    return int(failed)
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of a version from the path or from pyenv's folder."""
+    candidates = [shutil.which(f"python{version}"), *pyenv_pythons(version)]
+    for candidate in filter(None, candidates):
+        command = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if answer.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def pyenv_pythons(version: str) -> list[str]:
+    """Return the interpreters of a version that pyenv has installed."""
+    return sorted(map(str, (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")))
+
+
+def python_environment(folder: Path, interpreter: str) -> Path:
+    """Make an environment with the locked packages except Spark, unless it exists; return its interpreter."""
+    program = folder / "bin" / "python"
+    done = folder / "complete"
+    if not done.exists():
+        subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
+        _install(program, REQUIREMENTS / "build.txt")
+        _install(program, _locked(folder, program, spark=False), "--no-build-isolation")
+        done.touch()
+    return program
+
+
+def spark_folder(environments: Path, version: str, program: Path) -> Path:
+    """Install a version of Spark into a folder of its own, unless it exists; return the folder."""
+    folder = environments / f"spark-{version}"
+    own = REQUIREMENTS / f"spark-{version}.txt"
+    done = folder / "complete"
+    if not done.exists():
+        requirements = own if own.exists() else _locked(environments, program, spark=True)
+        _install(program, requirements, "--no-build-isolation", STORED, "--target", str(folder))
+        done.touch()
+    return folder
+
+
+def _locked(folder: Path, program: Path, *, spark: bool) -> Path:
+    """Write the locked Spark, or all other locked packages, to a file."""
+    recent = subprocess.run([program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], check=False)
+    lock = (REQUIREMENTS / ("python310.txt" if recent.returncode else "python311.txt")).read_text()
+    entries = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)[1:]
+    file = folder / f"locked{'-spark' * spark}.txt"
+    file.write_text("".join(each for each in entries if each.startswith(("pyspark==", "py4j==")) == spark))
+    return file
+
+
+def _install(program: Path, requirements: Path, *options: str) -> None:
+    command = [
+        str(program),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--require-hashes",
+        "--no-deps",
+    ]
+    subprocess.run([*command, *options, "-r", str(requirements)], check=True)
+
+
+def run_pair(spark: str, python: str, program: Path, folder: Path, tests: Sequence[str]) -> Outcome:
+    """Run the smoke tests on one pair, or those of some files."""
+    environment = _environment(program, folder)
+    outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}", sample=bool(tests))
+    run = partial(subprocess.run, capture_output=True, text=True, env=environment, cwd=CHECKOUT, check=False)
+    imported = run([str(program), "-c", "import riffle_spark"])
+    if imported.returncode:
+        return replace(outcome, refused=imported.stderr.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [str(program), "-m", "pytest", "-q", "-m", "smoke", "--randomly-seed=1", "--randomly-dont-reorganize"]
+        command += ["--timeout=300", "-p", "no:cacheprovider", f"--basetemp={temporary}/t", *tests]
+        done = run(command, timeout=PAIR_SECONDS)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    return read_report(done.stdout, outcome)
+
+
+def _environment(program: Path, folder: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
+    path = os.pathsep.join([str(program.parent), own["PATH"]])
+    return {**own, "PATH": path, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(folder)])}
+
+
+def _revision() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def read_report(printed: str, pair: Outcome) -> Outcome:
+    """Read the lines of pytest's summary."""
+    failed = tuple(sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE))))
+    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|skipped)", printed.splitlines()[-1])}
+    return replace(pair, passed=counts.get("passed", 0), skipped=counts.get("skipped", 0), failed=failed)
+
+
+def read_outcomes() -> list[Outcome]:
+    """Return the stored outcomes."""
+    if not OUTCOMES.exists():
+        return []
+    return [Outcome(**{**each, "failed": tuple(each["failed"])}) for each in json.loads(OUTCOMES.read_text())]
+
+
+def save(outcome: Outcome) -> None:
+    """Store an outcome instead of an older one of its pair, and write the table into the page."""
+    others = [each for each in read_outcomes() if (each.spark, each.python) != (outcome.spark, outcome.python)]
+    outcomes = sorted([*others, outcome], key=lambda each: (_numbers(each.spark), _numbers(each.python)))
+    OUTCOMES.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), outcomes))
+
+
+def with_table(page: str, outcomes: Iterable[Outcome]) -> str:
+    """Return the page with the table of these outcomes."""
+    return TABLE.sub(lambda _: table(outcomes), page)
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Return the outcomes as a table: a row for each Spark, a column for each Python."""
+    cells: Mapping[tuple[str, str], Outcome] = {(each.spark, each.python): each for each in outcomes}
+    sparks = sorted({spark for spark, _ in cells}, key=_numbers)
+    lines = [f"| Spark | {' | '.join(f'Python {python}' for python in PYTHONS)} |", f"| --- |{' --- |' * len(PYTHONS)}"]
+    for spark in sparks:
+        row = [cells[spark, python].cell if (spark, python) in cells else "not run" for python in PYTHONS]
+        lines.append(f"| {spark} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""A user's program with Spark's default logging prints no traceback, and no warning that Spark alone lacks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.folders import CHECKOUT
+from tests.kit.pages import blocks
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+FOLDER = "/tmp/riffle-quickstart"
+WRAPPED = f"""
+import riffle_spark
+from pyspark.sql import SparkSession, functions as F
+
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+rates = spark.readStream.format("rate").option("rowsPerSecond", 1000).load()
+events = riffle_spark.on(
+    rates, root="file://{FOLDER}/state", settings=riffle_spark.Settings(local_dir="{FOLDER}/local")
+)
+seconds = events.withWatermark("timestamp", "1 second").groupBy(F.window("timestamp", "1 second"))
+query = (
+    seconds.count().writeStream.format("console").option("checkpointLocation", "{FOLDER}/checkpoint").start()
+)
+while len(query.reports) < 5:
+    query.awaitTermination(1)
+query.stop()
+"""
+SPARKS = (
+    "NativeCodeLoader: Unable to load native-hadoop library",
+    "ResolveWriteToStream: spark.sql.adaptive.enabled is not supported in streaming",
+    "DAGScheduler: Failed to cancel job group",
+    "Utils: Your hostname",
+    "Utils: Set SPARK_LOCAL_IP",
+)
+"""Warnings of each streaming query that Spark runs alone and that is stopped."""
+LEVEL = re.compile(r"\b(?:WARN|ERROR)\b (.*)")
+
+
+def readme() -> str:
+    """Return the README's runnable example."""
+    (block,) = [block for block in blocks(CHECKOUT / "README.md") if block.info == "python runnable"]
+    return block.code
+
+
+@pytest.mark.parametrize("program", [readme(), WRAPPED], ids=["readme", "wrapped"])
+def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp_path: Path) -> None:
+    """Its output is Spark's alone: no traceback, and no warning that names no action."""
+    code = program.replace(FOLDER, str(tmp_path))
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True
+    )
+    lines = [line for text in ran.stderr.splitlines() for line in text.split("\r")]
+    warned = [match[1] for match in map(LEVEL.search, lines) if match is not None]
+    assert [line for line in warned if not line.startswith(SPARKS)] == []
+    assert [line for line in lines if line.startswith(("\tat ", "Traceback", "java.", "py4j."))] == []
+    print(f"{len(lines)} lines on stderr, {len(warned)} of them warnings")

@@ -1,0 +1,95 @@
+"""The installed Spark as its files describe it, and the connectors that fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.spark_installation import SparkInstallation, find_spark, python_problem, read_spark
+
+
+def installed(folder: Path, version: str, *jars: str) -> SparkInstallation:
+    """Read a PySpark with these jars."""
+    (folder / "jars").mkdir(parents=True)
+    for jar in jars:
+        (folder / "jars" / f"{jar}.jar").write_text("")
+    (folder / "version.py").write_text(f'__version__: str = "{version}"\n')
+    return read_spark(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "core", "hadoop", "kafka", "s3a"),
+    [
+        ("3.5.0", "2.12-3.5.0", "3.3.4", "2.12:3.5.0", "3.3.4"),
+        ("3.5.9", "2.12-3.5.9", "3.3.4", "2.12:3.5.9", "3.3.4"),
+        ("3.5.2", "2.12-3.5.2-amzn-1", "3.4.0-amzn-1", "2.12:3.5.2", "3.4.0"),
+        ("4.0.5", "2.13-4.0.5", "3.4.1", "2.13:4.0.0", "3.4.1"),
+        ("4.1.1", "2.13-4.1.1", "3.4.2", "2.13:4.1.1", "3.4.2"),
+        ("4.2.0", "2.13-4.2.0", "3.5.0", "2.13:4.2.0", "3.5.0"),
+        ("4.3.0", "2.13-4.3.0", "3.5.0", "2.13:4.3.0", "3.5.0"),
+        ("4.1.0.dev2", "2.13-4.1.0-preview2", "3.4.2", "2.13:4.1.0", "3.4.2"),
+    ],
+)
+def test_connectors_have_the_versions_of_the_jars(
+    tmp_path: Path, version: str, core: str, hadoop: str, kafka: str, s3a: str
+) -> None:
+    """Scala's too. A vendor's release is replaced by the one that it is built on."""
+    spark = installed(tmp_path, version, f"spark-core_{core}", f"hadoop-client-api-{hadoop}", "scala-library-2.13.16")
+    assert spark.kafka_connector == f"org.apache.spark:spark-sql-kafka-0-10_{kafka}"
+    assert spark.hadoop_aws == f"org.apache.hadoop:hadoop-aws:{s3a}"
+
+
+def test_jars_below_spark_home_count_before_those_of_pyspark(tmp_path: Path) -> None:
+    """PySpark starts them."""
+    installed(tmp_path / "pyspark", "4.0.5", "spark-core_2.13-4.0.5")
+    installed(tmp_path / "home", "3.5.1", "spark-core_2.12-3.5.1", "spark-sql-kafka-0-10_2.12-3.5.1")
+    spark = read_spark(tmp_path / "pyspark", str(tmp_path / "home"))
+    assert (spark.pyspark_version, spark.version, spark.line, spark.scala) == ("4.0.5", "3.5.1", (3, 5), "2.12")
+    assert spark.has_jar("spark-sql-kafka-0-10")
+
+
+@pytest.mark.parametrize(("version", "scala"), [("3.5.4", "2.12"), ("4.1.0", "2.13")])
+def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scala: str) -> None:
+    """As with Spark Connect. The version of Hadoop is unknown then."""
+    spark = installed(tmp_path, version)
+    assert (spark.version, spark.scala, spark.hadoop, spark.hadoop_aws) == (version, scala, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "has_setuptools", "is_refused"),
+    [
+        ((3, 5), (3, 9), True, True),
+        ((3, 5), (3, 10), False, False),
+        ((3, 5), (3, 11, 7), False, False),
+        ((3, 5), (3, 12), True, False),
+        ((3, 5), (3, 12), False, True),
+        ((3, 5), (3, 13), True, True),
+        ((4, 0), (3, 9), True, True),
+        ((4, 0), (3, 13), False, False),
+        ((4, 3), (3, 14), True, True),
+    ],
+)
+def test_pairs_of_spark_and_python_that_spark_does_not_support_are_refused(
+    line: tuple[int, int], python: tuple[int, ...], has_setuptools: bool, is_refused: bool
+) -> None:
+    """With the reason. Spark 3.5 runs on 3.12 with setuptools, as on Databricks 16.4."""
+    problem = python_problem(line, python, has_setuptools=has_setuptools)
+    assert bool(problem) == is_refused
+    assert not problem or f"{python[0]}.{python[1]}" in problem
+
+
+def test_a_broken_installation_can_be_read(tmp_path: Path) -> None:
+    """The check of the version then refuses it."""
+    assert read_spark(tmp_path).line == (0, 0)
+
+
+def test_the_installed_pyspark_is_found() -> None:
+    """Its own demands on packages are read from its source."""
+    import pyspark
+
+    spark = find_spark({})
+    assert spark is not None
+    assert spark.version == pyspark.__version__
+    assert spark.minimums is not None
+    assert set(spark.minimums) == {"pandas", "pyarrow", "numpy"} or spark.line == (3, 5)
