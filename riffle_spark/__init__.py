@@ -94,6 +94,7 @@ if sys.platform != "win32":  # no address limits there
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name at its first use. Raises ``AttributeError`` for other names."""
     if name not in _MODULES:
         raise AttributeError(f"module 'riffle_spark' has no attribute {name!r}")
     value = getattr(import_module(f"riffle_spark.{_MODULES[name]}"), name)
@@ -102,4 +103,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
     return sorted({*globals(), *__all__})
