@@ -31,6 +31,7 @@ __all__ = [
     "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -47,6 +48,7 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
@@ -65,6 +67,8 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+"""The options with which PySpark makes pandas' columns of Arrow's for a user's function."""
 _PYTHON: Final = "org.apache.spark.sql.execution.python"
 _COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
@@ -114,6 +118,11 @@ class SlotCall:
 def has_python_source(state: Any, name: str) -> bool:
     """Return whether a Python data source ``name`` is registered. ``state`` is the JVM's state of a session."""
     return bool(state.dataSourceManager().dataSourceExists(name))
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
+    return frame
 
 
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
