@@ -268,7 +268,7 @@ def rollback(
         offsets = _offsets_of(spark, target)
         manifest = log.manifest_of(target)
         runs_again = target.delivers_after_commit and target.version >= 0
-        needed = manifest.objects() | ({link.object for _, link in target.outputs} if runs_again else set())
+        needed = manifest.object_names() | ({link.object for _, link in target.outputs} if runs_again else set())
         _check_present(objects, needed)
         is_tail_intact = _is_intact(log, tail)
         if is_tail_intact:

@@ -13,7 +13,7 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
 from riffle_spark.state.copies.abandoned import process_name
 from riffle_spark.state.copies.disk import default_local_dir
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, parse_keys, read_key_source
@@ -58,8 +58,8 @@ def folder_of(home: Home, executor: str) -> Folder:
     )
     owner = f"{home.application}/{executor}"
     folder = _folders.get((base, owner))
-    if folder is None or not folder.is_of_owner():
-        folder = _folders[base, owner] = claim(base, owner, home.live, executor_process())
+    if folder is None or not folder.belongs_to_owner():
+        folder = _folders[base, owner] = claim_folder(base, owner, home.live, executor_process())
     return folder
 
 

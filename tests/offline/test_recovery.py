@@ -54,7 +54,7 @@ def fill(world: World, batches: int) -> None:
 
 def damage(world: World, sequence: int) -> None:
     """Flip one byte of a record."""
-    name = paths.record(sequence)
+    name = paths.record_name(sequence)
     data = bytearray(world.memory.get(name) or b"")
     data[-3] ^= 1
     world.memory.delete([name])
@@ -75,7 +75,7 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, ch
         damage(world, newest(world))
         target = batches - 2
     else:
-        world.memory.delete([paths.record(FULL_EVERY)])
+        world.memory.delete([paths.record_name(FULL_EVERY)])
         target = FULL_EVERY - 2
     world.start()
     with pytest.raises((CorruptStateError, ConflictError), match=r"RIFFLE-0406|RIFFLE-0417"):
@@ -91,8 +91,8 @@ def test_a_record_from_another_line_is_refused(world: World) -> None:
     fill(world, 3)
     last = newest(world)
     record = replace(world.log().read(last), previous="0" * 32)
-    world.memory.delete([paths.record(last)])
-    world.memory.put_if_absent(paths.record(last), encode(record))
+    world.memory.delete([paths.record_name(last)])
+    world.memory.put_if_absent(paths.record_name(last), encode(record))
     world.start()
     with pytest.raises(CorruptStateError, match="RIFFLE-0407"):
         world.batch(3, one(1))

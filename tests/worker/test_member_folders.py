@@ -92,7 +92,7 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
     upkept.place.entries, upkept.log_of = entries, upkept.opened()
     upkept.place.seal(1, {1: {"k": 3}}, epoch=2)
     upkept.log()
-    cut = upkept.place.entries[1].recent(1)
+    cut = upkept.place.entries[1].cut_to_last(1)
     assert run_upkeep(replace(upkept.order(follows=(Follow(STORE, 1, cut),)), sequence=2), "1").errors == ()
     assert upkept.held(1) == {"k": 3}
 

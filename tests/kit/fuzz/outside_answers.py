@@ -14,8 +14,8 @@ import urllib3
 from botocore.awsrequest import AWSResponse
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.state.copies.abandoned import is_dead, is_free, remove_leftovers
-from riffle_spark.state.copies.disk import incoming_files
+from riffle_spark.state.copies.abandoned import has_process_ended, is_owner_dead, remove_leftovers
+from riffle_spark.state.copies.disk import list_incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.objects import s3_client
@@ -128,12 +128,12 @@ def read_folder(data: bytes, folder: Path) -> None:
             stacks.replace(key_group, stacks.read(key_group), Stack())
     member_folder.sealed_attempts()
     member_folder.remove_unused_deltas()
-    incoming_files(member / "incoming")
+    list_incoming_files(member / "incoming")
     for file_name in ("owner", "process"):
         if (member / file_name).is_file():
-            is_dead((member / file_name).read_text(errors="replace"))
+            has_process_ended((member / file_name).read_text(errors="replace"))
     if (member / "owner").is_file():
-        is_free(member / "owner", ["app/2"])
+        is_owner_dead(member / "owner", ["app/2"])
     remove_leftovers(member, 0.0)
 
 

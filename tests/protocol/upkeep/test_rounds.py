@@ -187,7 +187,7 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert log.tail is not None
     for sequence in range(log.first, log.tail.sequence + 1):
         entries = log.manifest_of(log.read(sequence)).entries.items()
-        listed |= {paths.snapshot(s, kg, e.snapshot.id) for (s, kg), e in entries if e.snapshot}
+        listed |= {paths.snapshot_name(s, kg, e.snapshot.id) for (s, kg), e in entries if e.snapshot}
     put = [name for name in world.memory.list("") if "/snapshot/" in name]
     by_key_group = Counter(name.rsplit("/", 1)[0] for name in put)
     assert len(by_key_group) == world.settings.key_groups

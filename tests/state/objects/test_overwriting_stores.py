@@ -56,7 +56,7 @@ def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
     with pytest.raises(ConfigError, match="RIFFLE-0459"):
         log.append(replace(FIRST, kind=kind), Manifest())
     assert log.read(0).kind == kind
-    assert [name for method, name in store.calls if method == "put"] == [paths.record(0)] * 2
+    assert [name for method, name in store.calls if method == "put"] == [paths.record_name(0)] * 2
 
 
 def test_a_batch_costs_no_put_more() -> None:
@@ -66,14 +66,14 @@ def test_a_batch_costs_no_put_more() -> None:
     store.calls.clear()
     assert log.tail is not None
     log.append(replace(log.tail, kind="batch", version=0), log.manifest)
-    assert store.calls == [("put", paths.record(1))]
+    assert store.calls == [("put", paths.record_name(1))]
 
 
 def test_a_store_that_does_not_answer_is_asked_again() -> None:
     """A lost request or two are no answer; a store that stays away ends the start, for not knowing is no yes."""
     store = FaultyStore(MemoryStore())
-    store.script(Fault("request_lost", "put", paths.record(0), skip=1, times=2))
+    store.script(Fault("request_lost", "put", paths.record_name(0), skip=1, times=2))
     claimed(store, "memory://x")
-    store.script(Fault("request_lost", "put", paths.record(1), skip=1, times=None))
+    store.script(Fault("request_lost", "put", paths.record_name(1), skip=1, times=None))
     with pytest.raises(UnavailableError):
         claimed(store, "memory://x")
