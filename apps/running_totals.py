@@ -1,12 +1,12 @@
 """Running count and sum per user: Kafka in, Kafka or Parquet out, state placed on executors and committed to S3.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 apps/running_totals.py \
+    spark-submit --packages CONNECTORS apps/running_totals.py \
         --bootstrap HOST:PORT --topic events --output-topic totals \
         --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
 
-Events are JSON: {"user_id": "u17", "amount": 12}. All settings are in conf/riffle.toml or spark.riffle.*. With
---minutes-path a second query writes the totals of each minute when the minute is over. It is a Spark query, moved by
-one line.
+docs/deploy has this command for each platform. Events are JSON: {"user_id": "u17", "amount": 12}. Settings are in
+conf/riffle.toml, if the driver's folder has it, or in spark.riffle.*. With --minutes-path a second query writes the
+totals of each minute when the minute is over. It is a Spark query, moved by one line.
 """
 
 from __future__ import annotations

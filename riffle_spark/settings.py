@@ -223,8 +223,8 @@ class Settings:
         "up](operations.md#upkeep-that-does-not-end)", live=True)
 
     batch_attempts: _Whole = Setting(
-        4, whole(1, 20), "how often a batch runs, if it loses its place or a block or a disk refuses, before the query "
-        "fails", section="Batches")
+        4, whole(1, 20), "how often a batch runs at most before the query fails. A batch runs again if an executor "
+        "without copies got a slot, if Spark lost a block, or if a local disk refuses", section="Batches")
     deliver_after_commit: _Flag = Setting(
         False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")

@@ -228,14 +228,15 @@ def verify(
 @click.option("--partition", type=click.Choice(_PARTITIONS), default="aws", show_default=True, help="AWS partition.")
 @click.option("--read-only", is_flag=True, help="Only for commands that change nothing.")
 def policy(root: str | None, root_argument: str | None, kms_key: str | None, partition: str, read_only: bool) -> None:
-    """Print the AWS IAM policy with the least rights that a job needs on its root.
+    """Print the least rights that a job needs on its root: an AWS IAM policy, or a role in Google Cloud or Azure.
 
-    The policy does not cover Spark's checkpoint. If that is in S3, the job, rollback and adopt need rights there too.
+    They do not cover Spark's checkpoint. If that is in an object store, the job, rollback and adopt need rights there
+    too.
     """
-    from riffle_spark.offline.rights import iam_policy
+    from riffle_spark.offline.rights import access_policy
 
     with usage_errors():
-        statements = iam_policy(
+        statements = access_policy(
             required_root(root, root_argument), kms_key=kms_key, partition=partition, read_only=read_only
         )
     echo(json.dumps(statements, indent=2))

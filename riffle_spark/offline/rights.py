@@ -1,17 +1,79 @@
-"""The AWS IAM policy with the least rights that a job needs on its root."""
+"""The least rights that a job needs on its root: an AWS IAM policy, a Google Cloud role, or an Azure role."""
 
+import json
 import re
 from collections.abc import Mapping
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["iam_policy"]
+__all__ = ["access_policy", "iam_policy"]
 
 _OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 _READ_ACTIONS = ("s3:GetObject",)
 _KEY_ARN = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")
 _KEY_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
+_GCS_READ = ("storage.objects.get", "storage.objects.list")
+_GCS_WRITE = ("storage.objects.create", "storage.objects.delete")
+_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
+_ROLE = "riffle_spark state"
+
+
+def access_policy(
+    root: str, *, kms_key: str | None = None, partition: str = "aws", read_only: bool = False
+) -> Mapping[str, object]:
+    """Return the rights for a root in a cloud. ``read_only`` is enough for commands that change nothing.
+
+    ``kms_key`` and ``partition`` are for S3: see ``iam_policy``. Raises ``ConfigError`` for a root outside of a cloud.
+    """
+    scheme, _, place = normalised(root).partition("://")
+    if scheme not in ("gs", "abfss", "az"):
+        return iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
+    if kms_key is not None:
+        # Cause: Keys of Google Cloud and Azure are set on the bucket or the account, and need no right of the job.
+        raise ConfigError(
+            f"--kms-key is for roots in S3, not for {root}.",
+            remedy="Leave it out. Set the key on the bucket or the storage account.",
+            where="--kms-key",
+            id="RIFFLE-1110",
+        )
+    bucket, _, prefix = place.partition("/")
+    return _gcs_role(bucket, prefix, read_only) if scheme == "gs" else _azure_role(bucket, read_only)
+
+
+def _gcs_role(bucket: str, prefix: str, read_only: bool) -> Mapping[str, object]:
+    """Return a custom role, as gcloud iam roles create reads it, and the binding of the bucket."""
+    objects = f"projects/_/buckets/{bucket}/objects/{prefix + '/' if prefix else ''}"
+    # Listing is a right on the bucket, so the condition does not limit it to the prefix.
+    condition = f'resource.type == "storage.googleapis.com/Bucket" || resource.name.startsWith({json.dumps(objects)})'
+    permissions = sorted(_GCS_READ if read_only else _GCS_READ + _GCS_WRITE)
+    return {
+        "role": {"title": _ROLE, "stage": "GA", "includedPermissions": permissions},
+        "binding": {
+            "resource": f"gs://{bucket}",
+            "role": "projects/PROJECT/roles/ROLE",
+            "members": ["serviceAccount:ACCOUNT@PROJECT.iam.gserviceaccount.com"],
+            "condition": {"title": f"below {prefix or bucket}", "expression": condition},
+        },
+    }
+
+
+def _azure_role(place: str, read_only: bool) -> Mapping[str, object]:
+    """Return a custom role, as az role definition create reads it, for the container."""
+    container, _, host = place.partition("@")
+    account = host.partition(".")[0] or "ACCOUNT"
+    scope = (
+        "/subscriptions/SUBSCRIPTION/resourceGroups/GROUP/providers/Microsoft.Storage/storageAccounts/"
+        f"{account}/blobServices/default/containers/{container}"
+    )
+    actions = ["read"] if read_only else ["read", "write", "delete"]
+    return {
+        "Name": _ROLE,
+        "Description": f"{'Read' if read_only else 'Keep'} the state of a riffle_spark job.",
+        "Actions": [],
+        "DataActions": [f"{_BLOBS}/{action}" for action in actions],
+        "AssignableScopes": [scope],
+    }
 
 
 def iam_policy(
@@ -29,7 +91,7 @@ def iam_policy(
         # Cause: The root is not in S3, or has characters that an IAM policy reads as wildcards.
         raise ConfigError(
             f"Cannot make a policy for root {root}.",
-            remedy="Use a root in S3 without *, ? and $.",
+            remedy="Use a root in S3 (without *, ? and $), Google Cloud Storage or Azure.",
             where="root",
             id="RIFFLE-0146",
         )

@@ -136,7 +136,7 @@ class StaleRows(Exception):
 
 
 class Work(Protocol):
-    """One micro-batch's rows, on a cluster."""
+    """The rows of one micro-batch on a cluster: the driver runs the slots on them and delivers their results."""
 
     def executors(self) -> Sequence[Executor]:
         """Return the live executors, sorted by id."""
@@ -246,7 +246,7 @@ class Background(Protocol):
 
 
 class Clock(Protocol):
-    """The protocol's clock."""
+    """The clock of the protocol. Tests use a simulated one."""
 
     def wall_ms(self) -> int:
         """Return milliseconds since the epoch, for retention and reports, never for results."""

@@ -20,6 +20,7 @@ from riffle_spark.spark.engine.background import Pulse
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
+from riffle_spark.spark.engine.spark_progress import SparkProgress
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.worker_python import check_driver_packages
@@ -27,6 +28,7 @@ from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.spark.job_operators import JobOperator, JobOperators
 from riffle_spark.spark.job_wiring import wire_job
 from riffle_spark.spark.key_lookup import KeyLookup
+from riffle_spark.spark.state_operators import observed_figures, state_operators
 
 __all__ = ["RunningJob"]
 
@@ -78,6 +80,7 @@ class RunningJob:
         self._side_output = side_output
         self.time_shift_ms = 0
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
+        self._progress = SparkProgress()
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
 
     def is_of(self, spark: SparkSession) -> bool:
@@ -128,6 +131,7 @@ class RunningJob:
         if self._tick is not None:
             self._schedule_tick(self._tick, batch, incoming, operators)
         self._log_report(report)
+        self._show_in_spark(batch, report)
         if inventory.may_rest(batch.sparkSession, incoming):
             self._pulse.begin()
         return report
@@ -192,6 +196,12 @@ class RunningJob:
         else:
             self._failures.forget(_LOOK)
         return is_active
+
+    def _show_in_spark(self, batch: DataFrame, report: BatchReport) -> None:
+        """Add a batch that ran to the progress that Spark reports to listeners, UI and event log."""
+        if report.decision == "run":
+            operators = state_operators(self._operators.declared, report, self.driver.stored_rows())
+            self._progress.add(batch, operators, observed_figures(report))
 
     def _log_report(self, report: BatchReport) -> None:
         """Log a report and its warnings, and append it to ``report_file`` if that is set."""

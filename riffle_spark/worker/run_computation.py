@@ -53,7 +53,7 @@ class Timed(Protocol):
     """A function that wraps a call of the computation, so that its time is measured as a step of its own."""
 
     def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-        """Return the wrapped call."""
+        """Return a function that makes the same call and measures its time."""
         ...
 
 
@@ -196,7 +196,10 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
-    """Join the updates of several calls. Each comes with the index of its first key."""
+    """Return the joined updates of several calls. Each update comes with the index of its first key.
+
+    Results have the columns of the order's output, and states those of ``state_schema``.
+    """
     nothing = np.empty(0, dtype=np.int64)
     output_schema = without_letters(order.output)
     if not updates:

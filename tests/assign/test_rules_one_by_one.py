@@ -39,6 +39,17 @@ def test_as_many_warm_ups_run_as_are_allowed_and_no_more(most: int, standbys: in
     assert sum(map(len, done.warmups.values())) == most
 
 
+def test_the_only_warm_up_is_for_a_standby_if_no_owner_needs_one() -> None:
+    """Owners are balanced, but one member keeps all standbys: a standby of another member warms up."""
+    settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
+    before = view("a:0-1 b:2-3 c:4-5")
+    standbys = {each.id: ("b",) if before.owners[each.id] != "b" else ("a",) for each in before.tasks}
+    lags = {name: {**before.lags[name], **dict.fromkeys(members, 0)} for name, members in standbys.items()}
+    done = assign(replace(before, standbys=standbys, lags=lags), settings)
+    assert owner_moves(done) == set()
+    assert [members for members in done.warmups.values() if members] == [("c",)]
+
+
 @pytest.mark.parametrize(("lag", "moves"), [(ACCEPTABLE, {0}), (ACCEPTABLE + 1, set())])
 def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag: int, moves: set[int]) -> None:
     """The task goes to its pin at once, or its pin warms up first."""

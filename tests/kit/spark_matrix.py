@@ -1,6 +1,6 @@
 """Run the smoke tests on pairs of Spark and Python, and write the table of docs/support.md.
 
-    ./run matrix [--spark VERSION]... [--python VERSION]...
+    ./run matrix [--spark VERSION]... [--python VERSION]... [--sample]
 
 Each Python has one environment with the locked packages, and each Spark one folder. A pair puts both on the path. The
 outcomes are in docs/support.json: a pair that runs again replaces its older outcome.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.kit.folders import CHECKOUT
 
-__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "table", "with_table"]
+__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "read_report", "table", "with_table"]
 
 SPARKS = ("3.5.0", "3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -32,7 +32,13 @@ REQUIREMENTS = CHECKOUT / "requirements"
 PAGE = CHECKOUT / "docs" / "support.md"
 OUTCOMES = CHECKOUT / "docs" / "support.json"
 TABLE = re.compile(r"(?<=<!-- matrix -->\n).*(?=<!-- end of matrix -->)", re.DOTALL)
-CELL_SECONDS = 1_800
+PAIR_SECONDS = 3_600
+SAMPLE = (
+    "tests/spark/engine/test_kept_plan.py",
+    "tests/spark/engine/test_placement.py",
+    "tests/spark/processors/test_null_structs.py",
+)
+"""The smoke tests that ``--sample`` runs: placement, kept plans, and processors with Spark's sinks."""
 STORED = "--config-settings=--build-option=--compression=stored"  # compressing Spark's 400 MB takes minutes
 
 
@@ -48,17 +54,17 @@ class Outcome:
     skipped: int = 0
     failed: tuple[str, ...] = ()
     refused: str = ""
+    sample: bool = False
 
     @property
     def cell(self) -> str:
         """The outcome as a cell of the table."""
         if self.refused:
             return "refused"
-        return (
-            f"{self.passed} passed"
-            if not self.failed
-            else f"{len(self.failed)} of {self.passed + len(self.failed)} failed"
-        )
+        tests = f"{self.passed} passed"
+        if self.failed:
+            tests = f"{len(self.failed)} of {self.passed + len(self.failed)} failed"
+        return f"{tests} (sample)" if self.sample else tests
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--spark", action="append", help="a version of Spark; repeat it for several")
     parser.add_argument("--python", action="append", help="a version of Python, such as 3.12; repeat it for several")
     parser.add_argument("--environments", type=Path, default=CHECKOUT / ".venv-matrix", help="where they are made")
+    parser.add_argument("--sample", action="store_true", help="run a few of the smoke tests only")
     options = parser.parse_args(arguments)
     failed = False
     for python in options.python or PYTHONS:
@@ -76,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
             continue
         program = python_environment(options.environments / f"python-{python}", interpreter)
         for spark in options.spark or SPARKS:
-            outcome = run_pair(spark, python, program, spark_folder(options.environments, spark, program))
+            folder = spark_folder(options.environments, spark, program)
+            outcome = run_pair(spark, python, program, folder, SAMPLE if options.sample else ())
             print(f"Spark {spark}, Python {python}: {outcome.cell} {outcome.refused}", *outcome.failed, sep="\n  ")
             save(outcome)
             failed = failed or bool(outcome.failed)
@@ -147,21 +155,21 @@ def _install(program: Path, requirements: Path, *options: str) -> None:
     subprocess.run([*command, *options, "-r", str(requirements)], check=True)
 
 
-def run_pair(spark: str, python: str, program: Path, folder: Path) -> Outcome:
-    """Run the smoke tests on one pair."""
+def run_pair(spark: str, python: str, program: Path, folder: Path, tests: Sequence[str]) -> Outcome:
+    """Run the smoke tests on one pair, or those of some files."""
     environment = _environment(program, folder)
-    outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}")
+    outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}", sample=bool(tests))
     run = partial(subprocess.run, capture_output=True, text=True, env=environment, cwd=CHECKOUT, check=False)
     imported = run([str(program), "-c", "import riffle_spark"])
     if imported.returncode:
         return replace(outcome, refused=imported.stderr.splitlines()[-1])
     with tempfile.TemporaryDirectory() as temporary:
-        command = [program, "-m", "pytest", "-q", "-m", "smoke", "--randomly-seed=1", "--randomly-dont-reorganize"]
-        command += ["--timeout=300", "-p", "no:cacheprovider", f"--basetemp={temporary}/t"]
-        done = run(list(map(str, command)), timeout=CELL_SECONDS)
+        command = [str(program), "-m", "pytest", "-q", "-m", "smoke", "--randomly-seed=1", "--randomly-dont-reorganize"]
+        command += ["--timeout=300", "-p", "no:cacheprovider", f"--basetemp={temporary}/t", *tests]
+        done = run(command, timeout=PAIR_SECONDS)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    return _read_report(done.stdout, outcome)
+    return read_report(done.stdout, outcome)
 
 
 def _environment(program: Path, folder: Path) -> dict[str, str]:
@@ -175,7 +183,7 @@ def _revision() -> str:
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _read_report(printed: str, pair: Outcome) -> Outcome:
+def read_report(printed: str, pair: Outcome) -> Outcome:
     """Read the lines of pytest's summary."""
     failed = tuple(sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE))))
     counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|skipped)", printed.splitlines()[-1])}

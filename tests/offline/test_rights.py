@@ -186,3 +186,33 @@ def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
     assert CliRunner().invoke(main, ["policy", root]).exit_code == 2
     with pytest.raises(ConfigError):
         iam_policy(root)
+
+
+@pytest.mark.parametrize(("flags", "permissions"), [([], 4), (["--read-only"], 2)])
+def test_a_role_of_google_cloud_names_permissions_and_prefix(flags: list[str], permissions: int) -> None:
+    """Creating and deleting only if the job writes."""
+    rights = json.loads(CliRunner().invoke(main, ["policy", "gs://bkt/p/q", *flags]).output)
+    granted = rights["role"]["includedPermissions"]
+    assert len(granted) == permissions
+    assert ("storage.objects.create" in granted) == ("storage.objects.delete" in granted) == (not flags)
+    assert '"projects/_/buckets/bkt/objects/p/q/"' in rights["binding"]["condition"]["expression"]
+    assert rights["binding"]["resource"] == "gs://bkt"
+
+
+@pytest.mark.parametrize(
+    ("root", "account"), [("abfss://state@acc.dfs.core.windows.net/p", "acc"), ("az://state/p", "ACCOUNT")]
+)
+def test_a_role_of_azure_names_data_actions_and_container(root: str, account: str) -> None:
+    """Rights are granted on the container. No action manages the account."""
+    rights = json.loads(CliRunner().invoke(main, ["policy", root]).output)
+    assert [action.rpartition("/")[2] for action in rights["DataActions"]] == ["read", "write", "delete"]
+    assert rights["Actions"] == []
+    (scope,) = rights["AssignableScopes"]
+    assert scope.endswith(f"/storageAccounts/{account}/blobServices/default/containers/state")
+    reading = json.loads(CliRunner().invoke(main, ["policy", root, "--read-only"]).output)
+    assert [action.rpartition("/")[2] for action in reading["DataActions"]] == ["read"]
+
+
+def test_a_key_of_aws_is_refused_for_another_cloud() -> None:
+    """It would have no effect."""
+    assert CliRunner().invoke(main, ["policy", "gs://bkt/p", "--kms-key", KEY]).exit_code == 2

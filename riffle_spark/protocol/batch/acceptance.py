@@ -10,7 +10,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import meanings_in, operator_in, schema_of_text
 
-__all__ = ["acceptance_warnings"]
+__all__ = ["acceptance_warnings", "is_accepted"]
 
 
 def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], accepted: Sequence[str]) -> Iterator[str]:
@@ -34,7 +34,7 @@ def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], acce
         columns = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
         unchanged_names = (stored.keys() & declared.keys()) - changed_names
         needed_names |= ((stored.keys() ^ declared.keys()) | changed_names | columns) - unchanged_names
-        for name in _accepted_names(sorted(changed_names), accepted):
+        for name in sorted(name for name in changed_names if is_accepted(name, accepted)):
             yield (
                 f"[RIFFLE-0800] Store {operator.store!r} continues with {stored[name]} under {name!r}, although the "
                 f"job now declares {declared[name]}.\n  What to do: Remove {name!r} from `accept`."
@@ -55,10 +55,9 @@ def _changed_names(stored: Mapping[str, str], declared: Mapping[str, str], *, ca
     }
 
 
-def _accepted_names(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
-    """Return the ``names`` that are accepted. ``accepted`` was split at the commas that a name may contain."""
-    accepted_text = _join_with_commas(accepted)
-    return [name for name in names if _join_with_commas([name]) in accepted_text]
+def is_accepted(name: str, accepted: Sequence[str]) -> bool:
+    """Return whether ``accepted`` has the name. It was split at the commas that a name may contain."""
+    return _join_with_commas([name]) in _join_with_commas(accepted)
 
 
 def _unneeded_names(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:

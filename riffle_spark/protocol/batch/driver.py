@@ -200,8 +200,8 @@ class Driver:
     def _settle_append(self, *, is_new_run: bool) -> None:
         """Find out whether an append without an answer was committed.
 
-        Raises ``FencedError`` if another driver has appended, except at the start of a new run, which appends its own
-        claim.
+        ``is_new_run`` is whether the query has restarted. Raises ``FencedError`` if another driver has appended, except
+        for a new run, which appends its own claim next.
         """
         try:
             tail = self._log.settle()

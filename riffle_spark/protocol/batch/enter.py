@@ -1,9 +1,10 @@
 """Decide whether a batch runs, is a repeat, or is refused, by the newest record of the log and the settings."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
+from riffle_spark.protocol.batch.acceptance import is_accepted
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.input_columns import is_same_name
@@ -236,14 +237,14 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
     check_schemas(tail.schemas, operators, settings.accept)
 
 
-def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
+def check_stale(tail: Record, stores: Iterable[str], accepted: Sequence[str], root: str) -> None:
     """Raise ``ConflictError`` if a durable store lacks rows of earlier batches and is not in ``accepted``.
 
     ``stores`` are the durable stores of the query.
     """
     for store in stores:
         last_version = tail.stale_stores.get(store)
-        if last_version is None or store in accepted:
+        if last_version is None or is_accepted(store, accepted):
             continue
         rollback_hint = (
             f" Or roll back to batch {last_version} (riffle rollback) to process these batches again."
@@ -266,7 +267,7 @@ def describe_stale_rows(last_version: int) -> str:
 
 
 def check_schemas(
-    stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator], accepted: Container[str] = ()
+    stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator], accepted: Sequence[str] = ()
 ) -> None:
     """Raise ``ConfigError`` if an operator cannot continue with the state of its store.
 
@@ -302,7 +303,7 @@ def check_schemas(
             _check_results(operator, operator_in(schema_text), accepted)
 
 
-def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Container[str]) -> None:
+def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Sequence[str]) -> None:
     """Raise ``ConfigError`` if the meaning or the name of a result has changed.
 
     ``stored`` has the recorded meanings by name. Results in ``accepted`` may change.
@@ -313,7 +314,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
 
     for name, meaning in operator.result_meanings.items():
         stored_meaning = stored.get(name)
-        if name in accepted or (stored_meaning is not None and is_same(stored_meaning, meaning)):
+        if is_accepted(name, accepted) or (stored_meaning is not None and is_same(stored_meaning, meaning)):
             continue
         if stored_meaning is not None:
             alternative = (

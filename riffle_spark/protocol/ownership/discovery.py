@@ -29,7 +29,7 @@ class Discovery:
     """
 
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
-        """Create a discovery that has asked no executor yet. ``racks_of`` returns the racks of members."""
+        """Create a discovery that knows no member yet. ``racks_of`` returns the racks of members."""
         self._settings = settings
         self._cluster = cluster
         self._background = background
@@ -157,7 +157,10 @@ class Discovery:
         copies: ReportedCopies,
         now: float,
     ) -> MemberChanges:
-        """Add the members that censuses name, with their copies."""
+        """Add the members that these censuses name, with their copies; return the changes.
+
+        Failed censuses are recorded, so that the executors are asked again later.
+        """
         hosts = {executor.id: executor.host for executor in executors}
         named = [census for census in censuses if census.member and census.executor in hosts]
         racks = self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named]) if named else {}

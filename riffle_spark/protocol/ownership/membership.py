@@ -59,7 +59,7 @@ class LostMember:
 
 @dataclass(frozen=True, slots=True)
 class MemberChanges:
-    """Members that joined, left or returned since the last look.
+    """The ids of members that joined, left or returned with one update.
 
     ``duplicates`` maps executors to the member of which their folder is a copy. Their censuses are refused.
     """

@@ -42,7 +42,7 @@ class Retention:
         return self._versions, self._for_ms
 
     def set_limits(self, versions: int, for_ms: int) -> None:
-        """Replace both limits."""
+        """Replace the number of retained records, and the milliseconds for which each is retained."""
         self._versions = versions
         self._for_ms = for_ms
 

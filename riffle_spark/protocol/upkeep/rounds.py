@@ -84,7 +84,7 @@ class Rounds:
             return self._running
 
     def run_now(self, orders: Mapping[str, UpkeepOrder]) -> None:
-        """Run one round on the caller's thread."""
+        """Run one round on the caller's thread. Its receipts are added to ``arrived``."""
         self.arrived.extend(self._cluster.upkeep(orders) if orders else [])
 
     def run_alone(self, orders: Mapping[str, UpkeepOrder]) -> None:

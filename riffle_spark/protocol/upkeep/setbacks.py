@@ -54,12 +54,12 @@ class Setbacks:
         self._warnings: list[str] = []
 
     def retry_all(self) -> None:
-        """Allow everything to be tried again now."""
+        """Forget all failures, so that everything may be tried again now."""
         with self._lock:
             self._clear()
 
     def forget(self) -> None:
-        """Forget everything, including open drops, because a new run plans anew."""
+        """Forget all failures and all drops that were not run, because a new run makes new plans."""
         with self._lock:
             self._clear()
             self._open_drops.clear()

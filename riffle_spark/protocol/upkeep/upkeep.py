@@ -98,7 +98,7 @@ class Upkeep:
         self._done: Counter[str] = Counter()
 
     def change_settings(self, settings: Settings) -> None:
-        """Apply changed settings."""
+        """Use changed settings from the next plan on, and allow failed work to be tried again."""
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention.set_limits(*_retention_limits(settings))

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-__all__ = ["MODULE", "cache_of", "first_class", "looked_up", "nil", "scala_seq"]
+__all__ = ["MODULE", "cache_of", "checked", "first_class", "kind", "looked_up", "nil", "opened_field", "scala_seq"]
 
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
@@ -55,6 +55,18 @@ def cache_of(jvm: Any) -> dict[object, Any]:
     return _caches[-1][1]
 
 
+def kind(node: Any) -> str:
+    """Return the name of a plan node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+def checked(node: Any, name: str) -> Any:
+    """Return a plan node. Raise ``LookupError`` if it is of another class."""
+    if kind(node) != name:
+        raise LookupError(f"the plan is a {kind(node)}")
+    return node
+
+
 def nil(jvm: Any) -> Any:
     """Return Scala's empty list."""
     return looked_up(jvm, "scala.collection.immutable.Nil$", MODULE)
@@ -77,3 +89,14 @@ def scala_seq(jvm: Any, items: list[Any]) -> Any:
         for start in range(_MOST_AT_ONCE, len(items), _MOST_AT_ONCE):
             java_list.addAll(list_of(*items[start : start + _MOST_AT_ONCE]))
     return looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toSeq")(java_list)
+
+
+def opened_field(jvm: Any, class_name: str, field_name: str) -> Any:
+    """Return a private field of a class, as one that can be read and set."""
+    cache = cache_of(jvm)
+    if ("field", class_name, field_name) not in cache:
+        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
+        field = java_class.getDeclaredField(field_name)
+        field.setAccessible(True)
+        cache["field", class_name, field_name] = field
+    return cache["field", class_name, field_name]

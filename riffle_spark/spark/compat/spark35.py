@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat.java import checked, kind, looked_up, opened_field
 from riffle_spark.spark.compat.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -27,12 +28,15 @@ from riffle_spark.spark.compat.stateful_processor import (
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
     "MapState",
+    "SlotCall",
     "StatefulProcessor",
     "StatefulProcessorHandle",
     "TimerValues",
@@ -44,19 +48,38 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
 
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
+PARTITION_METRICS: Final[tuple[str, ...]] = ("numShufflePartitions",)
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True}
 _BEAT_MS: Final = 1000
+_KEPT: Final = "__riffle_kept"
 _PLACE: Final = "__riffle_place"
+_MESSAGES: Final = {
+    "FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME": "{field_name}: {data_type} can not accept object {obj} in "
+    "type {obj_type}.",
+    "FIELD_NOT_NULLABLE_WITH_NAME": "{field_name}: This field is not nullable, but got None.",
+    "RESULT_COLUMN_SCHEMA_MISMATCH": "Number of columns of the returned data doesn't match specified schema. "
+    "Expected: {expected} Actual: {actual}",
+    "UDF_RETURN_TYPE": "Return type of the user-defined function should be {expected}, but is {actual}.",
+}
+"""The messages of the error classes that ``error_of_class`` gets. Spark 3.5 lacks most of them."""
+_EXECUTION: Final = "org.apache.spark.sql.execution"
+_COMPILED: Final = "WholeStageCodegenExec"
+"""The node above a join that Spark compiles. An adaptive plan gets it later."""
+_JOIN: Final = "ShuffledHashJoinExec"
+_MAP: Final = "PythonMapInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -98,9 +121,39 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     return cogrouped(left, right, by, function, output)._jdf
 
 
+class SlotCall:
+    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+
+    Raise ``LookupError`` if the plan has another form.
+    """
+
+    def __init__(self, node: Any) -> None:
+        below = checked(node, _MAP).child()
+        join = checked(below.child() if kind(below) == _COMPILED else below, _JOIN)
+        self.slots = join.left()
+        self.rows = join.right()
+        self.udf = node.func()
+        self.output = node.output()
+        self._join = join.leftKeys(), join.rightKeys(), join.joinType(), join.buildSide(), join.condition()
+
+    def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
+        """Return a node that calls another function on the rows of other nodes."""
+        join = looked_up(jvm, f"{_EXECUTION}.joins.{_JOIN}")(*self._join, slots, rows, False)
+        return looked_up(jvm, f"{_EXECUTION}.python.{_MAP}")(udf, self.output, join, False)
+
+
 def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines
     """Return whether a Python data source ``name`` is registered. Spark 3.5 has none."""
     return False
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that stays in the plan of a batch in which it has no rows.
+
+    Spark 3.5 counts the rows of sources by the position of their leaves in the plan. Its optimiser removes an empty
+    leaf, but not below this generator, and then a batch has no figures of its sources.
+    """
+    return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
 
 
 def progress_of(progress: dict[str, Any]) -> Any:
@@ -138,15 +191,9 @@ def conf_of(spark: SparkSession) -> dict[str, str]:
     return {row[0]: row[1] for row in spark.sql("SET").collect()}
 
 
-def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return a PySpark error of class ``kind`` with the message of Spark's error class ``name``.
-
-    If Spark 3.5 lacks that error class, the message has its name and the parameters.
-    """
-    try:
-        return kind(error_class=name, message_parameters=dict(parameters))
-    except ValueError:
-        return kind(f"[{name}] {', '.join(f'{key}: {value}' for key, value in parameters.items())}")
+def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return a PySpark error of class ``error`` with the message that Spark 4 has for the error class ``name``."""
+    return error(f"[{name}] {_MESSAGES[name].format_map(parameters)}")
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
@@ -165,3 +212,8 @@ def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataF
     fields = spark.createDataFrame([], schema).schema.fields
     rate = spark.readStream.format("rate").option("numPartitions", 1).load()
     return rate.where("value < 0").select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in fields])
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "executedPlan").set(execution, plan)

@@ -23,17 +23,20 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import scala_seq
+from riffle_spark.spark.compat.java import checked, looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
+    "PARTITION_METRICS",
     "RAISED",
     "REPLACING_RULES",
+    "TO_PANDAS",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
     "MapState",
+    "SlotCall",
     "StatefulProcessor",
     "StatefulProcessorHandle",
     "TimerValues",
@@ -45,9 +48,11 @@ __all__ = [
     "conf_of",
     "error_of_class",
     "has_python_source",
+    "kept_without_rows",
     "local_checkpoint",
     "no_stream",
     "progress_of",
+    "replace_executed_plan",
     "slot_udf",
     "to_arrow",
 ]
@@ -56,10 +61,16 @@ CLASSIC: Final = "org.apache.spark.sql.classic"
 """The Java package of ``SparkSession`` and ``Dataset``."""
 LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
+PARTITION_METRICS: Final[tuple[str, ...]] = ()
+"""The metrics of a state operator that hold the number of its partitions. Since Spark 4 it has no such metric."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
+TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+"""The options with which PySpark makes pandas' columns of Arrow's for a user's function."""
+_PYTHON: Final = "org.apache.spark.sql.execution.python"
+_COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -86,9 +97,32 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
     return groups[0].flatMapCoGroupsInArrow(groups[1], call)
 
 
+class SlotCall:
+    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+
+    Raise ``LookupError`` if the plan has another form.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.slots = checked(node, _COGROUP).left()
+        self.rows = node.right()
+        self.udf = node.func()
+        self.output = node.output()
+        self._groups = node.leftGroup(), node.rightGroup()
+
+    def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
+        """Return a node that calls another function on the rows of other nodes."""
+        return looked_up(jvm, f"{_PYTHON}.{_COGROUP}")(*self._groups, udf, self.output, slots, rows)
+
+
 def has_python_source(state: Any, name: str) -> bool:
     """Return whether a Python data source ``name`` is registered. ``state`` is the JVM's state of a session."""
     return bool(state.dataSourceManager().dataSourceExists(name))
+
+
+def kept_without_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
+    return frame
 
 
 def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
@@ -119,12 +153,19 @@ def conf_of(spark: SparkSession) -> dict[str, str]:
     return dict(spark.conf.getAll)
 
 
-def error_of_class(kind: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
-    """Return a PySpark error of class ``kind`` with the message of Spark's error class ``name``."""
-    return kind(errorClass=name, messageParameters=dict(parameters))
+def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:
+    """Return a PySpark error of class ``error`` with the message of Spark's error class ``name``."""
+    return error(errorClass=name, messageParameters=dict(parameters))
 
 
 def beats(spark: SparkSession, schema: StructType | str, every_ms: int) -> DataFrame:
     """Return a stream without rows that has a new offset every ``every_ms`` milliseconds."""
     spark.dataSource.register(Heartbeat)
     return spark.readStream.format(Heartbeat.name()).schema(schema).option(EVERY_MS, every_ms).load()
+
+
+def replace_executed_plan(jvm: Any, execution: Any, plan: Any) -> None:
+    """Make a plan the physical plan of a JVM's execution that was planned before."""
+    holder = opened_field(jvm, "org.apache.spark.sql.execution.QueryExecution", "lazyExecutedPlan").get(execution)
+    planned = looked_up(jvm, "scala.util.Success")(plan)
+    opened_field(jvm, "org.apache.spark.util.LazyTry", "tryT").set(holder, planned)

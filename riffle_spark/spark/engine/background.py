@@ -249,12 +249,12 @@ class Gate:
         return self._waiting > 0
 
     def close(self) -> None:
-        """Admit no further batch. Idempotent."""
+        """Admit no further batch. May be called more than once."""
         with self._changed:
             self._closed = True
 
     def open(self) -> None:
-        """Admit batches. Idempotent."""
+        """Admit batches again. May be called more than once."""
         with self._changed:
             self._closed = False
             self._changed.notify_all()

@@ -83,7 +83,10 @@ class SparkCluster:
         return inventory.find_planned_removals(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end. Idempotent."""
+        """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end.
+
+        May be called again.
+        """
         self._jobs.stop(seconds)
 
     def _run(

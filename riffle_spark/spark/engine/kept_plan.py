@@ -22,12 +22,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from riffle_spark.messages.slot_orders import SLOT
+from riffle_spark.spark.compat import SlotCall
+from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
 
 __all__ = ["KeptPlans", "PlacedSlots", "PlanFrame"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
-_COGROUP = "FlatMapCoGroupsInArrowExec"
 _ADAPTIVE = "AdaptiveSparkPlanExec"
 _LEAF = "RDDScanExec"
 _SORT = "SortExec"
@@ -128,25 +129,22 @@ def _result_or_none(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """The nodes of a plan, and the arguments of the nodes that each batch makes anew."""
+    """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
         top = frame._jdf.queryExecution().executedPlan()
-        call = _check_kind(top.initialPlan() if _kind(top) == _ADAPTIVE else top, _COGROUP)
-        leaf, *above = [node for node in reversed(_down(call.right())) if _kind(node) != _SORT]
+        self._call = SlotCall(top.initialPlan() if kind(top) == _ADAPTIVE else top)
+        leaf, *above = _up(self._call.rows)
         self._spark = frame.sparkSession
-        self._slots = _down(call.left())[-1]
+        self._slots, *self._above_slots = _up(self._call.slots)
         self._leaf = _elements(leaf)
-        self._counting = 1 + [_kind(node) for node in above].index(_COUNTING)
-        self._groups = call.leftGroup(), call.rightGroup()
-        self._output = call.output()
-        self._udf, self._command = _udf_arguments(call.func())
+        self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
+        self._udf, self._command = _udf_arguments(self._call.udf)
         self._above = above
         with handles.active(self._spark):
-            self._above = self._copy_nodes(self._slots.rdd())[
-                1:
-            ]  # New copies, because nodes that ran keep their shuffle.
+            # New copies, because nodes that ran keep their shuffle.
+            self._above = self._copy_nodes(self._slots.rdd())[1:]
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
@@ -160,11 +158,11 @@ class _KeptPlan:
             self._move(slots)
         nodes = self._copy_nodes(rows)
         udf = self._python_udf(function, output)
-        rdd = self._node(f"python.{_COGROUP}", *self._groups, udf, self._output, self._slots, nodes[-1]).execute()
         session = handles.session(batch.sparkSession)
         counting = nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
-        plan = handles.logical_rdd(jvm, self._output, rdd, self._partitioning, session)
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, nodes[-1]).execute()
+        plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         return PlanFrame(
             handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
         )
@@ -181,20 +179,22 @@ class _KeptPlan:
         projection, column = _slot_in(above)
         columns = above[projection].projectList()
         by = handles.scala_seq(handles.context(self._spark)._jvm, [columns.apply(column).toAttribute()])
-        exchange = [_kind(node) for node in above].index(_EXCHANGE)
+        exchange = [kind(node) for node in above].index(_EXCHANGE)
         _, *rest = _elements(above[exchange])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
-        columns = columns.updated(column, self._slot_column(columns.apply(column), slots.slot_by_key_group()))
-        above[projection] = self._node(_PROJECTION, columns, above[projection].child())
+        columns = columns.toBuffer()
+        columns.update(column, self._slot_column(columns.apply(column), slots.slot_by_key_group()))
+        above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         self._slots = leaf
+        self._top_of_slots = _stacked(leaf, self._above_slots)[-1]
         self._partitioning = placed.outputPartitioning()
         self._above = above
         self._placed = slots
 
     def _slot_column(self, column: Any, slot_by_key_group: str) -> Any:
         """Return the column of slots with another array of slot numbers."""
-        element_at = _check_kind(_check_kind(column, "Alias").child(), "ElementAt")
+        element_at = checked(checked(column, "Alias").child(), "ElementAt")
         ints = self._class("java.lang.Class").forName("[I")
         array = self._class("com.fasterxml.jackson.databind.ObjectMapper")().readValue(slot_by_key_group, ints)
         array = self._class(f"{_EXPRESSIONS}.UnsafeArrayData").fromPrimitiveArray(array)
@@ -212,10 +212,7 @@ class _KeptPlan:
     def _copy_nodes(self, rdd: Any) -> list[Any]:
         """Return copies of the nodes on top of other rows, the leaf first."""
         output, _, *rest = self._leaf
-        nodes = [self._node(_LEAF, output, rdd, *rest)]
-        for node in self._above:
-            nodes.append(node.withNewChildInternal(nodes[-1]))
-        return nodes
+        return _stacked(self._node(_LEAF, output, rdd, *rest), self._above)
 
     def _python_udf(self, function: object, output: StructType) -> Any:
         """Return the node's expression that calls ``function``. Raise ``LookupError`` if PySpark would broadcast it."""
@@ -246,11 +243,19 @@ def _udf_arguments(udf: Any) -> tuple[list[Any], list[Any]]:
     return arguments, [*environment, function.broadcastVars(), function.accumulator()]
 
 
-def _down(node: Any) -> list[Any]:
-    """Return a node and its descendants down to the leaf with rows."""
+def _up(node: Any) -> list[Any]:
+    """Return the nodes from the leaf with rows up to a node, without sorts."""
     nodes = [node]
-    while _kind(nodes[-1]) != _LEAF:
+    while kind(nodes[-1]) != _LEAF:
         nodes.append(nodes[-1].child())
+    return [node for node in reversed(nodes) if kind(node) != _SORT]
+
+
+def _stacked(leaf: Any, above: list[Any]) -> list[Any]:
+    """Return a leaf, and copies of the nodes above it."""
+    nodes = [leaf]
+    for node in above:
+        nodes.append(node.withNewChildInternal(nodes[-1]))
     return nodes
 
 
@@ -265,20 +270,8 @@ def _slot_in(nodes: list[Any]) -> tuple[int, int]:
     Raise ``LookupError`` if no node does.
     """
     for index, node in enumerate(nodes):
-        columns = node.projectList() if _kind(node) == _PROJECTION else None
+        columns = node.projectList() if kind(node) == _PROJECTION else None
         names = [] if columns is None else [columns.apply(column).name() for column in range(columns.size())]
         if SLOT in names:
             return index, names.index(SLOT)
     raise LookupError("no node computes the slot")
-
-
-def _check_kind(node: Any, kind: str) -> Any:
-    """Return the node. Raise ``LookupError`` if it has another class than ``kind``."""
-    if _kind(node) != kind:
-        raise LookupError(f"the plan is a {_kind(node)}")
-    return node
-
-
-def _kind(node: Any) -> str:
-    """Return the name of a node's class."""
-    return str(node.getClass().getSimpleName())

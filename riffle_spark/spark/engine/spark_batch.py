@@ -269,7 +269,7 @@ class SparkWork:
         self._batch.write.format("noop").mode("append").save()
 
     def release(self) -> None:
-        """Drop the stored results. Idempotent."""
+        """Drop the stored results. May be called more than once."""
         for result in self._results.values():
             result.release()
         self._results.clear()

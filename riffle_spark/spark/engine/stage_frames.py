@@ -37,12 +37,12 @@ class StageInput(Protocol):
 
     @property
     def after(self) -> Sequence[str]:
-        """Return the stores of the stages before."""
+        """Return the stores of the stages whose results it reads."""
         ...
 
     @property
     def empty(self) -> DataFrame:
-        """Return a frame without rows."""
+        """Return a frame without rows that has the columns of the rows."""
         ...
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:

@@ -54,13 +54,13 @@ class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
     """Sums up the receipts of tasks, as a mapping from the run's id to JSON texts."""
 
     def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
-        """Return the initial value of a task."""
+        """Return the initial value of a task's accumulator: no receipts."""
         return {}
 
     def addInPlace(  # noqa: N802 - as pyspark calls it
         self, value1: dict[str, list[str]], value2: dict[str, list[str]]
     ) -> dict[str, list[str]]:
-        """Add the receipts of a task."""
+        """Add the receipts in ``value2`` to ``value1``, and return it."""
         for run, texts in value2.items():
             value1.setdefault(run, []).extend(texts)
         return value1
@@ -243,7 +243,7 @@ def _warm(home_json: str) -> str:
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
-    """Yield a row with the text that ``answer`` returns for each slot in the input."""
+    """Yield for each slot in the input a row with the text that ``answer`` returns for the slot's number."""
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})

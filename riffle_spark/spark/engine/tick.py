@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
@@ -100,7 +101,7 @@ class Tick:
                 getattr(self._stream, f"{field}_$eq")(offset)
         if is_batch_due and (self._by_clock or self._without_rows):
             self.now()
-        return frame.union(DataFrame(self._stream.toDF(), frame.sparkSession))
+        return frame.union(compat.kept_without_rows(DataFrame(self._stream.toDF(), frame.sparkSession)))
 
     def now(self) -> None:
         """Make Spark run a batch. Any thread may call it."""

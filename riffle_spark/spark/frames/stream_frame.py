@@ -125,7 +125,7 @@ class StreamFrame(ClassicFrame):
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
-        """The writer that starts the query."""
+        """Return the writer that starts the query."""
         return StreamWriter(self, options_in(self))
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
@@ -134,7 +134,7 @@ class StreamFrame(ClassicFrame):
 
 
 class StreamGroups(GroupedData):
-    """A wrapped frame's groups."""
+    """The grouped data of a wrapped frame. Its methods return wrapped frames."""
 
 
 def _wrap(result: object) -> object:

@@ -94,7 +94,7 @@ class StateColumns:
     def table(self, states: Sequence[tuple[Values | None, int | None]]) -> pa.Table:
         """Return the stored columns for these (state, due time in ms) pairs, a row for each.
 
-        ``None`` stands for none.
+        The state or the time may be ``None``.
         """
         nulls = (None,) * len(self.state)
         fields = Fields(self.state, row_maker).columns([nulls if values is None else values for values, _ in states])

@@ -92,13 +92,13 @@ class Handle(StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
-        """Bind the state variables and timers to a session."""
+        """Bind the state variables and timers to the session of a key, before the processor is called for it."""
         self._session = session
         for name, state in self._states.items():
             vars(state)["cells"] = session.cells[name]
 
     def leave(self) -> None:
-        """Unbind the state variables and timers."""
+        """Unbind the state variables and timers, after the last key."""
         self._session = None
         for state in self._states.values():
             _unbind(state)

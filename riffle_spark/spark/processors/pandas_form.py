@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import _create_converter_to_pandas, from_arrow_typ
 
 from riffle_spark.process.processors.processor import Key, split_into_windows
 from riffle_spark.process.types.fields import convert_column, to_python_list
+from riffle_spark.spark import compat
 from riffle_spark.spark.processors.pandas_output import NO_LIMIT, PandasOptions, PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
@@ -97,7 +98,7 @@ def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
 
     Raise ``NotText`` if the column holds text that is not UTF-8.
     """
-    options = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
+    options = compat.TO_PANDAS
     return convert_column(name, column, lambda array: _converter(array.type, timezone)(array.to_pandas(**options)))
 
 

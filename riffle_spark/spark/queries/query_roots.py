@@ -119,5 +119,5 @@ def _roots_of_same_stores(home: Home, query: NewQuery) -> Iterator[OpenedRoot]:
 
 
 def _open(home: Home, root: str) -> OpenedRoot:
-    """Open the log of a root."""
+    """Open the log of a root, and return the root with the newest record."""
     return OpenedRoot(root, Log(open_store(root, home.options), root).open())

@@ -9,30 +9,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from riffle_spark.process.stages.distinct_rows import DistinctRows
-from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.settings import Settings
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
+from riffle_spark.spark.state_operators import state_operator
 from riffle_spark.spark.stateful import StatefulJob
 from riffle_spark.spark.transform import TransformWithState
 
 __all__ = ["StreamJob", "StreamQuery"]
 
-_MS = 1000
-_NAMES = {
-    "aggregate": "stateStoreSave",
-    "distinct": "dedupe",
-    "exact": "stateStoreSave",
-    "groups": "applyInPandasWithState",
-    "join": "symmetricHashJoin",
-    "processor": "transformWithStateInPandasExec",
-    "within": "dedupeWithinWatermark",
-}
-"""Spark's names of its own operators, by the kind of stage."""
 _IDLE: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
 """Spark's figures of an operator when no batch was due."""
 
@@ -152,49 +141,13 @@ class StreamQuery(StreamingQuery):
         return compat.progress_of(progress)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
-        """Return a stage's figures in the form of Spark's state operators.
-
-        ``numRowsTotal`` counts the rows in the store's parts. There is at least a row per key. Times are sums over
-        all slots.
-        """
-        figures = report.by_store.get(operator.store, StoreFigures())
-        seconds = figures.slot_seconds
-        updated = figures.keys
-        metrics: dict[str, object] = {
-            "outputRows": figures.output_rows,
-            "deadRows": figures.dead_rows,
-            "sealedBytes": figures.sealed_bytes,
-            "fetchedBytes": figures.fetched_bytes,
-            "restores": figures.restores,
-            "runs": report.runs,
-            "requests": sum(report.requests.values()),
-            **{f"{phase}Ms": round(duration * _MS) for phase, duration in report.seconds.items()},
-        }
-        if isinstance(operator.compute, DistinctRows):  # Only new keys change its state.
-            updated = figures.output_rows
-            metrics["numDroppedDuplicateRows"] = figures.rows - figures.late_rows - updated
-        return {
-            "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
-            "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
-            "numRowsUpdated": updated,
-            "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
-            "numRowsRemoved": figures.expired,
-            "allRemovalsTimeMs": 0,
-            "commitTimeMs": _ms(seconds, "seal", "put"),
-            "memoryUsedBytes": round(figures.peak_memory_mb * 1_000_000),
-            "numRowsDroppedByWatermark": figures.late_rows,
-            "numShufflePartitions": report.slots,
-            "numStateStoreInstances": report.slots,
-            "customMetrics": {**metrics, **self._variables_of(operator)},
-        }
+        """Return a stage's figures in the form of Spark's state operators."""
+        fields = state_operator(operator, report, self.job.stored_rows(report.version))
+        metrics: dict[str, object] = fields["customMetrics"]  # type: ignore[assignment]
+        return {**fields, "customMetrics": {**metrics, **self._variables_of(operator)}}
 
     def _variables_of(self, operator: JobOperator) -> Mapping[str, int]:
         """Return the number of a processor's state variables by kind, once its ``init`` has run. Empty for others."""
         if isinstance(operator.compute, TransformWithState) and operator.store not in self._variables:
             self._variables[operator.store] = operator.compute.counted()
         return self._variables.get(operator.store, {})
-
-
-def _ms(seconds: Mapping[str, float], *names: str) -> int:
-    """Return the sum of these steps in milliseconds."""
-    return round(sum(seconds.get(name, 0.0) for name in names) * _MS)

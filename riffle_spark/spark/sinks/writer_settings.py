@@ -15,7 +15,7 @@ _NOT_OF_SINK: Final = ("checkpointlocation", "riffle.")
 
 @dataclass(frozen=True, slots=True)
 class WriterCall:
-    """A call of a writer's method."""
+    """A recorded call of a method of a stream writer, with its arguments."""
 
     method: str
     positional: tuple[Any, ...]
@@ -46,12 +46,12 @@ class WriterSettings:
 
     @property
     def mode(self) -> str:
-        """The output mode in lower case."""
+        """Return the output mode in lower case, ``append`` if it is not set."""
         return (self._text("outputMode") or "append").lower()
 
     @property
     def name(self) -> str | None:
-        """The query's name."""
+        """Return the query's name, ``None`` if it is not set."""
         return self._text("queryName")
 
     @property
@@ -100,7 +100,7 @@ class WriterSettings:
         return dict(options.values())
 
     def option(self, name: str) -> str | None:
-        """Return an option by its name. Case is ignored."""
+        """Return the value of an option, ``None`` if it is not set. Upper and lower case of the name are the same."""
         return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
 
     @property

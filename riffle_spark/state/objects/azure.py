@@ -1,8 +1,8 @@
 """Objects in an Azure container, by the Blob API.
 
 A put carries ``If-None-Match: *``. The answer 409 ``BlobAlreadyExists`` means that the name is taken.
-``azure_client`` finds the endpoint and the credentials. Azure changes backslashes in names to slashes and does not keep
-dots at the end of a folder's name, so such names are refused.
+``azure_client`` finds the endpoint and the credentials. Azure changes backslashes in names to slashes and does not
+promise to keep dots at the end of a part, so such names are refused.
 """
 
 import re

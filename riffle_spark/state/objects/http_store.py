@@ -317,6 +317,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
 
     def _judge_exception(self, operation: str, patience: Patience, error: Exception) -> Failure:
         if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            patience.definite += 1  # no request was sent
             # Cause: The certificate is self-signed, its authority is unknown on this machine, or the endpoint is wrong.
             untrusted = RefusedError(
                 "The server's TLS certificate is not trusted.",

@@ -24,6 +24,8 @@ _LOCAL: Final = re.compile(r"/|file:/(?!/[^/])")
 _URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)([^?#]*)([?#]?)")
 _PORT: Final = re.compile(r":[0-9]*\Z")
 _SCHEMES: Final = ("s3", "gs", "abfss", "az", "file", "memory")
+_GCS_PACKAGES: Final = "Run pip install 'google-auth>=2.29' 'requests>=2.31'"
+_AZURE_PACKAGES: Final = "Run pip install 'azure-identity>=1.16' 'requests>=2.31'"
 _SYNONYMS: Final = {"s3a": "s3"}
 _HINTS: Final = (
     (
@@ -71,12 +73,12 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
         return DirectoryStore(Path("/", *parts), None if mode is None else int(mode, 8))
     prefix = "/".join(parts[1:])
     if scheme == "gs":
-        _check_packages("gcs", "requests", "google.auth")
+        _check_packages("A root in GCS", _GCS_PACKAGES, "requests", "google.auth")
         from riffle_spark.state.objects.gcs import GcsStore
 
         return GcsStore(parts[0], prefix, options)
     if scheme in ("abfss", "az"):
-        _check_packages("azure", "requests")
+        _check_packages("A root in Azure", _AZURE_PACKAGES, "requests")
         from riffle_spark.state.objects.azure import AzureStore
 
         container, _, host = parts[0].partition("@")
@@ -86,10 +88,9 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
     return S3Store(parts[0], prefix, options)
 
 
-def _check_packages(extra: str, *modules: str) -> None:
+def _check_packages(user: str, install: str, *modules: str) -> None:
     for module in modules:
-        remedy = f"Run pip install 'riffle-spark[{extra}]' on the driver and the executors."
-        check_importable(module, f"A root in {extra.upper() if extra == 'gcs' else 'Azure'}", remedy, where="root")
+        check_importable(module, user, f"{install} on the driver and the executors.", where="root")
 
 
 def normalised(url: str) -> str:

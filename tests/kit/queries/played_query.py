@@ -196,7 +196,7 @@ class _Player:
         for report in query.recentProgress:
             if any(one["startOffset"] != one["endOffset"] for one in report["sources"] if _is_files(one)):
                 self._fed.add(report["batchId"])
-            self._watermark = report["eventTime"].get("watermark", "")
+            self._watermark = report.get("eventTime", {}).get("watermark", "")
 
     def _started(self, **trigger: Any) -> StreamingQuery:
         streams = {

@@ -1,5 +1,5 @@
-"""Proxies before a real S3 server: one drops ``If-None-Match``, so that a put overwrites, as on servers that ignore it;
-one denies every call that is not allowed.
+"""Proxies before a real server: one drops the condition of puts, so that a put overwrites, as on servers that ignore
+it; one denies every call that is not allowed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Allows = Callable[[str, str, bytes], bool]
 @contextlib.contextmanager
 def careless_proxy(endpoint: str) -> Iterator[str]:
     """Run the careless one on a free loopback port, in a thread; yield its endpoint. It ends with the block."""
-    with proxy(endpoint, lambda *_: True, frozenset({"if-none-match"})) as address:
+    with proxy(endpoint, lambda *_: True, frozenset({"if-none-match", "ifGenerationMatch"})) as address:
         yield address
 
 
 @contextlib.contextmanager
 def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Run a proxy that lets pass what is allowed, without some headers."""
+    """Run a proxy that lets pass what is allowed, without some headers and parameters of queries."""
     behind = urlsplit(endpoint).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) ->
                 self.answer(403, [], b"" if self.command == "HEAD" else _DENIED)
                 return
             with contextlib.closing(http.client.HTTPConnection(behind, timeout=30)) as server:
-                server.request(self.command, self.path, body, headers)
+                server.request(self.command, _without(self.path, drops), body, headers)
                 answer = server.getresponse()
                 data = answer.read()
             self.answer(answer.status, answer.getheaders(), data)
@@ -53,7 +53,7 @@ def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) ->
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_PUT = do_POST = do_HEAD = handle_any  # noqa: N815
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Stay silent."""
@@ -67,3 +67,9 @@ def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) ->
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _without(path: str, drops: frozenset[str]) -> str:
+    """Return a path without some parameters of its query."""
+    before, mark, query = path.partition("?")
+    return before + mark + "&".join(part for part in query.split("&") if part.partition("=")[0] not in drops)

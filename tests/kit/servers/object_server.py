@@ -51,12 +51,17 @@ class ObjectServer:
 
 
 @contextlib.contextmanager
-def running_server(log: Path, scheme: str = "http") -> Iterator[str]:
-    """Run a server process on a free loopback port; yield its endpoint. It ends with the block."""
+def running_server(log: Path, scheme: str = "http", tls: Path | None = None) -> Iterator[str]:
+    """Run a server process on a free loopback port; yield its endpoint. It ends with the block.
+
+    With https it uses the certificate of ``tls``, or one that nobody signed.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    if tls is not None:
+        command += ["--ssl-cert", f"{tls}/server.pem", "--ssl-key", f"{tls}/server.key"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command + ["--ssl"] * (scheme == "https"), stdin=subprocess.DEVNULL, stdout=output, stderr=output

@@ -110,6 +110,7 @@ def test_pyspark_starts_jars_of_its_own_version() -> None:
         ("pandas", None, "error"),
         ("pyarrow", "15.0.2", "ok"),
         ("pyarrow", "14.0.1", "error"),
+        ("pyarrow", "9.0.0", "error"),
         ("numpy", "1.25.0", "error"),
     ],
 )

@@ -70,6 +70,30 @@ def test_a_store_that_overwrites_is_noticed() -> None:
     assert store_facts(Overwriting("overwriting")).overwrites
 
 
+def test_a_store_that_reports_a_second_write_is_noticed() -> None:
+    """Two drivers would both commit a record, whichever object stays."""
+
+    class Reporting(MemoryStore):
+        def put_if_absent(self, name: str, data: bytes) -> bool:
+            return super().put_if_absent(name, data) or True
+
+    assert store_facts(Reporting("reporting")).overwrites
+
+
+def test_the_probe_is_deleted_after_a_step_that_failed() -> None:
+    """A root with an unknown object and no log would be refused."""
+
+    class WithoutList(MemoryStore):
+        def list(self, prefix: str) -> list[str]:
+            if prefix:
+                raise RefusedError("Access denied.", remedy="Grant s3:ListBucket.")
+            return super().list(prefix)
+
+    store = WithoutList("without-list")
+    facts = store_facts(store)
+    assert (facts.failed, facts.left_over, store.list("")) == ("list", "", [])
+
+
 def test_a_right_that_is_missing_is_named_with_what_is_left() -> None:
     """The probe stays if it cannot be deleted."""
     store = WithoutDelete("without-delete")

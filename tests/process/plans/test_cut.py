@@ -84,9 +84,9 @@ def _check(parts: CutPlan, mode: str) -> None:
     check_rules(parts, mode)
 
 
-def test_there_are_plans_of_two_versions() -> None:
-    """The oldest and the newest version of Spark that is supported."""
-    assert VERSIONS == ["4.0.5", "4.3.0"]
+def test_there_are_plans_of_each_line() -> None:
+    """The newest Spark 3.5, and the oldest and the newest Spark 4 that is supported."""
+    assert VERSIONS == ["3.5.9", "4.0.5", "4.3.0"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -161,6 +161,9 @@ AGGREGATES = {
     "another function that keeps other columns": Edit(
         counted(**TOTAL), counted(total=mean("v")), {"total": 3.0}, "declares mean('v')", "total", "total is dropped"
     ),
+    "another function under a name with a comma": Edit(
+        counted(**{"v, all": sum_("v")}), counted(**{"v, all": max_("v")}), {"v, all": 5}, "max_('v')", "v, all"
+    ),
     "another column": Edit(counted(**TOTAL), counted(total=sum_("w")), {"total": 75}, "sum_('w')", "total"),
     "a column instead of rows": Edit(counted(**COUNT), counted(n=count("v")), {"n": 2}, "count() under 'n'", "n"),
     "another argument": Edit(
@@ -328,7 +331,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
         if not edit.accept:
             return
         assert f"accept = {edit.accept!r}" in caught.value.remedy
-        edited(world, [edit.after(), beside()], accept=[edit.accept])
+        edited(world, [edit.after(), beside()], accept=edit.accept)  # as the remedy prints it, split at commas
     warnings = feed(world, 1, AFTER)
     assert edit.row is not None
     assert {column: answered(world)[column] for column in edit.row} == edit.row

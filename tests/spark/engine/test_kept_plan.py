@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
@@ -190,7 +191,7 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
     """Spark knows of no session there, and knows of none afterwards."""
     job = job_in(tmp_path, Kept())
     assert spark._jvm is not None
-    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
 
     def called(number: int, batch: DataFrame) -> None:
         sessions.clearActiveSession()

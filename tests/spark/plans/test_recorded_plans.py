@@ -26,6 +26,8 @@ def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_recording_again_gives_the_same_plans(frames: Frames, tmp_path: Path) -> None:
     """If this fails after a change of the queries or of Spark: python -m tests.kit.record_plans."""
+    if not file_of(pyspark.__version__, "").parent.exists():
+        pytest.skip(f"no plans of Spark {pyspark.__version__} are recorded")
     differ = [
         name
         for name, frame in queries(frames).items()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -46,7 +47,7 @@ def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkS
     said: dict[str, str] = {}
     for name, setting in SETTINGS.items():
         # Asked with a default of ours, Spark returns that, and not its own.
-        with suppress(PySparkException):
+        with suppress(PySparkException, Py4JError):
             said |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
     assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*said}
     assert PandasOptions(**pandas_options(said)) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ def test_both_forms_do_the_same(name: str) -> None:
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.needs_spark4("transformWithState")
 def test_spark_does_again_what_is_recorded(spark: SparkSession, name: str, tmp_path: Path) -> None:
     """The form that was recorded, run natively now, puts out and keeps what the recording says."""
     known = recorded(CASES[name], FORM)

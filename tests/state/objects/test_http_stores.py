@@ -8,6 +8,8 @@ import hashlib
 import json
 import logging
 import os
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -357,6 +359,57 @@ class TestAzureCredentials:
             b"</Properties></Blob></Blobs></EnumerationResults>"
         )
         assert scripted.store(Answer(200, page), root=AZURE.root).list("") == ["log/1"]
+
+
+class TestEntraId:
+    """Tokens of a managed identity, from an endpoint on loopback as Azure's App Service has one."""
+
+    @pytest.fixture(autouse=True)
+    def identity(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Name the endpoint, and no other credentials."""
+        for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{scripted.endpoint}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "header")
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+        monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
+
+    def test_each_request_has_a_token_that_is_fetched_once(self, scripted: ScriptedServer) -> None:
+        """A token serves until shortly before it ends."""
+        pytest.importorskip("azure.identity")
+        token = json.dumps({"access_token": "issued", "expires_on": str(int(time.time()) + 3600), "resource": "r"})
+        as_json = {"Content-Type": "application/json"}
+        scripted.respond = lambda request: (
+            Answer(200, token.encode(), headers=as_json) if request.path.startswith("/msi") else Answer(200, b"abc")
+        )
+        store = scripted.store(root=AZURE.root)
+        assert [store.get("log/1"), store.get("log/2")] == [b"abc", b"abc"]
+        shown = [header(request, "authorization") for request in scripted.seen]
+        assert shown == [None, "Bearer issued", "Bearer issued"]
+
+    def test_an_identity_that_is_refused_is_named(self, scripted: ScriptedServer) -> None:
+        """The error says where credentials are looked for, and repeats no answer of the endpoint."""
+        pytest.importorskip("azure.identity")
+        refused = json.dumps({"error": "invalid_request", "error_description": PLANTED}).encode()
+        store = scripted.store(Answer(400, refused, headers={"Content-Type": "application/json"}), root=AZURE.root)
+        error = error_of(lambda: store.get("log/1"))
+        assert isinstance(error, RefusedError)
+        assert error.id == "RIFFLE-1099"
+        assert "AZURE_STORAGE_KEY" in error.remedy
+        assert PLANTED not in "".join(traceback.format_exception(error))
+        assert store.requests["get"] == 0
+
+    def test_a_missing_package_is_named_with_the_command(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only tokens need it. A key of the account works without."""
+        monkeypatch.setitem(sys.modules, "azure.identity", None)
+        store = scripted.store(Answer(200, b"abc"), root=AZURE.root)
+        error = error_of(lambda: store.get("log/1"))
+        assert error.id == "RIFFLE-0162"
+        assert "pip install 'azure-identity" in error.remedy
+        monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
+        assert store.get("log/1") == b"abc"
 
 
 class TestGoogleCredentials:

@@ -71,17 +71,18 @@ class TestRoots:
         assert masked("abfss://S3cret@account.dfs.core.windows.net/a") == "abfss://***@account.dfs.core.windows.net/a"
 
     @pytest.mark.parametrize(
-        ("url", "module", "extra"), [("gs://b12/p", "google.auth", "gcs"), ("az://b12/p", "requests", "azure")]
+        ("url", "module", "package"),
+        [("gs://b12/p", "google.auth", "google-auth"), ("az://b12/p", "requests", "azure-identity")],
     )
     def test_a_missing_package_is_named_with_the_command(
-        self, url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+        self, url: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Before anything is sent."""
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError) as caught:
             open_store(url)
         assert caught.value.id == "RIFFLE-0162"
-        assert f"pip install 'riffle-spark[{extra}]'" in caught.value.remedy
+        assert f"pip install '{package}" in caught.value.remedy
 
     def test_spellings_of_one_root_have_one_id(self) -> None:
         """The id depends on the place, not on slashes, and differs between places."""

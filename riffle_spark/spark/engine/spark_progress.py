@@ -1,0 +1,155 @@
+"""Add the stages of a batch to the progress that Spark reports for it.
+
+Theory of operation. At the end of a batch Spark walks through the physical plan of the batch. Each node that writes
+Spark's state store becomes a state operator of the progress, and each node that observes metrics an entry of
+``observedMetrics``. Spark then posts one event, which listeners, the UI and the event log receive.
+
+``foreachBatch`` runs plans of its own, so the plan of the batch is read at that time and never executed. Before
+``foreachBatch`` returns, this module puts nodes in front of it:
+
+1. for each stage a node of Spark's own class for that kind of operator, with the figures of the stage as its metrics;
+2. one node that observes the remaining figures of the batch, which are a constant.
+
+The nodes have one child each, so the leaves of the plan stay those of the sources, and Spark still counts their rows.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from riffle_spark.spark import compat
+from riffle_spark.spark.compat.java import MODULE, looked_up, nil, scala_seq
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine import jvm as handles
+
+__all__ = ["SparkProgress", "StateOperator"]
+
+_logger = logging.getLogger("riffle_spark")
+_EXECUTION = "org.apache.spark.sql.execution"
+_PLACES = (f"{_EXECUTION}.streaming", f"{_EXECUTION}.streaming.operators.stateful")
+"""The packages of the nodes until Spark 4.0, and since 4.1."""
+_OBSERVED: Final = "riffle_spark"
+"""The name in ``observedMetrics``."""
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_INFO_ARGUMENTS: Final = 5
+"""Arguments of a state's description in all versions of Spark. Later versions have further, optional ones."""
+_STATE_FORMAT: Final = 2
+_CHECKPOINT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_WITHOUT_IDS = "1"
+"""Later versions of Spark's checkpoint ask each state operator for the ids of its state stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOperator:
+    """The figures of a stage for Spark's progress.
+
+    ``node`` is the class of Spark's operator, ``partitions`` the number of slots. ``metrics`` has figures by the names
+    of the node's metrics, such as ``numUpdatedStateRows``.
+    """
+
+    node: str
+    partitions: int
+    metrics: Mapping[str, int]
+
+
+class SparkProgress:
+    """Adds state operators and observed metrics to the progress of the batches of a query.
+
+    Nodes are built once. Each batch copies those of the batch before with one call.
+    """
+
+    def __init__(self) -> None:
+        self._works = True
+        self._nodes: dict[tuple[int, str, int], Any] = {}
+        self._observing: _ObservingNode | None = None
+        self._adds_operators = True
+
+    def add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
+        """Add the figures of a committed batch. Call it inside ``foreachBatch``, after the batch.
+
+        ``operators`` are listed as in Spark's progress, the last stage first. Without a JVM, and for a batch without a
+        query, nothing is added. A failure is logged once and ends the additions of this query: the batch is committed.
+        """
+        if not self._works:
+            return
+        try:
+            execution = inventory.running_query(batch)
+            if execution is not None:
+                last = execution.lastExecution()
+                jvm = handles.context(batch.sparkSession)._jvm
+                if self._observing is None:
+                    version = batch.sparkSession.conf.get(_CHECKPOINT_VERSION, _WITHOUT_IDS)
+                    self._adds_operators = version == _WITHOUT_IDS
+                    self._observing = _ObservingNode(jvm)
+                plan = self._with_operators(jvm, last.executedPlan(), operators if self._adds_operators else ())
+                compat.replace_executed_plan(jvm, last, self._observing.before(plan, figures))
+        except Exception as error:
+            if handles.is_interruption(error):
+                raise
+            self._works = False
+            # Cause: This version of Spark has other private classes for the nodes of a plan. State is not affected.
+            _logger.warning(
+                "[RIFFLE-1250] Spark's listeners and UI get no state operators, because of an error: %s\n"
+                "  What to do: Read query.reports, or update riffle_spark for this version of Spark.",
+                str(error).partition("\n")[0],
+            )
+
+    def _with_operators(self, jvm: Any, plan: Any, operators: Sequence[StateOperator]) -> Any:
+        """Return a plan with a node in front of it for each operator, the first operator on top."""
+        for number, operator in reversed(list(enumerate(operators))):
+            key = (number, operator.node, operator.partitions)
+            known = self._nodes.get(key)
+            plan = _state_node(jvm, *key, plan) if known is None else known.withNewChildInternal(plan)
+            self._nodes[key] = plan
+            metrics = plan.metrics()
+            partitions = dict.fromkeys(compat.PARTITION_METRICS, operator.partitions)
+            for name, value in {**operator.metrics, **partitions}.items():
+                if value:
+                    metrics.apply(name).set(value)
+        return plan
+
+
+def _state_node(jvm: Any, number: int, node: str, partitions: int, child: Any) -> Any:
+    """Return a state operator. Its other arguments are empty, because they matter only to its execution."""
+    info_class = _node_class(jvm, "StatefulOperatorStateInfo")
+    run = looked_up(jvm, "java.util.UUID", "randomUUID")()
+    none = looked_up(jvm, "scala.None$", MODULE)
+    optional = [none] * (info_class.getConstructors()[0].getParameterCount() - _INFO_ARGUMENTS)
+    info = looked_up(jvm, str(info_class.getName()))("", run, number, 0, partitions, *optional)
+    some_info = looked_up(jvm, "scala.Some")(info)
+    new_node = looked_up(jvm, str(_node_class(jvm, node).getName()))
+    if node == "StateStoreSaveExec":
+        return new_node(nil(jvm), some_info, none, none, none, _STATE_FORMAT, child)
+    return new_node(nil(jvm), child, some_info, none, none)
+
+
+def _node_class(jvm: Any, name: str) -> Any:
+    return handles.first_class(jvm, tuple(f"{place}.{name}" for place in _PLACES))
+
+
+class _ObservingNode:
+    """Makes the node that observes a constant map of figures by name."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._jvm = jvm
+        map_type = looked_up(jvm, "org.apache.spark.sql.types.DataType", "fromDDL")("map<string, double>")
+        converters = looked_up(jvm, "org.apache.spark.sql.catalyst.CatalystTypeConverters", "createToCatalystConverter")
+        new_id = looked_up(jvm, f"{_EXPRESSIONS}.NamedExpression", "newExprId")
+        none = looked_up(jvm, "scala.None$", MODULE)
+        self._map_type = map_type
+        self._convert = converters(map_type)
+        self._mapper = looked_up(jvm, "com.fasterxml.jackson.databind.ObjectMapper")()
+        self._java_map = looked_up(jvm, "java.lang.Class", "forName")("java.util.Map")
+        self._alias = looked_up(jvm, f"{_EXPRESSIONS}.Alias")(None, "metrics", new_id(), nil(jvm), none, nil(jvm))
+
+    def before(self, plan: Any, figures: Mapping[str, float]) -> Any:
+        """Return a plan with the node in front of it."""
+        text = json.dumps({name: float(value) for name, value in figures.items()})
+        catalyst_map = self._convert.apply(self._mapper.readValue(text, self._java_map))
+        literal = looked_up(self._jvm, f"{_EXPRESSIONS}.Literal")(catalyst_map, self._map_type)
+        named = scala_seq(self._jvm, [self._alias.withNewChildInternal(literal)])
+        return looked_up(self._jvm, f"{_EXECUTION}.CollectMetricsExec")(_OBSERVED, named, plan)

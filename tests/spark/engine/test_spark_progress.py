@@ -1,0 +1,168 @@
+"""Spark's own progress has the stages of a batch as state operators, in one event per batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+import riffle_spark
+from riffle_spark import Stateful, aggregate, count
+from riffle_spark.spark.engine import spark_progress
+from tests.kit.streams.streaming import Feed, run_to_end, settings_in, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+BATCHES = 3
+SPARK_35 = pyspark.__version__.startswith("3.5")
+SHARED = ("numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
+"""Fields that are equal to those of Spark's own run."""
+Progress = Mapping[str, Any]
+
+
+class EventList(StreamingQueryListener):
+    """A listener that stores the progress of each event."""
+
+    def __init__(self) -> None:
+        self.progress: list[Progress] = []
+        self.ended = 0
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark calls it by this name
+        """Do nothing."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark calls it by this name
+        """Store the progress."""
+        self.progress.append(json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark calls it by this name
+        """Do nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: ARG002, N802 - Spark calls it by this name
+        """Count the ended queries."""
+        self.ended += 1
+
+
+@pytest.fixture
+def listener(spark: SparkSession) -> Iterator[EventList]:
+    """A listener that is registered with Spark."""
+    events = EventList()
+    spark.streams.addListener(events)
+    yield events
+    spark.streams.removeListener(events)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """Three micro-batches of ten rows. The third closes all windows and has late rows."""
+    made = Feed(tmp_path / "in", "page string, at timestamp")
+    for minutes in (0, 20, 40):
+        rows = [{"page": f"p{n % 5}", "at": f"2026-01-01 10:{minutes:02d}:{n:02d}"} for n in range(10)]
+        late = [{"page": "p0", "at": "2026-01-01 09:00:00"}] if minutes else []
+        made.add([*rows, *late])
+    return made
+
+
+def in_windows(events: DataFrame) -> DataFrame:
+    """Count pages in windows."""
+    return events.withWatermark("at", "1 minute").groupBy(F.window("at", "5 minutes"), "page").count()
+
+
+def distinct(events: DataFrame) -> DataFrame:
+    """Drop duplicates within the watermark."""
+    return events.withWatermark("at", "10 minutes").dropDuplicatesWithinWatermark(["page"])
+
+
+def chain(events: DataFrame) -> DataFrame:
+    """Count the windows of pages, a stage after a stage."""
+    return in_windows(events).groupBy(F.window(F.window_time("window"), "1 hour")).count()
+
+
+def to_noop(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
+    """Return a writer that discards the results."""
+    return frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+
+
+def played(writer: DataStreamWriter, listener: EventList) -> list[Progress]:
+    """Run a query to its end and return its events, one per batch."""
+    listener.progress.clear()
+    ended = listener.ended
+    writer.start().awaitTermination()
+    wait_for(lambda: listener.ended > ended, "the end of the query reaches the listener")
+    return list(listener.progress)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        pytest.param(in_windows, ["stateStoreSave"], marks=pytest.mark.smoke),
+        (distinct, ["dedupeWithinWatermark"]),
+        (chain, ["stateStoreSave", "stateStoreSave"]),
+    ],
+)
+def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
+    query: Any, names: list[str], spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
+) -> None:
+    """Each batch is one event, with the input rows, watermark and state operators of Spark's own run."""
+    theirs = played(to_noop(query(feed.stream(spark)), tmp_path / "spark"), listener)
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    ours = played(to_noop(query(wrapped), tmp_path / "ours"), listener)
+    assert [event["batchId"] for event in ours] == [event["batchId"] for event in theirs]
+    for event, expected in zip(ours, theirs, strict=True):
+        if not SPARK_35:  # It cannot count the rows of files beside another source until that source has an offset.
+            assert event["numInputRows"] == expected["numInputRows"]
+        assert event["eventTime"] == expected["eventTime"]
+        assert [operator["operatorName"] for operator in event["stateOperators"]] == names
+        for operator, spark_operator in zip(event["stateOperators"], expected["stateOperators"], strict=True):
+            assert {name: operator[name] for name in SHARED} == {name: spark_operator[name] for name in SHARED}
+            assert operator["numShufflePartitions"] > 0
+        assert event["observedMetrics"]["riffle_spark"]["metrics"]["total_seconds"] > 0
+    assert sum(event["stateOperators"][0]["numRowsUpdated"] for event in ours) > 0
+
+
+def test_a_listener_gets_the_state_operators_of_a_job(
+    spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
+) -> None:
+    """A ``foreachBatch`` job has one state operator per store, and the keys of its batches."""
+    compute = aggregate(rows=count())
+    job = Stateful("visits", "page", compute, settings=settings_in(tmp_path)).into(lambda rows, batch_id: None)  # noqa: ARG005
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    wait_for(lambda: listener.ended, "the end of the query reaches the listener")
+    events = listener.progress
+    assert [event["numInputRows"] for event in events] == [10, 11, 11]
+    assert [[operator["numRowsUpdated"] for operator in event["stateOperators"]] for event in events] == [[5]] * BATCHES
+    assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
+
+
+def test_a_spark_without_these_nodes_costs_one_warning(
+    spark: SparkSession,
+    feed: Feed,
+    listener: EventList,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If Spark has moved its classes, every batch is committed, and one warning says what listeners lack."""
+    monkeypatch.setattr(
+        spark_progress, "_PLACES", ("org.apache.spark.nowhere",)
+    )  # private: where a later Spark moves it
+    job = Stateful("visits", "page", aggregate(rows=count()), settings=settings_in(tmp_path)).into(
+        lambda rows, batch_id: None  # noqa: ARG005
+    )
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    wait_for(lambda: listener.ended, "the end of the query reaches the listener")
+    assert len(job.reports) == BATCHES
+    assert [event["stateOperators"] for event in listener.progress] == [[]] * BATCHES
+    assert sum("RIFFLE-1250" in record.getMessage() for record in caplog.records) == 1

@@ -1,0 +1,217 @@
+"""S3, Google Cloud Storage and Azure on real servers: races of writers, careless servers, TLS, proxies, long lists."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import boto3
+import pytest
+
+from apps.demo.servers import DiskS3Server
+from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.servers.careless_proxy import careless_proxy, proxy
+from tests.kit.servers.certificates import write_certificates
+from tests.kit.servers.cloud_servers import AZURE_ACCOUNT, AZURE_KEY, AzureServer, CloudServer, GcsServer
+from tests.kit.servers.object_server import ObjectServer, running_server
+from tests.kit.servers.s3_calls import error_of
+from tests.state.objects.test_overwriting_stores import claimed
+
+pytestmark = pytest.mark.cluster
+WRITERS = 2
+NAMES = 60
+SERVERS = {"gcs": GcsServer, "azure": AzureServer}
+
+
+@pytest.fixture(params=["gcs", "azure"])
+def cloud(request: pytest.FixtureRequest) -> CloudServer:
+    """A running server, and credentials for it."""
+    server: CloudServer = request.getfixturevalue(f"{request.param}_server")
+    return server
+
+
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A store on a new root. S3's server is one that creates files exclusively."""
+    if request.param == "s3":
+        with DiskS3Server(tmp_path) as server:
+            for name, value in server.environment.items():
+                monkeypatch.setenv(name, value)
+            yield open_store(f"s3://{server.bucket}/race", StoreOptions(s3_endpoint=server.endpoint))
+    else:
+        cloud: CloudServer = request.getfixturevalue(f"{request.param}_server")
+        yield open_store(cloud.new_root(), cloud.options)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_of_two_writers_one_wins(raced: ObjectStore, tmp_path: Path) -> None:
+    """Two processes put the same names at once. Each name has the bytes of the only one that was told it wrote."""
+    raced.list("")
+    children = [_fork_writer(raced, number, tmp_path) for number in range(WRITERS)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * WRITERS
+    won = [(tmp_path / f"writer-{number}").read_text() for number in range(WRITERS)]
+    assert len(set(won)) > 1, "one of them did nothing"
+    for name in range(NAMES):
+        (winner,) = (number for number in range(WRITERS) if won[number][name] == "1")
+        assert raced.get(f"log/{name}") == b"%d" % winner
+
+
+def _fork_writer(store: ObjectStore, number: int, folder: Path) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            won = [store.put_if_absent(f"log/{name}", b"%d" % number) for name in range(NAMES)]
+            (folder / f"writer-{number}").write_text("".join("01"[each] for each in won))
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def test_a_server_that_ignores_the_condition_is_refused(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first claim says so, and what to do. Without the proxy the same root is taken."""
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", account_signature())
+    monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
+    root = cloud.new_root()
+    with careless_proxy(cloud.address) as address:
+        endpoint = cloud.endpoint.replace(cloud.address, address)
+        careless = open_store(root, replace(cloud.options, gcs_endpoint=endpoint, azure_endpoint=endpoint))
+        with pytest.raises(ConfigError) as caught:
+            claimed(careless, root)
+    assert caught.value.id == "RIFFLE-0459"
+    assert endpoint in caught.value.problem
+    assert claimed(open_store(root, replace(cloud.options, max_attempts=3)), root).tail is not None
+
+
+def account_signature() -> str:
+    """Return a shared access signature for Azurite's account."""
+    fields = {"sp": "rwdlac", "ss": "b", "srt": "sco", "st": "", "se": "2099-01-01T00:00:00Z", "sip": "", "spr": ""}
+    text = "\n".join([AZURE_ACCOUNT, *fields.values(), "2021-12-02", "", ""])
+    digest = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    shown = {**fields, "sv": "2021-12-02", "sig": base64.b64encode(digest).decode()}
+    return "&".join(f"{name}={quote(value, safe='')}" for name, value in shown.items() if value)
+
+
+@pytest.mark.parametrize("name", ["gcs", "azure"])
+def test_an_authority_of_ones_own_is_trusted_if_it_is_named(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS is verified. REQUESTS_CA_BUNDLE names the authority, and the refusal says so."""
+    request.getfixturevalue("google_credentials" if name == "gcs" else "azure_credentials")
+    tls = write_certificates(tmp_path)
+    with SERVERS[name](tmp_path, tls) as server:
+        store = open_store(server.new_root(), server.options)
+        refused = error_of(lambda: store.put_if_absent("log/1", b"abc"))
+        assert isinstance(refused, RefusedError)
+        assert "REQUESTS_CA_BUNDLE" in refused.remedy
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls / "ca.pem"))
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.get("log/1") == b"abc"
+
+
+@pytest.mark.usefixtures("aws_environment")
+def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_CA_BUNDLE names it."""
+    tls = write_certificates(tmp_path)
+    with running_server(tmp_path / "server.log", "https", tls) as endpoint:
+        options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", max_attempts=1, patience_seconds=0)
+        store = open_store("s3://riffle/root", options)
+        assert error_of(lambda: store.list("")).id == "RIFFLE-0450"
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tls / "ca.pem"))
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="riffle")
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.get("log/1") == b"abc"
+
+
+def test_requests_to_s3_go_through_the_proxy_of_the_environment(
+    object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials and proxies are read when a client is made."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with forwarding(object_server.endpoint) as (address, seen):
+        monkeypatch.setenv("HTTP_PROXY", address)
+        store = open_store(object_server.new_root(), replace(object_server.options, max_attempts=5))
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.list("") == ["log/1"]
+    assert len(seen.paths) == 2
+
+
+@dataclass
+class Seen:
+    """The paths that a proxy has seen."""
+
+    paths: list[str]
+
+
+@contextmanager
+def forwarding(endpoint: str) -> Iterator[tuple[str, Seen]]:
+    """Run a proxy that notes the paths of requests."""
+    seen = Seen([])
+
+    def note(_method: str, path: str, _body: bytes) -> bool:
+        seen.paths.append(path)
+        return True
+
+    with proxy(endpoint, note) as address:
+        yield address, seen
+
+
+def test_requests_go_through_the_proxy_of_the_environment(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP_PROXY here; HTTPS_PROXY for endpoints with TLS. NO_PROXY exempts hosts."""
+    store = open_store(cloud.new_root(), cloud.options)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with forwarding(cloud.address) as (address, seen):
+        monkeypatch.setenv("HTTP_PROXY", address)
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.list("") == ["log/1"]
+        through = len(seen.paths)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        assert store.get("log/1") == b"abc"
+    assert through >= 2
+    assert all(path.startswith(cloud.address) for path in seen.paths if not path.endswith("/token"))
+    assert len(seen.paths) == through
+
+
+def test_long_lists_come_in_pages(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is one request, and all names come once."""
+    for module in ("gcs", "azure"):
+        monkeypatch.setattr(f"riffle_spark.state.objects.{module}._PAGE_NAMES", 10)
+    store = open_store(cloud.new_root(), cloud.options)
+    names = sorted(f"delta/{number}" for number in range(25))
+    for name in names:
+        store.put_if_absent(name, b"")
+    assert store.list("delta/") == names
+    assert store.requests["list"] == 3
+    store.delete(names)
+    assert store.list("") == []
+
+
+def test_a_missing_bucket_is_named(cloud: CloudServer) -> None:
+    """By puts and by lists."""
+    root = re.sub(r"//riffle\b", "//not-there", cloud.new_root())
+    store = open_store(root, cloud.options)
+    for call in (lambda: store.put_if_absent("log/1", b"abc"), lambda: store.list("")):
+        assert error_of(call).id in {"RIFFLE-1070", "RIFFLE-1085"}
+
+
+def test_a_wrong_key_is_refused_and_not_repeated(azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azurite checks signatures."""
+    wrong = base64.b64encode(b"SECRETPLANTED").decode()
+    monkeypatch.setenv("AZURE_STORAGE_KEY", wrong)
+    store = open_store(azure_server.new_root(), replace(azure_server.options, max_attempts=1))
+    error = error_of(lambda: store.list(""))
+    assert isinstance(error, RefusedError)
+    assert wrong not in str(error)
