@@ -13,7 +13,8 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
+from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["add_query", "has_query", "only_root", "query_names", "root_of", "safe_name", "stores_of"]
