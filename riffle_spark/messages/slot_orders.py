@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
 from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = [
     "ATTEMPT",
@@ -121,7 +120,8 @@ class Home:
         """Return the message that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("the location of state"):
             body = json.loads(text)
-            return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
+            options = StoreOptions.from_fields(body["options"])
+            return cls(**{**body, "options": options, "live": frozenset(body["live"])})
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,7 @@ def json_line(body: object) -> str:
 
 def fields_of(message: Any) -> dict[str, object]:
     """Return the fields of a dataclass by name, without the deep copies of ``dataclasses.asdict``."""
-    names = [item.name for item in fields(message)]
-    return dict(zip(names, attrgetter(*names)(message), strict=True))
+    return {item.name: getattr(message, item.name) for item in fields(message)}
 
 
 class Part(NamedTuple):

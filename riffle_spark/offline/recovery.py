@@ -17,7 +17,8 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 

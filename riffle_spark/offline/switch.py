@@ -38,7 +38,8 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Ma
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, in_parallel, missing_object_error
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_encryption_key
@@ -88,7 +89,7 @@ def switch_dispatch(
     options = options or StoreOptions()
     root = only_root(root, options)
     objects = open_store(root, options)
-    keys = keys_in(encryption_keys, options.s3_region)
+    keys = keys_in(encryption_keys, options.s3.region)
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
@@ -142,7 +143,7 @@ def switch_keys(
         steps = _count_by_key(objects, tail, log.manifest)
     if not rewrite:
         return Plan(tuple(steps), True, tail.version, tail.offsets)
-    keys = keys_in(encryption_keys, options.s3_region)
+    keys = keys_in(encryption_keys, options.s3.region)
     if keys is None:
         raise ConfigError(
             "--rewrite needs encryption keys, but encryption_keys is not set.",

@@ -21,7 +21,8 @@ from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.encryption import Keys, Place
-from riffle_spark.state.objects.open import StoreOptions, masked, open_store
+from riffle_spark.state.objects.open import masked, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing_object_error
 from riffle_spark.state.restore.reader import group_into_bounded_runs as bounded_runs
@@ -89,7 +90,7 @@ def verify(
     spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
         spark.find_query_id()  # refuses an invalid location before the state is read, which may take long
-    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
+    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3.region))
     _read_log(verification, root)
     tail = verification.tail
     if tail is not None:

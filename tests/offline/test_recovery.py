@@ -26,7 +26,8 @@ from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.world import World, one
 
@@ -325,7 +326,7 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
 def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
     """The endpoint of the settings is the checkpoint's, too: a rollback leads it back, and the query goes on."""
     fill(world, 5)
-    options = StoreOptions(s3_endpoint=object_server.endpoint, s3_region="us-east-1")
+    options = StoreOptions(s3=S3Options(endpoint=object_server.endpoint, region="us-east-1"))
     place = f"{BUCKET}/{checkpoint.parent.name}"
     there = open_store(f"s3://{place}", options)
     for path in sorted(path for path in checkpoint.rglob("[!.]*") if path.is_file()):
@@ -344,7 +345,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
     """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
     fill(world, 2)
-    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", max_attempts=1)
+    away = StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9", region="us-east-1"), max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)
     for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
         with pytest.raises(UnavailableError, match="RIFFLE-0125") as caught:

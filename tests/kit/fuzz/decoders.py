@@ -56,7 +56,8 @@ from riffle_spark.state.objects.encryption import (
     parse_keys,
     read_key_source,
 )
-from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
+from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings, read_operator_meanings, schema_of_text

@@ -19,12 +19,14 @@ from riffle_spark.state.copies.disk import list_incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.objects import s3_client
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.s3 import S3Store
-from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = ["ANSWERS", "NAMES_IN_A_FOLDER", "answering", "read_answer", "read_folder"]
 
-_OPTIONS = StoreOptions(s3_endpoint="http://fuzz.invalid", s3_region="north", max_attempts=1, patience_seconds=0.0)
+_OPTIONS = StoreOptions(
+    s3=S3Options(endpoint="http://fuzz.invalid", region="north"), max_attempts=1, patience_seconds=0.0
+)
 _LIST = b"""200
 <ListBucketResult><IsTruncated>%s</IsTruncated><KeyCount>2</KeyCount><Contents><Key>p/log/00000000000000000000</Key>
 <Size>5</Size></Contents><Contents><Key>p/totals/</Key></Contents>%s</ListBucketResult>"""

@@ -16,7 +16,7 @@ from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader

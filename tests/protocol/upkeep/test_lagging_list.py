@@ -28,7 +28,7 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals

@@ -13,7 +13,7 @@ from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.upkeep import rounds, upkeep
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.open import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals

@@ -15,6 +15,7 @@ from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy
 from tests.kit.servers.object_server import ObjectServer
@@ -35,7 +36,7 @@ def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: Objec
     """The first claim already says so, and where, and what to do; before the proxy the same root is taken."""
     root = object_server.new_root()
     with careless_proxy(object_server.endpoint) as endpoint:
-        store = open_store(root, replace(object_server.options, s3_endpoint=endpoint))
+        store = open_store(root, replace(object_server.options, s3=S3Options(endpoint=endpoint)))
         with pytest.raises(ConfigError, match="overwrites objects") as caught:
             claimed(store, root)
         assert endpoint in caught.value.problem
