@@ -66,12 +66,16 @@ def stores_of(objects: ObjectStore, name: str) -> list[str]:
 def only_root(root: str, options: StoreOptions = _DEFAULTS) -> str:
     """Return the root with the log that ``root`` names: itself, or that of the only query below it.
 
+    A query that ended before its first batch has no log, and does not count.
+
     Raises ``ConfigError`` if several queries have their roots below it.
     """
     objects = open_store(root, options)
     names = query_names(objects)
     if not names or objects.list(paths.LOG):
         return root
+    if len(names) > 1:
+        names = [name for name in names if objects.list(f"{paths.QUERY}{name}/{paths.LOG}")] or names
     if len(names) == 1:
         return root_of(root, names[0])
     # Cause: riffle_spark.on was given this root for several queries, and each has its own root below it.
