@@ -73,7 +73,7 @@ def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
     [
         lambda events: events.groupBy("user").count(),
         lambda events: events.groupBy("page", "USER").count(),
-        lambda events: events.groupBy("session_user").count(),
+        lambda events: events.groupBy("current_user").count(),
     ],
 )
 def test_a_missing_column_named_user_is_not_sparks_user(
