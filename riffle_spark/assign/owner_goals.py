@@ -166,7 +166,7 @@ class Goals:
         return free and board.may_own[member] and bool(self._rows.allowed[self._rows.row_of[task], member])
 
     def _list_moves(self, member: int) -> Iterator[tuple[int, Change]]:
-        """Yield the moves of one task from or to a member, each with the change in the number of tasks away from their
+        """Yield each move of one task from the member or to it, with the change in the number of tasks away from their
         present owner.
         """
         for partner in range(len(self._tasks_of)):

@@ -123,10 +123,12 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
     """Check that a package is installed in a version that PySpark and riffle_spark accept."""
-    own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1] if name != "pandas" else "0"
-    needed = max(minimum, own_minimum, key=_numbers)
+    own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1]
+    recommended = max(minimum, own_minimum, key=_numbers)
+    # Only functions on pandas need a newer pandas than PySpark demands.
+    needed = minimum if name == "pandas" else recommended
     below = ",<3" if name == "pandas" else ""
-    remedy = f"Run pip install '{name}>={needed}{below}' for the Python of the driver and of every executor."
+    remedy = f"Run pip install '{name}>={recommended}{below}' for the Python of the driver and of every executor."
     found = driver.packages.get(name)
     if found is None:
         return Result(name, "error", f"{name} is not installed.", remedy)

@@ -189,8 +189,14 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration by name, without its JVM."""
-    return {row[0]: row[1] for row in spark.sql("SET").collect()}
+    """Refuse a session of Spark Connect."""
+    # Cause: The result of a batch is stored as a local checkpoint, which Spark Connect has since Spark 4.
+    raise ConfigError(
+        f"Spark Connect of Spark {spark.version} cannot store the result of a batch.",
+        remedy="Use a classic session, or Spark 4.",
+        where="spark",
+        id="RIFFLE-1001",
+    )
 
 
 def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:

@@ -195,6 +195,7 @@ class ElementRows:
         return self.select(order[is_current & ~self._mask_cleared(order)])
 
     def _map_keys(self, rows: Indices) -> pa.Array:
+        """Return the encoded map keys of the rows with these numbers."""
         return encoded_keys(self._gather(structs_of, rows))
 
     def _find_repeated(self, order: Indices) -> Indices:

@@ -113,7 +113,7 @@ class Variable:
         return pa.Table.from_arrays(_part(structs, _KEY).flatten(), schema=self.key)
 
     def values(self, structs: pa.StructArray) -> pa.Table:
-        """Return the values of elements."""
+        """Return the values of elements as a table of the declared fields."""
         return pa.Table.from_arrays(
             (structs if self.key is None else _part(structs, _VALUE)).flatten(), schema=self.value
         )

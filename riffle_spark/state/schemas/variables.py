@@ -70,6 +70,7 @@ class VariableColumns:
     history: History = NEVER_CHANGED
 
     def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for repeated column names, too many variables, and variables that cannot be stored."""
         names = [*self.key.names, *OURS, *(variable.column for variable in self.variables)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -90,6 +91,7 @@ class VariableColumns:
             variable.check()
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the declaration without its cached properties."""
         return VariableColumns, (self.store, self.key, self.variables, self.indexed, self.history)
 
     @staticmethod
