@@ -288,7 +288,7 @@ def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give
 def _create_table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> None:
     """Create the table ``name`` with the columns of ``frame``."""
     spark = frame.sparkSession
-    columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
+    columns = spark_sinks.ddl_of(spark, StructType([StructField(field.name, field.dataType) for field in frame.schema]))
     path = (writer_settings.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
     parts = [f"create table {name} ({columns}) using {writer_settings.source(spark)}"]
     clauses = (("partitioned", writer_settings.partition_by), ("cluster", writer_settings.cluster_by))

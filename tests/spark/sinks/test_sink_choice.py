@@ -49,7 +49,7 @@ def by_batch(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
-FILES = ("xml", PARQUET)
+FILES = (pytest.param("xml", marks=pytest.mark.needs_spark4("xml")), PARQUET)
 
 
 @pytest.mark.parametrize("source", FILES)
