@@ -13,9 +13,45 @@ pytestmark = pytest.mark.newer_spark
 
 BY_VERSION: dict[str, str] = {}
 """Shapes whose answers differ between versions of Spark, and why."""
-NEEDS_SPARK4 = "processor"
-"""The kind of shapes that Spark 3.5 does not run."""
-LATER: dict[str, tuple[str, ...]] = {}
+NEEDS_SPARK4 = ("texts", "session_no_gap")
+"""Shapes that Spark 3.5 does not run, beside processors: ``listagg``, and a gap of sessions by ``if``."""
+LATER: dict[str, tuple[str, ...]] = {
+    "3.5.9": (
+        "inner_after",
+        "semi_after",
+        "semi_compared",
+        "groups_count",
+        "groups_count_over_break",
+        "groups_null_key",
+        "groups_forgetful",
+        "groups_each_row",
+        "groups_mixed_state",
+        "sql_with",
+        "sql_complete",
+        "form_static_before",
+        "form_static_after",
+        "form_users_function",
+        "form_map_in_pandas_before",
+        "form_map_in_arrow_after",
+        "form_no_operator",
+        "form_static_frame_of_ours",
+        "chain_of_windows",
+        "chain_of_windows_over_restart",
+        "chain_by_window_time",
+        "chain_three",
+        "chain_joined_then_counted",
+        "chain_joined_after_then_counted",
+        "chain_joined_ever_then_counted",
+        "chain_outer_joined_then_counted",
+        "chain_counted_then_joined",
+        "chain_united_then_counted",
+        "chain_sessions_then_windows",
+        "chain_once_then_sessions",
+        "chain_once_then_counted_in_complete",
+        "chain_of_sketches",
+        "chain_windows_then_once",
+    )
+}
 """Shapes that are still to be recorded on a version."""
 
 
@@ -28,7 +64,9 @@ def test_every_recording_is_of_a_shape() -> None:
 def _recorded_on(version: str) -> list[Shape]:
     later = LATER.get(version, ())
     shapes = [shape for shape in SHAPES.values() if shape.name not in later]
-    return [shape for shape in shapes if shape.kind != NEEDS_SPARK4 or not version.startswith("3.")]
+    if not version.startswith("3."):
+        return shapes
+    return [shape for shape in shapes if shape.kind != "processor" and shape.name not in NEEDS_SPARK4]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
