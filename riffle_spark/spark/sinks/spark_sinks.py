@@ -9,7 +9,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
-from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
@@ -22,7 +21,6 @@ __all__ = [
     "call_for_each_row",
     "check_file_system",
     "check_format",
-    "ddl_of",
     "is_files",
     "line_folder",
     "path_exists",
@@ -209,12 +207,6 @@ def check_file_system(spark: SparkSession, path: str) -> None:
         raise ConfigError(
             f"Spark cannot open {scheme}:// locations.", remedy=remedy, where=path, id="RIFFLE-1128"
         ) from error
-
-
-def ddl_of(spark: SparkSession, schema: StructType) -> str:
-    """Return a schema in DDL. Only Spark's JVM has it in all versions."""
-    schema_of_json = looked_up(context(spark)._jvm, "org.apache.spark.sql.types.DataType", "fromJson")
-    return str(schema_of_json(schema.json()).toDDL())
 
 
 def call_for_each_row(frame: DataFrame, function: Any) -> None:
