@@ -90,10 +90,11 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 escape_log_records()
 if sys.platform != "win32":  # no address limits there
-    import_module("riffle_spark.state.copies.mapped_bytes").reserve_no_addresses()
+    import_module("riffle_spark.state.copies.mapped_bytes").reserve_few_addresses()
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name at its first use. Raises ``AttributeError`` for other names."""
     if name not in _MODULES:
         raise AttributeError(f"module 'riffle_spark' has no attribute {name!r}")
     value = getattr(import_module(f"riffle_spark.{_MODULES[name]}"), name)
@@ -102,4 +103,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
     return sorted({*globals(), *__all__})

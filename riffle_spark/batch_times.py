@@ -12,7 +12,7 @@ TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 
 
 def parse_time_mode(text: str) -> TimeMode:
-    """Return the time mode for ``text`` in any case. Raises ``ConfigError`` for an unknown mode."""
+    """Return the time mode that ``text`` names in upper or lower case. Raises ``ConfigError`` for an unknown mode."""
     modes = get_args(TimeMode)
     for mode in modes:
         if mode.lower() == str(text).lower():
@@ -41,7 +41,7 @@ class Times:
 
     @property
     def passes(self) -> list[tuple[int, int | None]]:
-        """The passes of timers, each as (time at which timers are due, watermark)."""
+        """The passes of timers, each as (time by which timers are due, watermark that the processor sees)."""
         if self.mode == "ProcessingTime":
             return [(self.now_ms, self.watermark_ms)]
         if self.mode == "None":

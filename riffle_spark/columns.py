@@ -38,7 +38,7 @@ _TEXT_OR_BYTES = [getattr(pa.types, f"is_{name}") for name in _TEXT_NAMES if has
 
 
 def with_long_offsets(column: Column) -> pa.Array:
-    """Return the column as one array, strings and bytes as large binary."""
+    """Return the column as one array. Strings and binary values become large binary, others keep their type."""
     if is_text_or_bytes(column.type):
         column = column.cast(pa.large_binary())
     return one_array(column)
@@ -52,12 +52,12 @@ def one_array(column: Column) -> pa.Array:
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Return whether values are strings or variable-length bytes."""
+    """Return whether values of a type are strings or variable-length bytes."""
     return any(fits(kind) for fits in _TEXT_OR_BYTES)
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Return the width of a value in bytes, 1 for a boolean."""
+    """Return the width of a value of a fixed-width type in bytes, 1 for a boolean."""
     return 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
 
 
@@ -85,7 +85,10 @@ def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
 
 
 def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
-    """Return the bytes of a large binary array and its n + 1 offsets. Nulls may have a length."""
+    """Return the bytes of a large binary array, and the n + 1 offsets of its n values in them.
+
+    Nulls may have a length.
+    """
     _, ends, data = array.buffers()
     if ends is None or len(array) == 0:
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
@@ -94,7 +97,7 @@ def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
 
 
 def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets) -> pa.Array:
-    """Return a large binary array over the bytes, without a copy."""
+    """Return a large binary array over bytes, without a copy. ``offsets`` are the n + 1 offsets of its n values."""
     offset_buffer = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
     return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(offsets) - 1, [None, offset_buffer, pa.py_buffer(data)]
@@ -102,7 +105,7 @@ def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets) -> pa
 
 
 def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:
-    """Return the n + 1 offsets of n consecutive values of these lengths."""
+    """Return the n + 1 offsets of n consecutive values that have these lengths."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -53,7 +53,7 @@ _NO_MEMORY = ("Cannot allocate memory", "not enough memory", "allocation_failed"
 
 
 def raise_if_memory(error: BaseException) -> None:
-    """Raise ``MemoryError`` if ``error`` is a failed allocation.
+    """Raise ``MemoryError`` if ``error`` is a failed allocation of Arrow or the system. Otherwise return.
 
     It does not mean that the bytes read are damaged, so no copy may be dropped or restored because of it.
     """
@@ -91,9 +91,11 @@ class RiffleError(Exception):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the error with its fields, so that it can be sent between processes."""
         return (_rebuild, (type(self), self.args), self.__dict__)
 
     def __str__(self) -> str:
+        """Return the id, the problem, the place and the remedy, with unprintable characters escaped."""
         place = f" [{escape_unprintable(self.where)}]" if self.where else ""
         remedy = f"\n  What to do: {escape_unprintable(self.remedy)}" if self.remedy else ""
         label = f"[{self.id}] " if self.id else ""
@@ -101,7 +103,9 @@ class RiffleError(Exception):
 
 
 def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
-    """Unpickle an error without its constructor. Its parameters differ by subclass. The fields follow."""
+    """Return an unpickled error of class ``kind`` without calling its constructor, whose parameters differ by
+    subclass.
+    """
     return kind.__new__(kind, *args)
 
 
@@ -126,7 +130,10 @@ class Misplaced(ConflictError):
 
 
 class OutOfDate(ConflictError):
-    """An executor's copies or folder have changed since the driver planned this work. The work is done again."""
+    """The local copies or the folder of an executor changed under an attempt or a piece of upkeep.
+
+    The work runs again.
+    """
 
 
 class FencedError(RiffleError):

@@ -43,7 +43,7 @@ def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:
 
 
 def key_hashes(columns: Sequence[Column]) -> Words:
-    """Return Spark's ``xxhash64(columns)`` of every row as unsigned bits. A null does not change the hash."""
+    """Return Spark's ``xxhash64(columns)`` of every row as unsigned bits. A null value leaves the hash unchanged."""
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
@@ -55,6 +55,7 @@ def key_hashes(columns: Sequence[Column]) -> Words:
 
 
 def _hash_column(array: pa.Array, kind: pa.DataType, seeds: Words) -> Words:
+    """Return the hashes of a column's values. ``seeds`` are the hashes of the columns before it."""
     if is_text_or_bytes(kind):
         data, offsets = byte_slices(array)
         return hash_bytes(data, offsets[:-1], np.diff(offsets), seeds)
@@ -69,20 +70,22 @@ def _hash_column(array: pa.Array, kind: pa.DataType, seeds: Words) -> Words:
 
 
 def _hash_floats(values: npt.NDArray[np.generic], seeds: Words) -> Words:
-    """Hash the bits, with -0.0 as 0.0 and every NaN as Java's canonical NaN."""
+    """Return the hashes of floats, with -0.0 as 0.0 and every NaN as Java's canonical NaN."""
     if values.dtype.itemsize == 4:
         return hash_ints(canonical_floats(values.view(np.float32)).view(np.uint32), seeds)
     return hash_longs(canonical_floats(values.view(np.float64)).view(np.uint64), seeds)
 
 
 def canonical_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Return the values with -0.0 as 0.0 and every NaN as the positive quiet NaN."""
+    """Return the values with 0.0 for -0.0, and the positive quiet NaN for every NaN."""
     one_zero = values + values.dtype.type(0)
     return np.where(np.isnan(one_zero), values.dtype.type(np.nan), one_zero)
 
 
 def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words) -> Words:
-    """Hash the unscaled number: as a long up to 18 digits, else as its shortest big-endian two's complement."""
+    """Return the hashes of unscaled decimals: as a long up to 18 digits, else as the shortest big-endian two's
+    complement.
+    """
     halves = np.ascontiguousarray(values).view(np.uint64).reshape(-1, 2)
     if precision <= LONG_DECIMAL_DIGITS:
         return hash_longs(halves[:, 0].copy(), seeds)
@@ -94,12 +97,12 @@ def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words
 
 
 def spark_hash(columns: Sequence[str]) -> str:
-    """Return the SQL expression for the same hash in Spark, of type long."""
+    """Return the SQL expression with which Spark computes ``key_hashes`` of these columns, of type long."""
     return "xxhash64(" + ", ".join("`" + name.replace("`", "``") + "`" for name in columns) + ")"
 
 
 def spark_expression(columns: Sequence[str], total: int) -> str:
-    """Return the SQL expression for the same key-group in Spark, of type int."""
+    """Return the SQL expression with which Spark computes the key-group out of ``total``, of type int."""
     check_total(total)
     return f"cast(pmod({spark_hash(columns)}, {total}L) as int)"
 
@@ -116,7 +119,7 @@ def check_total(total: int) -> None:
 
 
 def check_key_type(name: str, kind: pa.DataType) -> None:
-    """Raise ``ConfigError`` if a key column cannot have this type.
+    """Raise ``ConfigError`` if the key column ``name`` cannot have this type.
 
     A collated string column looks like any other string column in Arrow. Spark hashes its collation key and Python its
     bytes, so the Spark side must refuse it.
@@ -146,11 +149,11 @@ def slot_numbers(count: int) -> tuple[int, ...]:
 
 
 def few_key_groups_warning(total: int, slots: int) -> str | None:
-    """Return a warning if there are fewer than four key-groups per slot."""
+    """Return a warning if there are fewer than four key-groups per slot, else ``None``."""
     if total >= 4 * slots:
         return None
     # Cause: The query has more executors or cores than its key-groups were planned for.
     return (
-        f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. Use fewer slots, or at least "
-        f"{4 * slots} key-groups. The number is fixed when the state is first written."
+        f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. What to do: Use fewer slots, or stop "
+        f"the query and change their number with riffle dispatch --key-groups {4 * slots} --execute."
     )

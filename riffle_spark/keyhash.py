@@ -50,7 +50,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], starts: Positions, lengths: Position
 
 
 def _hash_short(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positions, seeds: Words) -> Words:
-    """Hash 8-byte words, then a 4-byte word, then single bytes, for all rows at once."""
+    """Return XXH64 of windows of fewer than 32 bytes: their 8-byte words, then a 4-byte word, then single bytes."""
     hashes = seeds + P5 + lengths.astype(np.uint64)
     longest = int(lengths.max(initial=0))
     for begin in range(0, longest - 7, 8):
@@ -65,7 +65,7 @@ def _hash_short(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positio
 
 
 def _loads(data: npt.NDArray[np.uint8], positions: Positions, kind: str) -> Words:
-    """Read a word at each position, whatever its alignment."""
+    """Return the word of NumPy type ``kind`` at each position, whatever its alignment."""
     width = np.dtype(kind).itemsize
     if not len(positions):
         return np.zeros(0, dtype=np.uint64)
@@ -74,22 +74,27 @@ def _loads(data: npt.NDArray[np.uint8], positions: Positions, kind: str) -> Word
 
 
 def _rotate(values: Words, bits: int) -> Words:
+    """Return 64-bit words rotated left."""
     return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
 
 
 def _mix_long(hashes: Words, words: Words) -> Words:
+    """Return the hashes after XXH64's round for one 8-byte word each."""
     return _rotate(hashes ^ (_rotate(words * P2, 31) * P1), 27) * P1 + P4
 
 
 def _mix_int(hashes: Words, words: Words) -> Words:
+    """Return the hashes after XXH64's round for one 4-byte word each."""
     return _rotate(hashes ^ (words * P1), 23) * P2 + P3
 
 
 def _mix_byte(hashes: Words, words: Words) -> Words:
+    """Return the hashes after XXH64's round for one byte each."""
     return _rotate(hashes ^ (words * P5), 11) * P1
 
 
 def _avalanche(hashes: Words) -> Words:
+    """Return the hashes after XXH64's final mixing."""
     hashes = (hashes ^ (hashes >> np.uint64(33))) * P2
     hashes = (hashes ^ (hashes >> np.uint64(29))) * P3
     return hashes ^ (hashes >> np.uint64(32))
@@ -107,4 +112,5 @@ def murmur3_int(values: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
 
 
 def _rotate_half(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    """Return 32-bit words rotated left."""
     return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))

@@ -9,11 +9,18 @@ __all__ = ["escape_log_records"]
 
 
 def escape_log_records() -> None:
-    """Add the filter that escapes unprintable characters to the logger ``riffle_spark``. Idempotent."""
+    """Escape unprintable characters in everything that the logger ``riffle_spark`` writes.
+
+    Calling it again has no effect.
+    """
     logging.getLogger("riffle_spark").addFilter(_escape)
 
 
 def _escape(record: logging.LogRecord) -> bool:
+    """Escape the message and the traceback of a log record in place.
+
+    Always return true, so that the record is logged.
+    """
     message = record.getMessage()
     escaped = escape_unprintable(message, LINE_BREAKS)
     if escaped != message:

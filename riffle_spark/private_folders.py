@@ -41,7 +41,7 @@ def make_private(path: Path) -> None:
 def narrow(path: Path) -> None:
     """Remove the rights of other users to a folder.
 
-    Raises ``ForeignFolder`` if another user owns it or if it is a symbolic link, ``OSError`` if it does not exist.
+    Raises ``ForeignFolder`` if another user owns it or if it is not a real folder, ``OSError`` if it does not exist.
     """
     try:
         descriptor = os.open(path, _FOLDER)

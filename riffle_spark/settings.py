@@ -317,8 +317,8 @@ def _check_packages(settings: Settings) -> None:
     name = "rack_aware_assignment_strategy"
     strategy = settings.rack_aware_assignment_strategy
     if strategy != "none":
-        remedy = f"Run pip install 'scipy>=1.11' for the driver's Python, or leave {name} at its default."
-        check_importable("scipy.optimize", f"{name} = {strategy}", remedy, where=name)
+        alternative = f" for the driver's Python, or leave {name} at its default"
+        check_importable("scipy.optimize", f"{name} = {strategy}", "scipy>=1.11", alternative, where=name)
 
 
 def check_names(setting_names: Iterable[str], source: str) -> None:

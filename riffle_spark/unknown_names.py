@@ -18,7 +18,10 @@ def nearest(name: str, known_names: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: object, known_names: Iterable[str], *, source: str, where: str = "") -> ConfigError:
-    """Return the error for a name that is not among ``known_names``. ``source`` is the place to correct."""
+    """Return the error for a name that is not among ``known_names``, with the nearest known name.
+
+    ``kind`` says what it names, ``source`` where to correct it.
+    """
     similar = nearest(str(name), known_names)
     if similar:
         remedy = f"Did you mean {similar!r}? Correct it in {source}."
@@ -32,7 +35,10 @@ def unknown(kind: str, name: object, known_names: Iterable[str], *, source: str,
 def check_known(
     kind: str, names: Iterable[object], known_names: Collection[str], *, source: str, where: str = ""
 ) -> None:
-    """Raise ``ConfigError`` for the first name that is not among ``known_names``."""
+    """Raise ``ConfigError`` for the first of ``names`` that is not among ``known_names``.
+
+    ``kind`` says what they name, ``source`` where to correct it.
+    """
     for name in names:
         if name not in known_names:
             raise unknown(kind, name, known_names, source=source, where=where)

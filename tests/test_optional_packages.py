@@ -106,8 +106,8 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
         ),
         (
             "datasketches",
-            "from riffle_spark.process.merging.shared_sketches import sketches_library",
-            "sketches_library()",
+            "from riffle_spark.process.merging.shared_sketches import import_sketches_library",
+            "import_sketches_library()",
             "datasketches>=5.0",
         ),
     ],

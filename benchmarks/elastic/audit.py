@@ -81,7 +81,7 @@ class Audit:
                 earlier = entries.get(address, EMPTY)
                 snapshot = entry.snapshot
                 if snapshot is not None and snapshot != earlier.snapshot and self._was_due(address, earlier):
-                    names_found.add(paths.snapshot(*address, snapshot.id))
+                    names_found.add(paths.snapshot_name(*address, snapshot.id))
             entries = dict(manifest.entries)
         return names_found
 
@@ -107,7 +107,7 @@ def _missing_in(member: Path, manifest: Manifest) -> int:
     for key_group in stacks.key_groups():
         entry = manifest.entry(STORE, key_group)
         stack = stacks.read(key_group)
-        rest = None if stack is None else entry.after(stack.head)
+        rest = None if stack is None else entry.links_after(stack.head)
         if rest is None:
             missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes
         else:

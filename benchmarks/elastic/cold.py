@@ -105,6 +105,6 @@ def _spans(manifest: Manifest, key_groups: Collection[int], prefix: str) -> Iter
     for key_group in key_groups:
         entry = manifest.entry(STORE, key_group)
         if entry.snapshot is not None:
-            yield Span(prefix + paths.snapshot(STORE, key_group, entry.snapshot.id), 0, entry.snapshot.length)
+            yield Span(prefix + paths.snapshot_name(STORE, key_group, entry.snapshot.id), 0, entry.snapshot.length)
         for link in entry.chain:
             yield Span(prefix + link.object, link.start, link.start + link.length)

@@ -14,7 +14,7 @@ import riffle_spark
 CHECKOUT = Path(__file__).parents[2]
 START = "docs/README"
 CHILDREN = {
-    START: ["README", "CHANGELOG"],
+    START: ["README", "CHANGELOG", "RELEASE"],
     "docs/adr/README": ["docs/adr/0*"],
     "docs/deploy/README": ["docs/deploy/[a-z]*"],
     "docs/numbers": ["tests/data/kafka_streams/README"],

@@ -82,7 +82,9 @@ def _run_users_assignor(view: View, settings: AssignSettings, assignor: Assignor
         answer = assignor(view.read_only(), settings)
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
         # Cause: The user's own assignor failed. The last assignment stays, and only tasks without an owner are placed.
-        problem = f"[RIFFLE-0770] The assignor raised {_error_text(error, goal_name(assignor))}."
+        problem = (
+            f"[RIFFLE-0770] The assignor raised {_error_text(error, goal_name(assignor))}. What to do: Correct it."
+        )
         return _fall_back(view, settings, [problem])
     problems = find_refusals(view, answer, settings)
     if problems:
@@ -109,7 +111,8 @@ def _enforce_requests(view: View, answer: Assignment, settings: AssignSettings) 
     # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
         "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
-        f"them: {_join_names(sorted(broken))}."
+        f"them: {_join_names(sorted(broken))}. "
+        f"What to do: Obey the pins, drains and filters of the view in the assignor."
     )
     return replace(
         answer,
@@ -152,7 +155,9 @@ def _fall_back(view: View, settings: AssignSettings, problems: Sequence[str]) ->
     is_first = not any(task.id in view.owners for task in view.tasks)
     assignment = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))
     effect = "The default assignor decides instead." if is_first else "The last assignment stays."
-    return replace(assignment, warnings=(*(f"{problem} {effect}" for problem in problems), *assignment.warnings))
+    parts = [problem.partition("What to do: ") for problem in problems]
+    warnings = (f"{fact}{effect} {mark}{remedy}" for fact, mark, remedy in parts)
+    return replace(assignment, warnings=(*warnings, *assignment.warnings))
 
 
 def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> AssignSettings:
@@ -247,14 +252,20 @@ def _evaluate_user_costs(view: View, settings: AssignSettings) -> tuple[AssignSe
     try:
         costs = {(t.id, m.id): _clamp_cost(user_cost(t, m)) for t in view.tasks for m in members}
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
-        warning = f"[RIFFLE-0772] user_cost raised {_error_text(error, goal_name(user_cost))}. It is ignored."
+        warning = (
+            f"[RIFFLE-0772] user_cost raised {_error_text(error, goal_name(user_cost))}. It is ignored. "
+            f"What to do: Correct the function."
+        )
         return replace(settings, user_cost=None), [warning]
     able = [m.id for m in members if is_allowed(m, settings)] or [m.id for m in members]
     nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
     warnings = []
     if nowhere:
         # Cause: user_cost returned None for every member that may own the task.
-        warnings.append(f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_join_names(nowhere)}.")
+        warnings.append(
+            f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_join_names(nowhere)}. "
+            f"What to do: Return a number for at least one member that may own the task."
+        )
     return replace(settings, user_cost=lambda task, member: costs[task.id, member.id]), warnings
 
 

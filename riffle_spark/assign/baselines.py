@@ -118,5 +118,8 @@ def _make_assignment(view: View, board: Board, owners: list[int], settings: Assi
     if not ignored:
         return assignment
     # Cause: The assignors sticky and hash follow only their own steps.
-    warning = f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored)}."
+    warning = (
+        f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored)}. "
+        f"What to do: Use assignor = high_availability, or remove these settings."
+    )
     return replace(assignment, warnings=(*assignment.warnings, warning))

@@ -107,7 +107,7 @@ def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
     # Cause: The members have too little disk or memory for all owners and standbys.
     return [
         f"[RIFFLE-0776] Member {member.id} gets {sizes[member.id]} bytes of state, but has room for "
-        f"{member.memory_bytes}."
+        f"{member.memory_bytes}. What to do: Add executors, or give them more disk and memory."
         for member in sorted(view.members, key=lambda member: member.id)
         if member.memory_bytes is not None and sizes[member.id] > member.memory_bytes
     ]
@@ -122,7 +122,10 @@ def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
             if pairs
         ]
         # Cause: All executors match exclude, or none of them matches include.
-        yield f"[RIFFLE-0777] {' and '.join(filters)} allows no live member, so all members count."
+        yield (
+            f"[RIFFLE-0777] {' and '.join(filters)} allows no live member, so all members count. "
+            f"What to do: Change the filters, or start an executor that they allow."
+        )
 
 
 def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
@@ -137,7 +140,10 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
         for tag in dict.fromkeys(tags):
             if members and all(member.attribute(tag) is None for member in members):
                 # Cause: The tag is misspelled, or no executor reports it.
-                yield f"[RIFFLE-0778] {name} has no effect for the tag {tag}, because no member has it."
+                yield (
+                    f"[RIFFLE-0778] {name} has no effect for the tag {tag}, because no member has it. "
+                    f"What to do: Correct the name of the tag, or set RIFFLE_TAG_<NAME> for the executors."
+                )
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
@@ -147,7 +153,7 @@ def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
         # Cause: Each standby of a key-group needs a member of its own, besides the owner.
         yield (
             f"[RIFFLE-0779] num_standbys = {settings.num_standbys}, but {count} members have room for only "
-            f"{count - 1} besides the owner."
+            f"{count - 1} besides the owner. What to do: Add executors, or lower num_standbys."
         )
 
 
@@ -162,7 +168,9 @@ def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) ->
         if present and absent and missing:
             yield (
                 f"[RIFFLE-0780] {missing} standbys stay unassigned, because forced_awareness reserves them for "
-                f"{tag} = {', '.join(absent)}, which has no member."
+                f"{tag} = {', '.join(absent)}, which has no member. "
+                f"What to do: Start executors with this value, or remove it from "
+                "forced_awareness."
             )
 
 

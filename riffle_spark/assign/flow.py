@@ -154,7 +154,8 @@ class _Programme:
         check_importable(
             "scipy.optimize",
             "an assignment by racks or by user_cost",
-            "Run pip install 'scipy>=1.11', or assign without racks and user_cost.",
+            "scipy>=1.11",
+            ", or assign without racks and user_cost",
         )
         from scipy.optimize import linprog
         from scipy.sparse import csr_array

@@ -87,7 +87,9 @@ class Goals:
             self._keep_last_target(found_target)
         except _GoalError as failed:
             # Cause: The user's own goal raised an error, or did not return a whole number.
-            self.warnings.append(f"[RIFFLE-0781] {failed}. The goals are ignored.")
+            self.warnings.append(
+                f"[RIFFLE-0781] {failed}. The goals are ignored. What to do: Correct the function that goals names."
+            )
             self._goals = []
             return target
         self._warn_of_misses()
@@ -164,7 +166,7 @@ class Goals:
         return free and board.may_own[member] and bool(self._rows.allowed[self._rows.row_of[task], member])
 
     def _list_moves(self, member: int) -> Iterator[tuple[int, Change]]:
-        """Yield the moves of one task from or to a member, each with the change in the number of tasks away from their
+        """Yield each move of one task from the member or to it, with the change in the number of tasks away from their
         present owner.
         """
         for partner in range(len(self._tasks_of)):
@@ -213,13 +215,22 @@ class Goals:
         for name, by in missed.items():
             if by and name in self._hard:
                 # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
-                self.warnings.append(f"[RIFFLE-0782] The hard goal {name} is missed by {by}, so no owner moves.")
+                self.warnings.append(
+                    f"[RIFFLE-0782] The hard goal {name} is missed by {by}, so no owner moves. "
+                    f"What to do: Add members, or remove the goal from hard_goals."
+                )
             elif by and name not in ("rack", "user"):
                 # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
-                self.warnings.append(f"[RIFFLE-0783] The goal {name} is missed by {by} in the best target found.")
+                self.warnings.append(
+                    f"[RIFFLE-0783] The goal {name} is missed by {by} in the best target found. "
+                    f"What to do: Add members, or give the goal precedence in goals."
+                )
         if self._tries <= 0:
             # Cause: The query has many tasks and members, or its goals conflict. The best target so far is used.
-            self.warnings.append(f"[RIFFLE-0784] The search for goals stopped after {_MAX_TRIES} tries.")
+            self.warnings.append(
+                f"[RIFFLE-0784] The search for goals stopped after {_MAX_TRIES} tries. "
+                f"What to do: Name fewer goals, or accept the best target so far."
+            )
 
 
 class _GoalError(Exception):

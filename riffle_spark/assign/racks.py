@@ -89,7 +89,10 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
     if settings.rack_aware_assignment_strategy != "none" and not have_racks_effect(view, settings):
         without = sorted(member.id for member in view.members if member.rack is None)
         reason = f"the rack of {', '.join(without)} is unknown" if without else "all places cost the same"
-        warnings.append(f"[RIFFLE-0785] Racks have no effect, because {reason}.")
+        warnings.append(
+            f"[RIFFLE-0785] Racks have no effect, because {reason}. "
+            f"What to do: Set the rack of every executor, or set rack_aware_assignment_strategy to none."
+        )
     tags = settings.rack_aware_assignment_tags
     if tags and any(member.rack is not None for member in view.members):
         differing = sorted(m.id for m in view.members if m.rack is not None and m.attribute("rack") != m.rack)
@@ -97,7 +100,7 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
             members = f" of {', '.join(differing)}" if differing else ""
             warnings.append(
                 f"[RIFFLE-0786] The tags {', '.join(tags)} differ from the racks{members}. "
-                "Copies are spread by the tags."
+                "Copies are spread by the tags. What to do: Add rack to rack_aware_assignment_tags, or remove the tags."
             )
     return warnings
 

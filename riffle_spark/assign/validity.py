@@ -102,7 +102,10 @@ def find_refusals(view: View, answer: object, settings: AssignSettings) -> tuple
             problems = (f"it cannot be read: {type(error).__name__}: {error}",)
     # Cause: The user's own assignor returned this. The last assignment stays, and only tasks without an owner are
     # placed.
-    return tuple(f"[RIFFLE-0774] The answer of the assignor is not valid: {problem}." for problem in problems)
+    return tuple(
+        f"[RIFFLE-0774] The answer of the assignor is not valid: {problem}. What to do: Correct the assignor."
+        for problem in problems
+    )
 
 
 def _type_problems(answer: Assignment) -> Iterator[str]:

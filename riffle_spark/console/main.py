@@ -27,7 +27,7 @@ from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 from riffle_spark.settings import DISPATCHES
 
 if TYPE_CHECKING:
-    from riffle_spark.state.objects.open import StoreOptions
+    from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = ["exit_code", "main"]
 

@@ -64,13 +64,13 @@ def check_folder(_context: click.Context, _parameter: click.Parameter, folder: s
 def root_options(command: _Command) -> _Command:
     """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
     execute = click.option("--execute", is_flag=True, help="Change the root. Without it the plan is only shown.")
-    where = "Where the state is stored: s3://bucket/prefix or file:///path."
+    where = "Where the state is stored, such as s3://bucket/prefix or file:///path."
     return click.option("--root", required=True, callback=check_root, help=where)(store_options(execute(command)))
 
 
 def root_option(command: _Command) -> _Command:
     """Add ``--root``, which earlier versions took as an argument."""
-    where = "Where the state is stored: s3://bucket/prefix or file:///path.  [required]"
+    where = "Where the state is stored, such as s3://bucket/prefix or file:///path.  [required]"
     argument = click.argument("root_argument", metavar="", required=False, callback=check_root)
     return click.option("--root", callback=check_root, help=where)(argument(command))
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
 from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = [
     "ATTEMPT",
@@ -60,7 +59,10 @@ _unpacked = lru_cache(64)(schema_from_text)
 
 @contextmanager
 def reading(message: str) -> Iterator[None]:
-    """Raise ``ConflictError`` for a message that cannot be read, because another version wrote it."""
+    """Run a block that parses a message.
+
+    Raise ``ConflictError`` for errors of parsing, because another version wrote the message. ``message`` names it.
+    """
     try:
         yield
     except UNREADABLE as error:
@@ -110,15 +112,16 @@ class Home:
     key: str = ""
 
     def to_json(self) -> str:
-        """Return the location as one line of JSON."""
+        """Return the message as one line of JSON."""
         return json_line({**fields_of(self), "live": sorted(self.live)})
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
-        """Return the location from the text of ``to_json``."""
+        """Return the message that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("the location of state"):
             body = json.loads(text)
-            return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
+            options = StoreOptions.from_fields(body["options"])
+            return cls(**{**body, "options": options, "live": frozenset(body["live"])})
 
 
 @dataclass(frozen=True)
@@ -180,21 +183,21 @@ class Order:
 
     @property
     def routing(self) -> tuple[str, ...]:
-        """The columns of which the hash gives a row's key-group."""
+        """The columns whose hash selects a row's key-group."""
         return self.routed_by or self.key
 
     @property
     def late_rule(self) -> LateRule | None:
-        """The rule of late rows: ``late``, or by the watermark's own column."""
+        """The rule by which rows or keys are late: ``late``, or the watermark's own column; ``None`` if none are."""
         return self.late or (LateRule(self.watermark.column) if self.watermark else None)
 
     @property
     def times(self) -> Times:
-        """The batch's times."""
+        """The times of the batch, as computations see them."""
         return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms, self.late_watermark_ms)
 
     def to_json(self) -> str:
-        """Return the order as lines of JSON: the common fields, then the entries of each slot."""
+        """Return the order as lines of JSON: one with the common fields, then one with the entries of each slot."""
         body = fields_of(self)
         body["home"] = self.home.to_json()
         body["slots"] = list(self.slots.items())
@@ -206,6 +209,7 @@ class Order:
         return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])
 
     def _entries_by_slot(self) -> dict[int | None, dict[Address, Entry]]:
+        """Return the entries of each slot's key-groups, and under ``None`` those of no slot."""
         slot_of = {key_group: slot for slot, key_groups in self.slots.items() for key_group in key_groups}
         parts: dict[int | None, dict[Address, Entry]] = {}
         for key_group, entry in self.entries.items():
@@ -214,12 +218,16 @@ class Order:
 
     @classmethod
     def from_json(cls, text: str, slot: int | None = None) -> "Order":
-        """Return the order from the text of ``to_json``. For one slot, it has only the entries of its key-groups."""
+        """Return the order that ``to_json`` wrote.
+
+        For one ``slot``, it has only the entries of the slot's key-groups. Raises ``ConflictError`` for any other text.
+        """
         with reading("an order"):
             return cls._read(text, slot)
 
     @classmethod
     def _read(cls, text: str, slot: int | None) -> "Order":
+        """Return the order that ``to_json`` wrote, with errors of parsing as they are."""
         first, *lines = text.split("\n")
         body = json.loads(first)
         slot_lines = [line for n, line in zip(body["entries"], lines, strict=True) if slot is None or n == slot]
@@ -238,7 +246,7 @@ class Order:
 
 
 def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[int]]]:
-    """Return each list of members once, with the key-groups that have it."""
+    """Return (members, key-groups): each distinct tuple of members once, with all its key-groups."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for key_group, members in by_key_group.items():
         groups.setdefault(members, []).append(key_group)
@@ -246,14 +254,13 @@ def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[st
 
 
 def json_line(body: object) -> str:
-    """Return a message or its body as one line of JSON."""
+    """Return a dataclass or a JSON value as one line of JSON."""
     return json.dumps(body, default=fields_of, separators=(",", ":"))
 
 
 def fields_of(message: Any) -> dict[str, object]:
     """Return the fields of a dataclass by name, without the deep copies of ``dataclasses.asdict``."""
-    names = [item.name for item in fields(message)]
-    return dict(zip(names, attrgetter(*names)(message), strict=True))
+    return {item.name: getattr(message, item.name) for item in fields(message)}
 
 
 class Part(NamedTuple):
@@ -269,7 +276,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The results and figures of an attempt of a slot.
+    """The results and figures of one attempt of a slot, sent to the driver.
 
     Seconds are of a monotonic clock, bytes as sent to or received from the store. ``rows`` counts all rows received,
     ``late_rows`` the dropped rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
@@ -319,7 +326,7 @@ class Receipt:
     error: tuple[str, str, str, str, str] | None = None
 
     def link(self, part: Part) -> Link:
-        """Return the manifest's link to one of this attempt's parts."""
+        """Return the link that the log stores for one of this attempt's parts."""
         return Link(Head(self.version, self.attempt), part.start, part.length, part.checksum, part.rows)
 
     def to_json(self) -> str:
@@ -328,7 +335,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
-        """Return the receipt that ``to_json`` wrote."""
+        """Return the receipt that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("a receipt"):
             body = json.loads(text)
             body["parts"] = tuple(Part(*part) for part in body["parts"])
@@ -349,18 +356,20 @@ def error_fields(error: RiffleError) -> tuple[str, str, str, str, str]:
 
 
 def letter_field(rows: Iterable[pa.Field]) -> pa.Field:
-    """Return the dead-letter column for rows with these columns."""
+    """Return the output column that holds dead letters, for rows with these columns."""
     row = pa.struct([field.with_nullable(True) for field in rows])
     texts = [pa.field(name, pa.string()) for name in ("error", "message", "traceback", "store")]
     return pa.field(LETTER, pa.struct([*texts, pa.field("key_group", pa.int32()), pa.field("row", row)]))
 
 
 def without_letters(output: pa.Schema) -> pa.Schema:
-    """Return an output's columns without the dead-letter column."""
+    """Return an output's columns without the column for dead letters."""
     return output.remove(output.get_field_index(LETTER)) if LETTER in output.names else output
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:
-    """Return the schema of a slot's result: attempt, receipt (in one row only), then the output columns."""
+    """Return the schema of the table that a slot returns to Spark: attempt, receipt (in one row only), then the output
+    columns.
+    """
     nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
     return pa.schema([pa.field(ATTEMPT, pa.string()), pa.field(RECEIPT, pa.string()), *nullable])

@@ -79,11 +79,11 @@ class UpkeepOrder:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether the order has anything to do for the executor."""
         return bool(self.drops or self.follows or self.snapshots or self.wipe or self.measure)
 
     def to_json(self) -> str:
-        """Return the order as one line of JSON, with the entries of follows and snapshots in order."""
+        """Return the order as one line of JSON. The entries of follows and snapshots are in one list, in order."""
         body = fields_of(self)
         pieces: tuple[Follow | SnapshotOrder, ...] = (*self.follows, *self.snapshots)
         body["home"] = self.home.to_json()
@@ -95,7 +95,7 @@ class UpkeepOrder:
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepOrder":
-        """Return the order that ``to_json`` wrote."""
+        """Return the order that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("an upkeep order"):
             body = json.loads(text)
             entries = list(entries_from_json(body.pop("entries")).values())
@@ -151,7 +151,7 @@ class UpkeepReceipt:
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
-        """Return the receipt that ``to_json`` wrote."""
+        """Return the receipt that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("an upkeep receipt"):
             body = json.loads(text)
             for name in ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots"):
@@ -164,7 +164,9 @@ class UpkeepReceipt:
 
 
 def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
-    """Return the receipt of a piece that had not ended after ``seconds``."""
+    """Return the receipt that the driver writes for a piece of upkeep that had not ended after ``seconds``, so its
+    outcome is unknown.
+    """
     # Cause: The Python worker of the piece hangs, or its disk does not answer.
     warning = (
         f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was given up.\n"
@@ -175,7 +177,7 @@ def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
 
 @dataclass(frozen=True)
 class CensusOrder:
-    """A request for an executor's census.
+    """A request to an executor for its census: the copies in its folder, its rack, tags, disk and memory.
 
     Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver waits for an
     answer for at most ``timeout_seconds``.
@@ -192,7 +194,7 @@ class CensusOrder:
 
     @classmethod
     def from_json(cls, text: str) -> "CensusOrder":
-        """Return the order that ``to_json`` wrote."""
+        """Return the order that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("a request for a census"):
             body = json.loads(text)
             return cls(**{**body, "home": Home.from_json(body["home"])})
@@ -200,7 +202,7 @@ class CensusOrder:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """An executor's report of its folder.
+    """An executor's answer to a census: what its folder has.
 
     ``member`` is the name of the folder. ``copies`` are (store, key-group, version, attempt) of every usable copy,
     ``sealed`` the attempts whose deltas it has as files. ``rack`` and ``tags`` are from the executor's environment.
@@ -224,7 +226,7 @@ class Census:
 
     @classmethod
     def from_json(cls, text: str) -> "Census":
-        """Return the census that ``to_json`` wrote."""
+        """Return the census that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("a census"):
             body = json.loads(text)
             body.update({name: tuple(body[name]) for name in ("sealed", "disk", "memory")})

@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError, raise_if_memory
-from riffle_spark.state.objects.open import StoreOptions, masked
+from riffle_spark.state.objects.open import masked
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_endpoint
 
 __all__ = ["Checkpoint", "describe_missing_entries"]
@@ -28,7 +29,7 @@ _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint folder, by path or by a URI that pyarrow supports (``file:``, ``s3:``, ``hdfs:``).
+    """A checkpoint folder, by path or by a URI of pyarrow (``file:``, ``s3:``, ``gs:``, ``abfss:``, ``hdfs:``).
 
     ``options`` name an S3-compatible server. All methods raise ``UnavailableError`` if the file system fails.
     """
@@ -226,7 +227,7 @@ class Checkpoint:
         if location.startswith("file:") or not _URI.match(location):  # like Spark: "%20" is not decoded
             files = fs.LocalFileSystem()
             base = location.removeprefix("file:").removeprefix("//")
-        elif location.startswith("s3://") and self.options and self.options.s3_endpoint:
+        elif location.startswith("s3://") and self.options and self.options.s3.endpoint:
             files = self._s3_client(self.options)
             base = location.removeprefix("s3://")
         else:
@@ -250,14 +251,14 @@ class Checkpoint:
             return files, base
         raise ConfigError(
             f"{self.shown} is not on a known file system.",
-            remedy="Give a path, or a file:, s3: or hdfs: URI.",
+            remedy="Give a path, or a file:, s3:, gs:, abfss: or hdfs: URI.",
             where="--checkpoint",
             id="RIFFLE-0128",
         )
 
     def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
         """Return pyarrow's file system for an S3-compatible server."""
-        check_endpoint(options.s3_endpoint or "")
+        check_endpoint(options.s3.endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
                 f"{self.shown} contains credentials, which s3_endpoint does not support.",
@@ -266,8 +267,8 @@ class Checkpoint:
                 id="RIFFLE-0129",
             )
         return fs.S3FileSystem(
-            endpoint_override=options.s3_endpoint,
-            region=options.s3_region or "us-east-1",
+            endpoint_override=options.s3.endpoint,
+            region=options.s3.region or "us-east-1",
             connect_timeout=options.connect_timeout_seconds,
             request_timeout=options.read_timeout_seconds,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.max_attempts),

@@ -32,7 +32,7 @@ def translated_errors(log: Log, action: str, conflict: type[RiffleError] = Fence
         ) from error
     except (RefusedError, UnavailableError) as error:
         is_refused = isinstance(error, RefusedError)
-        if log.tail is tail and (is_refused or not log.unclear):
+        if log.tail is tail and (is_refused or not log.is_unclear):
             raise
         refusal = error if is_refused else error.__cause__
         first = refusal.remedy if isinstance(refusal, RefusedError) else "Make the store reachable."

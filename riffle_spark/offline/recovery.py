@@ -17,7 +17,8 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
@@ -267,7 +268,7 @@ def rollback(
         offsets = _offsets_of(spark, target)
         manifest = log.manifest_of(target)
         runs_again = target.delivers_after_commit and target.version >= 0
-        needed = manifest.objects() | ({link.object for _, link in target.outputs} if runs_again else set())
+        needed = manifest.object_names() | ({link.object for _, link in target.outputs} if runs_again else set())
         _check_present(objects, needed)
         is_tail_intact = _is_intact(log, tail)
         if is_tail_intact:

@@ -26,10 +26,10 @@ from riffle_spark.errors import ConfigError, LocalDiskError
 from riffle_spark.private_folders import is_private
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import lock_exclusively
-from riffle_spark.state.copies.disk import is_refusal
+from riffle_spark.state.copies.disk import is_disk_refusal
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
@@ -94,7 +94,7 @@ def scratch_folder() -> Iterator[Path]:
         raise _disk_refused(error.problem) from error
     except OSError as error:
         is_in_folder = error.filename is None or (temporary and temporary in Path(error.filename).parents)
-        if temporary is None or (is_refusal(error) and is_in_folder):
+        if temporary is None or (is_disk_refusal(error) and is_in_folder):
             raise _disk_refused(error) from error
         raise
 
@@ -227,5 +227,5 @@ def read_state(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader
     ``folder`` is used for temporary files.
     """
     with tempfile.TemporaryDirectory(dir=folder) as copy_folder:
-        states = restored(schema, {key_group: entry}, reader, Path(copy_folder))
+        states = restore_tables(schema, {key_group: entry}, reader, Path(copy_folder))
         return states.get(key_group, schema.part_schema().empty_table())

@@ -16,7 +16,8 @@ from riffle_spark.simulate.scenario import Client, Event, Scenario
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.unknown_names import check_known
 
 __all__ = ["Changes", "RootState", "recorded_members", "scenario_of_root", "sizes_of_root"]

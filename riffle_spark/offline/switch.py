@@ -38,10 +38,11 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Ma
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.reader import Reader, in_parallel, missing
-from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_key
+from riffle_spark.state.restore.reader import Reader, in_parallel, missing_object_error
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_encryption_key
 from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["PartitionOf", "switch_dispatch", "switch_keys"]
@@ -88,7 +89,7 @@ def switch_dispatch(
     options = options or StoreOptions()
     root = only_root(root, options)
     objects = open_store(root, options)
-    keys = keys_in(encryption_keys, options.s3_region)
+    keys = keys_in(encryption_keys, options.s3.region)
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
@@ -142,7 +143,7 @@ def switch_keys(
         steps = _count_by_key(objects, tail, log.manifest)
     if not rewrite:
         return Plan(tuple(steps), True, tail.version, tail.offsets)
-    keys = keys_in(encryption_keys, options.s3_region)
+    keys = keys_in(encryption_keys, options.s3.region)
     if keys is None:
         raise ConfigError(
             "--rewrite needs encryption keys, but encryption_keys is not set.",
@@ -174,7 +175,7 @@ def switch_keys(
 
 def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     """Return the schemas with the key that the new parts are encrypted with."""
-    return {name: with_key(text, keys.write_key) for name, text in tail.schemas.items()}
+    return {name: with_encryption_key(text, keys.write_key) for name, text in tail.schemas.items()}
 
 
 def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
@@ -183,12 +184,12 @@ def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> lis
     parts = [(link.object, link.start, link.length) for link in links]
     for address, entry in manifest.entries.items():
         if entry.snapshot is not None:
-            parts.append((paths.snapshot(*address, entry.snapshot.id), 0, entry.snapshot.length))
+            parts.append((paths.snapshot_name(*address, entry.snapshot.id), 0, entry.snapshot.length))
     headers = in_parallel(lambda part: objects.get(part[0], part[1], min(part[2], HEADER_BYTES_MAX)), parts)
     lengths_by_key: dict[str, list[int]] = {}
     for (name, _, length), header in zip(parts, headers, strict=True):
         if header is None:
-            raise missing(name)
+            raise missing_object_error(name)
         frame = " (old frame RFE1)" if frame_version(header) == 1 else ""
         lengths_by_key.setdefault(key_id_of(header) + frame, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(lengths_by_key.items())]
@@ -312,7 +313,7 @@ class _Switch:
             data = self.keys.new_encryption()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
         snapshot = Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), rows.num_rows)
         if self.execute:
-            self.objects.put_if_absent(paths.snapshot(schema.store, shard, snapshot.id), data)
+            self.objects.put_if_absent(paths.snapshot_name(schema.store, shard, snapshot.id), data)
         return snapshot
 
     def _two_partitions_error(self, store: str, error: SharedKey) -> ConflictError:

@@ -12,7 +12,7 @@ from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.protocol.batch.enter import describe_stale_rows
 from riffle_spark.protocol.batch.stored_requests import read_requests
-from riffle_spark.state.copies.part_files import runs_of
+from riffle_spark.state.copies.part_files import split_into_runs
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence
@@ -21,10 +21,11 @@ from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.encryption import Keys, Place
-from riffle_spark.state.objects.open import StoreOptions, masked, open_store
+from riffle_spark.state.objects.open import masked, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.reader import Reader, missing
-from riffle_spark.state.restore.reader import runs_of as bounded_runs
+from riffle_spark.state.restore.reader import Reader, missing_object_error
+from riffle_spark.state.restore.reader import group_into_bounded_runs as bounded_runs
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import keys_in
 
@@ -89,7 +90,7 @@ def verify(
     spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
         spark.find_query_id()  # refuses an invalid location before the state is read, which may take long
-    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
+    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3.region))
     _read_log(verification, root)
     tail = verification.tail
     if tail is not None:
@@ -119,9 +120,11 @@ def verify(
 def _read_log(verification: _Verification, root: str) -> None:
     """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
-    sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None)
+    sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
     known = (name for name in names if not paths.is_of_shared_root(name))
-    foreign = [name for name in known if paths.parse(name) is None and paths.record_sequence(name) is None]
+    foreign = [
+        name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
+    ]
     if foreign and len(foreign) == len(names):
         verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct --root.")
         return
@@ -137,7 +140,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     errors = {sequence: error for sequence in sequences if (error := _read_record(verification, sequence))}
     for gap in (range(a + 1, b) for a, b in pairwise(sequences)):
         if gap.stop - gap.start >= paths.FAR and gap.stop in errors:
-            errors[gap.stop] = paths.far_beyond(gap.stop)
+            errors[gap.stop] = paths.far_beyond_error(gap.stop)
             verification.digests.pop(gap.stop)
             continue
         unlisted = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
@@ -147,20 +150,23 @@ def _read_log(verification: _Verification, root: str) -> None:
     for sequence in sorted(s for s in verification.digests if s < first):
         problem = f"This record is older than the log, which starts with record {first}. Nothing reads it."
         remedy = "None: a scan of the query deletes it."
-        verification.add("note", paths.record(sequence), problem, remedy)
+        verification.add("note", paths.record_name(sequence), problem, remedy)
         verification.records.pop(sequence, None)
-    lost = {sequence: missing(paths.record(sequence)) for sequence in _lost_below(verification, first, tail)}
+    lost = {
+        sequence: missing_object_error(paths.record_name(sequence))
+        for sequence in _lost_below(verification, first, tail)
+    }
     for sequence, error in sorted((errors | lost).items()):
         if sequence >= first or sequence in lost:
-            verification.add_error(_record_level(verification, sequence, tail), error, paths.record(sequence))
+            verification.add_error(_record_level(verification, sequence, tail), error, paths.record_name(sequence))
 
 
 def _read_record(verification: _Verification, sequence: int) -> CorruptStateError | None:
     """Read a record into ``verification``. Return its error if it is missing or damaged, else ``None``."""
-    name = paths.record(sequence)
+    name = paths.record_name(sequence)
     data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
     if data is None:
-        return missing(name)
+        return missing_object_error(name)
     verification.digests[sequence] = digest(data)
     try:
         verification.records[sequence] = decode(data, name)
@@ -207,7 +213,7 @@ def _check_line(verification: _Verification, tail: Record) -> None:
     """Check that all records belong to one log and follow each other, and that the operator requests can be read."""
     for sequence, record in verification.records.items():
         previous = verification.digests.get(sequence - 1)
-        name = paths.record(sequence)
+        name = paths.record_name(sequence)
         if record.log_id != tail.log_id:
             level = _record_level(verification, sequence, tail)
             verification.add(level, name, "This record belongs to another log.", _RESTORE)
@@ -217,7 +223,7 @@ def _check_line(verification: _Verification, tail: Record) -> None:
     try:
         read_requests(tail.orders)
     except CorruptStateError as error:
-        verification.add_error("state", error, paths.record(tail.sequence))
+        verification.add_error("state", error, paths.record_name(tail.sequence))
 
 
 def _check_parts(verification: _Verification, tail: Record) -> None:
@@ -252,7 +258,7 @@ def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[s
         try:
             yield store, schema_of_text(store, text)
         except (CorruptStateError, ConfigError) as error:
-            verification.add_error("state", error, paths.record(tail.sequence))
+            verification.add_error("state", error, paths.record_name(tail.sequence))
 
 
 def _parts_of(verification: _Verification, record: Record, level: Level) -> Iterator[_Part]:
@@ -263,7 +269,7 @@ def _parts_of(verification: _Verification, record: Record, level: Level) -> Iter
     try:
         manifest = manifest_of_record(record, full.entries)
     except CorruptStateError as error:
-        verification.add_error(level, error, paths.record(record.sequence))
+        verification.add_error(level, error, paths.record_name(record.sequence))
         return
     for (store, key_group), entry in manifest.entries.items():
         yield from (_Part(store, key_group, link) for link in entry.chain)
@@ -282,14 +288,14 @@ def _check_links(
 ) -> None:
     """Check the parts of a run of adjacent links, with one GET."""
     try:
-        fetched = reader.fetched(run)
+        fetched = reader.fetch_run(run)
     except CorruptStateError as error:
         verification.add_error(_worst_level(levels[part] for link in run for part in links[link]), error)
         return
     for link, data in fetched.items():
         where = f"{link.object}[{link.start}:{link.start + link.length}]"
         if isinstance(data, CorruptStateError) or len(data) != link.length:
-            verification.add_error(_worst_level(levels[part] for part in links[link]), part_codec.altered(where))
+            verification.add_error(_worst_level(levels[part] for part in links[link]), part_codec.altered_error(where))
             continue
         verification.checked_bytes += link.length
         for part in links[link]:  # an altered record may list one part for several key-groups
@@ -311,12 +317,12 @@ def _check_snapshot(
     verification: _Verification, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
     """Check a snapshot. Return the name of its object."""
-    name = paths.snapshot(*address, snapshot.id)
+    name = paths.snapshot_name(*address, snapshot.id)
     data = verification.objects.get(name, 0, snapshot.length + 1)
     if data is None:
-        verification.add_error(level, missing(name))
+        verification.add_error(level, missing_object_error(name))
     elif part_codec.checksum(data) != snapshot.checksum or len(data) != snapshot.length:
-        verification.add_error(level, part_codec.altered(name))
+        verification.add_error(level, part_codec.altered_error(name))
     else:
         place = paths.snapshot_place(*address, snapshot.id)
         _check_rows(verification, level, data, snapshot.rows, name, place, schemas.get(address[0]))
@@ -341,7 +347,7 @@ def _check_rows(
         if table.num_rows != rows:
             verification.add(level, where, f"The part has {table.num_rows} rows, but the log lists {rows}.", _RESTORE)
         elif schema is not None and not schema.history.changes:
-            runs_of(table, schema)
+            split_into_runs(table, schema)
     except RefusedError as error:  # a key is missing: for some parts, or without any keys for all
         if verification.keys is None:
             raise
@@ -355,7 +361,7 @@ def _check_rows(
 def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -> None:
     """Add findings for unlisted objects of a newer epoch than the log's, because its newest records may be lost."""
     for name in verification.names:
-        parsed = paths.parse(name)
+        parsed = paths.parse_object_name(name)
         if parsed is not None and parsed.epoch > tail.epoch and name not in listed:
             problem = f"The object is of epoch {parsed.epoch}, but the newest record is of epoch {tail.epoch}."
             remedy = "Check whether a newer driver runs. If none does, the newest records are lost: restore log/."
@@ -394,7 +400,7 @@ def _has_damage_before(verification: _Verification, newest: int) -> bool:
 
     A rollback to that record ends this, because it writes a new full record.
     """
-    sequences = {paths.record_sequence(f.where) for f in verification.findings if f.level == "state"}
+    sequences = {paths.parse_record_name(f.where) for f in verification.findings if f.level == "state"}
     return any(sequence is not None and sequence < newest for sequence in sequences)
 
 
@@ -403,7 +409,7 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
 
     ``damaged`` are the places of findings.
     """
-    if {paths.record(record.sequence), paths.record(record.full)} & damaged:
+    if {paths.record_name(record.sequence), paths.record_name(record.full)} & damaged:
         return False
     if record.full not in verification.records:
         return False
@@ -412,5 +418,5 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
         if isinstance(part, Link):
             needed |= {part.object, f"{part.object}[{part.start}:{part.start + part.length}]"}
         elif key_group is not None:
-            needed.add(paths.snapshot(store, key_group, part.id))
+            needed.add(paths.snapshot_name(store, key_group, part.id))
     return needed.isdisjoint(damaged)

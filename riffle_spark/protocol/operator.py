@@ -14,7 +14,7 @@ from riffle_spark.process.store_computation import check_names, make_store_compu
 from riffle_spark.protocol.input_columns import Column, Input, column_of, find_column, input_of, source_of
 from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
+from riffle_spark.state.schemas.store_schema import StoreSchema, make_recorded_text
 
 __all__ = ["TIMERS", "Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
 
@@ -92,7 +92,7 @@ class Operator:
 
         ``stored`` has the recorded schemas by store.
         """
-        return text_after(stored.get(self.store), self.schema, epoch, self.meanings, self.result_meanings)
+        return make_recorded_text(stored.get(self.store), self.schema, epoch, self.meanings, self.result_meanings)
 
     def key_group_of(self, key: object, total: int) -> int:
         """Return a key's key-group, out of ``total``.

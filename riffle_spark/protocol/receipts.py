@@ -88,7 +88,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
     """Return the manifest entries that the parts of these receipts extend, by (store, key-group)."""
     return {
-        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).extended(
+        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).add_link(
             receipt.link(part), part.timer_ms
         )
         for receipt in receipts

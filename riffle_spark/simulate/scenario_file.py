@@ -134,7 +134,10 @@ def converted_file_errors(path: Path, kind: str, page: str) -> Iterator[None]:
         yield
     except ConfigError as refused:
         raise ConfigError(
-            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0254"
+            f"The {kind} is not valid: {refused.problem}",
+            remedy=f"Correct the file. {refused.remedy}",
+            where=f"{path}: {refused.where}",
+            id="RIFFLE-0254",
         ) from refused
     except (OSError, zlib.error, *UNREADABLE) as broken:
         raise ConfigError(
@@ -202,7 +205,7 @@ def check_scenario(content: Json) -> None:
     present = [str(client["id"]) for client in clients]
     check_unique("client", present)
     owned = [name for client in clients for name in cast("list[str]", client.get("prev_active") or ())]
-    check_unique("owned task", owned, "List it in prev_active of one client.")
+    check_unique("owned task", owned, "List a task in prev_active of one client only.")
     if not present:
         raise ConfigError(
             "The scenario has no clients.", remedy="Add at least one client.", where="clients", id="RIFFLE-0259"
@@ -212,15 +215,20 @@ def check_scenario(content: Json) -> None:
     _check_events(content, names, present, cast("Iterable[str]", pins.values()))
 
 
-def check_unique(kind: str, names: Iterable[object], remedy: str = "Use a unique id.") -> None:
+def check_unique(kind: str, names: Iterable[object], remedy: str = "Ids must be unique.") -> None:
     """Raise ``ConfigError`` for the first of ``names`` that is repeated.
 
-    ``kind`` names in errors what they are names of.
+    ``kind`` names in errors what they are names of. ``remedy`` is its last sentence.
     """
     unique: set[object] = set()
     for name in names:
         if name in unique:
-            raise ConfigError(f"The {kind} {name!r} is listed twice.", remedy=remedy, where=str(name), id="RIFFLE-0260")
+            raise ConfigError(
+                f"The {kind} {name!r} is listed twice.",
+                remedy=f"Remove one of the two. {remedy}",
+                where=str(name),
+                id="RIFFLE-0260",
+            )
         unique.add(name)
 
 

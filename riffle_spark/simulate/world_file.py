@@ -335,8 +335,10 @@ def _check_events(world: World) -> None:
     for event in world.events:
         where = f"{event.kind} at {event.second:g} s"
         if event.second >= world.seconds:
-            problem = f"The event is after the end of the world at {world.seconds:g} s."
-            raise ConfigError(problem, remedy="Change its time or seconds.", where=where, id="RIFFLE-0270")
+            problem = f"The event is at {event.second:g} s, but the simulation ends at {world.seconds:g} s."
+            raise ConfigError(
+                problem, remedy="Move the event, or raise the seconds of the world.", where=where, id="RIFFLE-0270"
+            )
         if event.kind == "disk":
             check_known("member", event.members, sorted(live), source="disk_used_bytes", where=where)
         elif event.kind in ("load", "time", "racks"):

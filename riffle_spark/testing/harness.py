@@ -31,7 +31,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
@@ -385,7 +385,7 @@ class Contents:
         schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
         entries = {key_group: entry for (name, key_group), entry in log.manifest.entries.items() if name == store}
         folder = self.folder / f"read-{uuid.uuid4().hex}"
-        tables = restored(schema, entries, Reader(self.objects, self.keys), folder).values()
+        tables = restore_tables(schema, entries, Reader(self.objects, self.keys), folder).values()
         return pa.concat_tables([schema.part_schema().empty_table(), *tables])
 
     def columns(self) -> dict[Key, dict[str, object]]:

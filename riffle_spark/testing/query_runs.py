@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from os import environ
 from pathlib import Path
@@ -96,7 +96,7 @@ def session_for_tests() -> "Iterator[SparkSession]":
 
 def run(
     query_function: "Callable[..., DataFrame | DataStreamWriter]",
-    batches: Iterable[Batch | Iterable[Row]],
+    batches: Iterable[object],
     *,
     schema: str | Mapping[str, str],
     output_mode: str = "append",
@@ -113,7 +113,7 @@ def run(
     Parameters:
         query_function: is called with the wrapped stream and returns a frame, or a writer. Of a writer the output mode
             and options count; its sink and trigger are replaced. Several streams are passed by name.
-        batches: the rows of each batch, or a ``Batch``.
+        batches: for each batch a list of its rows, or a ``Batch``.
         schema: the columns of the stream as DDL, such as ``"at timestamp, page string"``. For several streams a
             dictionary from name to DDL.
         output_mode: the output mode if the function returns a frame.
@@ -149,14 +149,10 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _batch_of(batch: Batch | Iterable[Row], has_one_stream: bool) -> Batch:
-    if not isinstance(batch, Batch):
-        batch = Batch(batch)
-    if not has_one_stream:
-        return batch
-    return Batch(
-        {_ONLY: cast("Iterable[Row]", batch.rows)}, batch.advance, batch.watermark, batch.crash, batch.lose_copies
-    )
+def _batch_of(batch: object, has_one_stream: bool) -> Batch:
+    """Return a batch with its rows by stream."""
+    batch = batch if isinstance(batch, Batch) else Batch(cast("Iterable[Row]", batch))
+    return replace(batch, rows={_ONLY: cast("Iterable[Row]", batch.rows)}) if has_one_stream else batch
 
 
 @dataclass

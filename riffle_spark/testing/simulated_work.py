@@ -241,7 +241,7 @@ class SimWork:
         """Pass the output rows that were sealed with a committed batch to the sinks."""
         reader = Reader(self._cluster.store, keys_of(self._cluster.home))
         for store, sink in self._sinks.items():
-            tables = reader.outputs(store, (link for owner, link in outputs if owner == store))
+            tables = reader.read_outputs(store, (link for owner, link in outputs if owner == store))
             if tables:
                 sink(pa.concat_tables(tables.values()), delivery)
 

@@ -20,7 +20,8 @@ from typing import TypeVar
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.ports import Executor, Lock
-from riffle_spark.state.objects.store import ObjectStore, StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep

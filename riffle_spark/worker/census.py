@@ -33,8 +33,8 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     try:
         folder = folder_of(order.home, executor)
         used_before = time.time() - order.folder_cleanup_seconds
-        folder.tidy(used_before)
-        with folder.used():
+        folder.remove_unfinished(used_before)
+        with folder.hold():
             folder.probe_disk()
             with suppress(RiffleError, OSError):  # batches fail without the right keys, with their own error
                 drop_unreadable(folder, keys_of(order.home), anew=True)

@@ -30,7 +30,7 @@ def collects_for(order: Order) -> Collects | None:
 
 def _may_be_caused_by_rows(error: Exception) -> bool:
     """Return whether rows may have caused an error. They do not cause a lack of memory or a full local disk."""
-    return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_refusal(error))
+    return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_disk_refusal(error))
 
 
 def run_with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:

@@ -14,13 +14,13 @@ from riffle_spark.state.copies.run import (
     Run,
     RunsOfKeyGroup,
     find_due_rows,
-    first_due_ms,
-    known_first_ms,
-    newest_by_group,
+    find_first_due_ms,
+    find_first_ms_by_hash,
+    find_newest_by_group,
 )
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
-from riffle_spark.state.formats.due_times import NEVER_MS, due_times, first_ms_of, in_milliseconds
+from riffle_spark.state.formats.due_times import NEVER_MS, compute_due_times, first_ms_of, in_milliseconds
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -76,7 +76,7 @@ def _count_forgotten(
     """
     changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
     due = [
-        run.due.between(first_ms[key_group], until_ms)
+        run.due.find_due_between(first_ms[key_group], until_ms)
         for key_group in changed & stacks.keys()
         for run in stacks[key_group].runs
         if run.due is not None
@@ -108,7 +108,7 @@ def _with_due_rows(
     rows = pa.table([pa.array(due.hashes), *due.rows.columns, not_deleted], schema=changes.table.schema)
     table = pa.concat_tables([changes.table, rows]).combine_chunks()
     key_groups = np.concatenate([changes.key_groups, due.key_groups])
-    once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
+    once = find_newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
     return StateChanges(table.take(pa.array(once)), key_groups[once])
 
 
@@ -159,18 +159,18 @@ def _next_due_times(
     for (key_group, start, end), ms in zip(spans, least, strict=True):
         runs = stacks[key_group].runs if key_group in stacks else ()
         below = RunsOfKeyGroup(key_group, runs, first_ms[key_group])
-        known_ms = known_first_ms(hashes[start:end], ms, below)
+        known_ms = find_first_ms_by_hash(hashes[start:end], ms, below)
         if known_ms is None:
             of_batch = _changes_as_run(schema, changes.table.slice(start, end - start))
             unsure.append(RunsOfKeyGroup(key_group, (of_batch, *runs), min(below.first_ms, ms)))
         else:
             timers[key_group] = None if known_ms == NEVER_MS else known_ms
-    return {**timers, **first_due_ms(schema, unsure)}
+    return {**timers, **find_first_due_ms(schema, unsure)}
 
 
 def _changes_as_run(schema: PlainColumns, table: pa.Table) -> Run:
     """Return the changes of a key-group as a run, as a stack has them."""
     rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()
-    due = due_times(rows.column(schema.due), deleted)
+    due = compute_due_times(rows.column(schema.due), deleted)
     return Run(table.column(part_codec.HASH).to_numpy(), rows, deleted if deleted.any() else None, due)

@@ -12,9 +12,9 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, RequestedKeys, look_up, merge_runs, newest_by_group
+from riffle_spark.state.copies.run import Hashes, RequestedKeys, find_newest_by_group, look_up_keys, merge_runs
 from riffle_spark.state.formats.arrow_casts import cast_table
-from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows
 from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -125,7 +125,7 @@ def _grouped(
     marks = hashes + key_groups.astype(np.uint64) * _SPREAD
     codes, first = group_keys(pa.array(marks))
     same_group = bool(np.all(key_groups == key_groups[first][codes]))
-    if same_group and not len(differing(keys, keys.take(pa.array(first[codes])))):
+    if same_group and not len(find_differing_rows(keys, keys.take(pa.array(first[codes])))):
         return codes, first
     whole = pc.binary_join_element_wise(
         pa.array(key_groups).cast(pa.string()).cast(pa.large_binary()),
@@ -186,7 +186,7 @@ def with_stored_keys(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping
     of_stored = np.repeat(np.array(groups, np.int32), [table.num_rows for table in stored])
     key_groups = np.concatenate([touched.key_groups, of_stored])
     keys = keys.combine_chunks()
-    once = newest_by_group(hashes, keys, key_groups)
+    once = find_newest_by_group(hashes, keys, key_groups)
     place = np.empty(len(hashes), np.int64)
     place[once] = np.arange(len(once))
     key_groups = key_groups[once]
@@ -199,7 +199,7 @@ def read_state(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the state of each touched key, nulls if it has none, and a mask of the keys with state."""
     wanted_keys = [RequestedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
-    rows, has_state = look_up(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
+    rows, has_state = look_up_keys(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
     return rows.select(schema.state.names), has_state
 
 

@@ -13,11 +13,12 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
 from riffle_spark.state.copies.abandoned import process_name
 from riffle_spark.state.copies.disk import default_local_dir
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, parse_keys, read_key_source
-from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
+from riffle_spark.state.objects.open import open_store, root_id
+from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
@@ -57,8 +58,8 @@ def folder_of(home: Home, executor: str) -> Folder:
     )
     owner = f"{home.application}/{executor}"
     folder = _folders.get((base, owner))
-    if folder is None or not folder.is_of_owner():
-        folder = _folders[base, owner] = claim(base, owner, home.live, executor_process())
+    if folder is None or not folder.belongs_to_owner():
+        folder = _folders[base, owner] = claim_folder(base, owner, home.live, executor_process())
     return folder
 
 
@@ -82,7 +83,7 @@ def keys_of(home: Home) -> Keys | None:
     They are parsed again when their text has changed. Raises ``ConfigError`` if the keys, or the key to write with, are
     missing.
     """
-    keys = keys_in(home.encryption_keys or None, home.options.s3_region)
+    keys = keys_in(home.encryption_keys or None, home.options.s3.region)
     return keys.with_write_key(home.key) if keys is not None and home.key else keys
 
 
@@ -130,14 +131,16 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
 def options_of(settings: Settings) -> StoreOptions:
     """Return the options for opening the object store that the settings set."""
     return StoreOptions(
-        root_file_mode=settings.root_file_mode,
-        s3_endpoint=settings.s3_endpoint,
-        s3_region=settings.s3_region,
-        s3_kms_key=settings.s3_kms_key,
-        s3_server_side_encryption=settings.s3_server_side_encryption,
-        s3_requester_pays=settings.s3_requester_pays,
-        gcs_endpoint=settings.gcs_endpoint,
-        azure_endpoint=settings.azure_endpoint,
+        file=FileOptions(mode=settings.root_file_mode),
+        s3=S3Options(
+            endpoint=settings.s3_endpoint,
+            region=settings.s3_region,
+            kms_key=settings.s3_kms_key,
+            server_side_encryption=settings.s3_server_side_encryption,
+            requester_pays=settings.s3_requester_pays,
+        ),
+        gcs=GcsOptions(endpoint=settings.gcs_endpoint),
+        azure=AzureOptions(endpoint=settings.azure_endpoint),
         patience_seconds=settings.s3_patience,
     )
 

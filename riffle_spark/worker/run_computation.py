@@ -20,7 +20,7 @@ from riffle_spark.state.copies.element_columns import ElementColumns, ElementKey
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
-from riffle_spark.state.formats.arrow_values import beyond_offsets
+from riffle_spark.state.formats.arrow_values import offset_overflow_error
 from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
@@ -232,7 +232,7 @@ def to_state_changes(schema: PlainColumns, touched: TouchedKeys, result: CallRes
     sealed = pa.schema([pa.field(part_codec.HASH, pa.uint64()), *schema.part_schema(delta=True)])
     table = pa.table(columns, schema=sealed).combine_chunks()
     if any(column.num_chunks > 1 for column in table.columns):
-        raise beyond_offsets("what a batch changed of the state")
+        raise offset_overflow_error("what a batch changed of the state")
     return StateChanges(table, touched.key_groups[indices])
 
 
@@ -309,7 +309,7 @@ def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateC
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
     timers = {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()}
-    return StateChanges(schema.sealed_by_group(table, key_groups), key_groups, timers)
+    return StateChanges(schema.sort_by_group(table, key_groups), key_groups, timers)
 
 
 def run_on_elements(
@@ -350,7 +350,7 @@ def run_on_elements(
     by_group = np.argsort(key_groups, kind="stable")
     table = table.combine_chunks().take(pa.array(by_group))
     key_groups = key_groups[by_group]
-    changes = StateChanges(schema.sealed_by_group(table, key_groups), key_groups, _element_timers(columns, update))
+    changes = StateChanges(schema.sort_by_group(table, key_groups), key_groups, _element_timers(columns, update))
     output = cast_table(update.output.select(order.output.names), order.output)
     return SlotResult(output, changes, expired=sum(int(removed.sum()) for removed in is_due.values()))
 

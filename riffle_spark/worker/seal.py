@@ -116,4 +116,4 @@ def seal(
         chunks.append(data)
         start += len(data)
     output = parts.pop() if parts and parts[-1].key_group == _OUTPUT_PART else None
-    return SealedDelta(paths.delta(order.version, attempt), b"".join(chunks), tuple(parts), output)
+    return SealedDelta(paths.delta_name(order.version, attempt), b"".join(chunks), tuple(parts), output)

@@ -30,8 +30,8 @@ from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import make_store_computation
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
-from riffle_spark.state.formats.arrow_values import beyond_offsets, is_overflow
-from riffle_spark.state.formats.key_codec import with_one_zero
+from riffle_spark.state.formats.arrow_values import is_offset_overflow, offset_overflow_error
+from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.reader import Reader
@@ -83,7 +83,7 @@ def run_slot(
     attempt = None
     try:
         attempt = _Attempt(order, computation, executor, attempt_id)
-        with attempt.folder.used():
+        with attempt.folder.hold():
             output = attempt.run(slot, rows)
     except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
         error = _as_riffle_error(raised, attempt.folder.path if attempt else None)
@@ -143,7 +143,7 @@ class _Attempt:
         count = rows.num_rows
         with self.step("touch"):
             rows, timed = without_late_rows(order, run_computation.cast_to_declared(order, rows))
-            rows = with_one_zero(run_computation.sort_by_declared_order(order, rows), order.key)
+            rows = normalise_zeros(run_computation.sort_by_declared_order(order, rows), order.key)
             touched = find_touched_keys(order, slot, rows)
             self.facts.update(received=count_rows_by_key_group(touched), input_bytes=rows.nbytes)
         self.facts.update(timed)
@@ -154,7 +154,7 @@ class _Attempt:
         with self.step("seal"):
             sealed = seal(order, computed.changes, output, self.name, self.schema.due, self.keys, self.lost)
         if sealed.data:
-            self.folder.keep_sealed(order.version, self.name, sealed.data)
+            self.folder.write_sealed_file(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
             with self.step("put"):
                 sealed.put(self.objects)
@@ -178,7 +178,7 @@ class _Attempt:
     def tidy(self) -> None:
         """Merge stacks of many files and remove unused files of deltas. The next batch retries failed work."""
         try:
-            with self.folder.used():
+            with self.folder.hold():
                 for merge in self.merges:
                     merge()
                 self.folder.remove_unused_deltas()
@@ -221,7 +221,7 @@ class _Attempt:
         """Return whether the key-group is empty, or local files hold all its changes."""
         if entry.head == EMPTY_HEAD:
             return True
-        sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
+        sealed = (self.folder.sealed_path(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def full_entry(self, key_group: int) -> Entry:
@@ -376,11 +376,11 @@ def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
         return out_of_memory_error(str(error) or "out of memory")
     if type(error) is RuntimeError and str(error) == _NO_THREAD:
         return out_of_threads_error()
-    if is_overflow(error):
-        return beyond_offsets(error)
-    if folder is None or not isinstance(error, OSError) or not disk.is_refusal(error):
+    if is_offset_overflow(error):
+        return offset_overflow_error(error)
+    if folder is None or not isinstance(error, OSError) or not disk.is_disk_refusal(error):
         raise error
-    return disk.disk_refused(f"The local disk refused: {error}.", folder)
+    return disk.disk_refused_error(f"Cannot read or write local copies: {error}.", folder)
 
 
 def _answer_table(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

@@ -12,7 +12,7 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import DamagedCopy, read_disk_use
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import scrub
+from riffle_spark.state.copies.part_files import scrub_stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
@@ -82,7 +82,7 @@ class _Piece:
                 remedy="Do nothing. The driver orders the work again.",
                 id="RIFFLE-0487",
             )
-        with folder.used(), folder.locked_for_upkeep():
+        with folder.hold(), folder.lock_for_upkeep():
             self.facts["ran"] = True
             if self._order.wipe:
                 folder.wipe()
@@ -92,7 +92,7 @@ class _Piece:
             self._gone += [address for address in dropped if address not in self._copies]
             self._snapshot(folder)
             folder.remove_unused_deltas()
-            if self._budget.allows():
+            if self._budget.start_item():
                 self._scrub(folder)
             self.facts.update(disk=read_disk_use(folder.path), memory=memory_use())
 
@@ -102,7 +102,7 @@ class _Piece:
         stacks = cache(folder.stacks)
         for index, drop in enumerate(self._order.drops):
             address = (drop.store, drop.key_group)
-            if not self._budget.allows():
+            if not self._budget.start_item():
                 self.facts["drops_left"] = len(self._order.drops) - index
                 return
             try:
@@ -140,7 +140,7 @@ class _Piece:
                 self._copies[followed_copy.address] = followed_copy.head
             elif followed_copy.address[1] not in key_groups_of(followed_copy.address[0]):
                 self._gone.append(followed_copy.address)
-            if not followed_copy.finished:
+            if not followed_copy.is_finished:
                 unfinished.append((*followed_copy.address, followed_copy.fetched, followed_copy.total))
             if followed_copy.error is not None or (followed_copy.restore and self._is_disk_full):
                 failed.append(followed_copy.address)
@@ -173,7 +173,7 @@ class _Piece:
         failed: list[Address] = []
         keepers = cache(partial(self._keeper, folder))
         for due in self._order.snapshots:
-            if not self._budget.allows():
+            if not self._budget.start_item():
                 break
             remaining -= 1
             try:
@@ -185,7 +185,7 @@ class _Piece:
 
     def _scrub(self, folder: Folder) -> None:
         """Check copies for damage, and record those that were removed."""
-        for address in scrub(folder):
+        for address in scrub_stacks(folder):
             self._copies.pop(address, None)
             self._gone.append(address)
             self._damaged.append(address)
@@ -231,10 +231,10 @@ def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStor
     ``attempt`` makes its name unique. A damaged or missing copy is restored first.
     """
     try:
-        snapshot = keeper.snapshot(order.key_group, order.entry, attempt)
+        snapshot = keeper.make_snapshot(order.key_group, order.entry, attempt)
     except DamagedCopy:
         keeper.drop([order.key_group])
-        snapshot = keeper.snapshot(order.key_group, order.entry, attempt)
+        snapshot = keeper.make_snapshot(order.key_group, order.entry, attempt)
     snapshot_id = paths.snapshot_id(snapshot.head.version, attempt)
-    objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), snapshot.data)
+    objects.put_if_absent(paths.snapshot_name(order.store, order.key_group, snapshot_id), snapshot.data)
     return Snapshot(snapshot_id, snapshot.head, len(snapshot.data), part_codec.checksum(snapshot.data), snapshot.rows)

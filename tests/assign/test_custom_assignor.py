@@ -208,4 +208,6 @@ def test_what_sticky_and_hash_do_not_heed_is_said(assignor: str) -> None:
     assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
     asked = replace(settings, rebalance_enable="none", moves_at_once=0)
     (said,) = assign(view("a:0-1 b:2-3"), asked).warnings
-    assert said == f"[RIFFLE-0775] The assignor {assignor} ignores these settings: rebalance_enable, moves_at_once."
+    assert said.startswith(
+        f"[RIFFLE-0775] The assignor {assignor} ignores these settings: rebalance_enable, moves_at_once. What to do: "
+    )

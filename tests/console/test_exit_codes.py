@@ -100,6 +100,6 @@ def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "none.toml").write_text("")
     assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
     assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
-    world.memory.delete([paths.record(1)])
+    world.memory.delete([paths.record_name(1)])
     assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
     assert ended(("verify",), root, tmp_path)[0] == 2

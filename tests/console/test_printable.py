@@ -58,14 +58,14 @@ def with_evil(record: Record) -> Record:
 
 def newest(world: World) -> Record:
     """Return a world's newest record."""
-    name = max(name for name in world.memory.list(paths.LOG) if paths.record_sequence(name) is not None)
+    name = max(name for name in world.memory.list(paths.LOG) if paths.parse_record_name(name) is not None)
     return decode(world.memory.get(name) or b"", name)
 
 
 def rewrite(world: World, record: Record) -> None:
     """Put a record in the place of the one with its number, as who may write below the root could."""
     assert isinstance(world.memory, MemoryStore)
-    world.memory._objects.by_name[paths.record(record.sequence)] = encode(record)  # private: it is there already
+    world.memory._objects.by_name[paths.record_name(record.sequence)] = encode(record)  # private: it is there already
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> No
     record = newest(filled)
     for field in ("query_id", "commit_id", "log_id", "previous", "dispatch"):
         with pytest.raises(CorruptStateError, match=field):
-            decode(encode(replace(record, **{field: EVIL})), paths.record(record.sequence))  # type: ignore[arg-type]
+            decode(encode(replace(record, **{field: EVIL})), paths.record_name(record.sequence))  # type: ignore[arg-type]
 
 
 def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import keys_of
@@ -238,7 +238,7 @@ class Dispatched:
             schema = schema_of_text(store, record.schemas[store])
             contents = dict[object, object]()
             folder = self._folder / f"switched-{record.sequence}" / store
-            for shard, table in restored(schema, entries, objects, folder).items():
+            for shard, table in restore_tables(schema, entries, objects, folder).items():
                 rows_by_key = held_by_key(table)
                 assert set(dealt.of(list(rows_by_key))) <= {shard}, f"keys of another shard in {shard} of {store}"
                 contents |= rows_by_key

@@ -95,8 +95,8 @@ class Excuses:
         record.
         """
         name = object_in(where)
-        sequence = paths.record_sequence(object_in(where))
-        names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
+        sequence = paths.parse_record_name(object_in(where))
+        names = [name] if sequence is None else [name, paths.record_name(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
             names = [name for name in self.damaged if name.startswith(paths.LOG)]
         lost_objects = next((name for name in names if self.damaged[name]), None)
@@ -107,7 +107,7 @@ class Excuses:
     def _is_fenced(self, where: str, actor: Actor) -> bool:
         """Another process must have written the record that is named, or one after the newest that this one knew."""
         history = self._world.log_seen
-        sequence = paths.record_sequence(where)
+        sequence = paths.parse_record_name(where)
         if sequence is None:
             driver = getattr(actor.process, "driver", None)
             tail = driver._log.tail if driver is not None else None  # private: what it knew
@@ -120,7 +120,7 @@ class Excuses:
 
     def _is_unavailable(self, error: UnavailableError, tried: Tried | None) -> bool:
         history = self._world.log_seen
-        sequence = paths.record_sequence(error.where)
+        sequence = paths.parse_record_name(error.where)
         if any(_SIMULATED.search(cause.problem) for cause in _chain(error)):
             return True
         of_log = {

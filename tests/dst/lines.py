@@ -24,7 +24,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Head
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import root_id
-from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
@@ -172,7 +172,7 @@ class LinesHistory(History):
             target, operator = self.asked[record.commit_id]
             expected = self.target_of(target, sequence - 1)
             met = operator.met & self.schedule.damaged
-            damaged = [name for name in met if paths.record_sequence(name) is not None]
+            damaged = [name for name in met if paths.parse_record_name(name) is not None]
             assert record.target == expected or damaged, f"{target} led to record {record.target}, not {expected}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
@@ -234,10 +234,10 @@ class LinesHistory(History):
         first = self.records[newest].promised - NOT_SWEPT_YET
         retained = {n: record for n, record in self.records.items() if n >= first}
         listed = {link.object for record in retained.values() for _, link in record.outputs}
-        listed |= {name for n in retained for name in self.manifests[n].objects()}
+        listed |= {name for n in retained for name in self.manifests[n].object_names()}
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
-        old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
+        old = [name for name in present if needed > (paths.parse_record_name(name) or newest)]
         assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
         others_parsed = [
             object_name for name in present if name not in listed and (object_name := self._parsed(name, tail.epoch))
@@ -250,7 +250,7 @@ class LinesHistory(History):
 
     def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
         """Parse a name. Return ``None`` for strays that could belong to a newer driver."""
-        parsed = paths.parse(name)
+        parsed = paths.parse_object_name(name)
         return parsed if parsed is None or parsed.epoch < epoch or name not in self.strays else None
 
     def refuses(self, wanted_target: int | str) -> bool:
@@ -525,7 +525,9 @@ class SlowReader:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         schema = schema_of_text(store, tail.schemas[store])
         state = dict[object, tuple[object, ...]]()
-        for table in restored(schema, entries, Reader(self._world.stepped, keys_of(self._world.home)), folder).values():
+        for table in restore_tables(
+            schema, entries, Reader(self._world.stepped, keys_of(self._world.home)), folder
+        ).values():
             state |= held_by_key(table)
         return state
 

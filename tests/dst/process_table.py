@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.state.copies import abandoned
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.worker import member_folders
 
 __all__ = ["ProcessTable"]
@@ -35,10 +35,10 @@ class ProcessTable:
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Have executors find their processes, and those of others, here."""
-        patch.setattr(abandoned, "_namespace", lambda: _MACHINE)  # private: what /proc says
+        patch.setattr(abandoned, "_pid_namespace", lambda: _MACHINE)  # private: what /proc says
         patch.setattr(abandoned, "_start_time", self._start_time)
         patch.setattr(member_folders, "executor_process", self._mine)
-        patch.setattr(member_folders, "claim", self._claimed)
+        patch.setattr(member_folders, "claim_folder", self._claimed)
 
     def _running(self) -> dict[int, int]:
         processes = self._world.cluster.processes
@@ -70,7 +70,7 @@ class ProcessTable:
             leftover = self._left(base)
         self._claiming.append(base)
         try:
-            claim_ = claim(base, owner, live, process)
+            claim_ = claim_folder(base, owner, live, process)
         finally:
             self._claiming.remove(base)
         is_hindered |= scheduler.now > began + _UNHINDERED_SECONDS

@@ -235,7 +235,7 @@ class Roots:
         world = self._world
         world.log_seen.restore(copy.newest, copy.swept)
         tail = world.log_seen.records[copy.newest]
-        epochs = {name: parsed.epoch for name in copy.rest if (parsed := paths.parse(name))}
+        epochs = {name: parsed.epoch for name in copy.rest if (parsed := paths.parse_object_name(name))}
         world.log_seen.strays = frozenset(name for name, epoch in epochs.items() if epoch > tail.epoch)
         world.lines.restore(tail.rollbacks, tail.version)
         world.remedies.line = tail.rollbacks

@@ -17,8 +17,9 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from riffle_spark.state.objects import remote, s3_client
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.s3 import S3Store
-from riffle_spark.state.objects.store import ObjectStore, StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["S3InMemory"]
 
@@ -45,7 +46,7 @@ class S3InMemory:
         chance.random()
         self._page = chance.choice([3, 1000])
         kms = chance.choice([None, "aws/s3"])
-        options = StoreOptions(s3_endpoint="http://simulated:9000", s3_region="us-east-1", s3_kms_key=kms)
+        options = StoreOptions(s3=S3Options(endpoint="http://simulated:9000", region="us-east-1", kms_key=kms))
         self._options = options
         self.store: ObjectStore = S3Store(_BUCKET, _ROOT, options)
 

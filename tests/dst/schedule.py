@@ -530,7 +530,7 @@ class Schedule(World):
 
     def _changed(self, name: str) -> None:
         """Look at the log whenever a record was put, and at what is listed whenever something was deleted."""
-        if name and paths.record_sequence(name) is None:
+        if name and paths.parse_record_name(name) is None:
             return
         self.holds(self.log_seen.look)
 
@@ -557,11 +557,11 @@ class Schedule(World):
         actor = self.scheduler.mine()
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
         tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
-        swept = {paths.record(sequence) for sequence in self.log_seen.swept}
+        swept = {paths.record_name(sequence) for sequence in self.log_seen.swept}
         if swept.issuperset(names):  # a late put under a number that is free again, which its own driver removes
             return
         if actor is not None and tail is not None:
-            newer = [name for name in names if (parsed := paths.parse(name)) and parsed.epoch > tail.epoch]
+            newer = [name for name in names if (parsed := paths.parse_object_name(name)) and parsed.epoch > tail.epoch]
             if newer:
                 self.scheduler.broke(AssertionError(f"I4: {actor.name} of epoch {tail.epoch} deletes {newer}"))
             if tail.epoch < actor.epoch:

@@ -21,7 +21,7 @@ from uuid import UUID
 import pytest
 
 from riffle_spark.state.copies import abandoned, folder, part_files, stack
-from riffle_spark.state.copies.disk import is_member
+from riffle_spark.state.copies.disk import is_member_name
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
 from tests.dst.scheduler import Actor, Scheduler
@@ -130,7 +130,7 @@ class SteppedFiles:
         folder is too late.
         """
         base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
-        if not inside or inside[0] in {"owner", "process"} or not is_member(folder):
+        if not inside or inside[0] in {"owner", "process"} or not is_member_name(folder):
             return
         with self._scheduler.quiet(), suppress(OSError), (self.base / base / folder / "owner").open() as file:
             owner = file.read()

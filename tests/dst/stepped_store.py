@@ -30,7 +30,7 @@ def damaged(data: bytes, position: int, chance: random.Random) -> bytes:
 
 def kind_of(name: str) -> str:
     """Return what kind of object a name is of."""
-    parsed = paths.parse(name)
+    parsed = paths.parse_object_name(name)
     if parsed is not None:
         return parsed.kind
     return "record" if name.startswith(paths.LOG) else "everything"
@@ -80,7 +80,7 @@ class SteppedStore:
             return None
         if not data:
             return data
-        if (sequence := paths.record_sequence(name)) is not None:
+        if (sequence := paths.parse_record_name(name)) is not None:
             self.read(sequence)
         position = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
         if befalls in {"flipped byte", "truncated"}:
@@ -99,7 +99,7 @@ class SteppedStore:
         exists = self.inner.exists(name)
         self._lose(befalls, name)
         actor = self._scheduler.mine()
-        if actor is not None and not exists and paths.record_sequence(name) is not None:
+        if actor is not None and not exists and paths.parse_record_name(name) is not None:
             actor.saw_free = self._scheduler.count
         return exists
 

@@ -23,7 +23,7 @@ from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server
 from riffle_spark import aggregate, count, sum_
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.testing.harness import Contents
 from tests.kit.folders import APPS, CHECKOUT
 from tests.kit.pages import blocks
@@ -154,7 +154,7 @@ class Deployment:
         """Compare the committed state, read from its objects alone, with the produced events."""
         compute = aggregate(count=count(), total=sum_("amount"))
         rows = pa.schema([("user_id", pa.string()), ("amount", pa.int64())])
-        objects = open_store(self.root, StoreOptions(s3_endpoint=self.store.endpoint))
+        objects = open_store(self.root, StoreOptions(s3=S3Options(endpoint=self.store.endpoint)))
         contents = Contents(operator_of("totals", ("user_id",), compute, (), rows), objects, self.root, self.folder)
         state = contents.columns()
         ledger = Ledger(np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64))

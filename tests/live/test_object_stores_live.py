@@ -15,7 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from tests.kit.servers.cloud_servers import CloudServer
 from tests.kit.servers.object_server import ObjectServer
 from tests.kit.streams.streaming import Feed, Kept, executor_processes, settings_in, start, wait_for

@@ -21,7 +21,7 @@ from riffle_spark.messages.upkeep_orders import (
     UpkeepReceipt,
 )
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
 
 NAMES = st.text(max_size=8)
 NUMBERS = st.integers(min_value=0, max_value=2**63)
@@ -45,12 +45,17 @@ HOMES = st.builds(
     NAMES,
     st.builds(
         StoreOptions,
-        root_file_mode=st.sampled_from([None, "0640"]),
-        s3_endpoint=st.sampled_from([None, "http://127.0.0.1:9", "https://s3"]),
-        s3_region=st.none() | NAMES,
-        s3_kms_key=st.sampled_from([None, "aws/s3"]),
-        s3_server_side_encryption=st.sampled_from([None, "aws:kms"]),
-        s3_requester_pays=st.booleans(),
+        file=st.builds(FileOptions, mode=st.sampled_from([None, "0640"])),
+        s3=st.builds(
+            S3Options,
+            endpoint=st.sampled_from([None, "http://127.0.0.1:9", "https://s3"]),
+            region=st.none() | NAMES,
+            kms_key=st.sampled_from([None, "aws/s3"]),
+            server_side_encryption=st.sampled_from([None, "aws:kms"]),
+            requester_pays=st.booleans(),
+        ),
+        gcs=st.builds(GcsOptions, endpoint=st.sampled_from([None, "https://storage"])),
+        azure=st.builds(AzureOptions, endpoint=st.sampled_from([None, "https://blob"])),
         connect_timeout_seconds=SHARES,
         read_timeout_seconds=SHARES,
         max_attempts=NUMBERS,

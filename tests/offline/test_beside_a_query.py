@@ -88,7 +88,7 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
         world.background.run()
         log.append(world.memory.list(paths.LOG))
 
-    next_record = paths.record(tail_of(root).sequence + 1)
+    next_record = paths.record_name(tail_of(root).sequence + 1)
     commands_store(monkeypatch, world, Fault("slow", "put", paths.LOG), go_on)
     with pytest.raises((FencedError, ConflictError), match="RIFFLE-0508"):
         commands(root, checkpoint, tmp_path)[command]()
@@ -125,7 +125,7 @@ def test_a_command_whose_record_may_be_there_can_be_run_again(
 ) -> None:
     """The store was away in mid-commit."""
     root, before = world.home.root, tail_of(world.home.root).sequence
-    next_record = paths.record(before + 1)
+    next_record = paths.record_name(before + 1)
     store = commands_store(monkeypatch, world, Fault("answer_lost", "put", paths.LOG), print)
     store.script(Fault("unavailable", "put", paths.LOG, times=None))
     store.script(Fault("unavailable", "get", next_record, times=None))

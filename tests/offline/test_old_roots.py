@@ -12,12 +12,12 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from riffle_spark.offline.recovery import rollback
-from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import root_id
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
-from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, text_after
+from riffle_spark.state.schemas.store_schema import StoreSchema, make_recorded_text, schema_of_text
 from riffle_spark.state.schemas.variable_kinds import VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import DATA
@@ -103,20 +103,20 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
         unpacked += sum(entry.snapshot is not None for entry in entries.values())
 
         def keeper(folder: Path, schema: StoreSchema) -> StackKeeper:
-            return StackKeeper(claim(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
+            return StackKeeper(claim_folder(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
-        held = keeper(tmp_path / store, full).tables(entries)
+        held = keeper(tmp_path / store, full).read_tables(entries)
         for number, gone in enumerate(full.variables):
             folder = tmp_path / f"{store}{number}"
             left = replace(full, variables=tuple(one for one in full.variables if one is not gone))
-            without = text_after(text, left, tail.epoch + 1)
+            without = make_recorded_text(text, left, tail.epoch + 1)
             assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
-            assert keeper(folder, full).tables(entries) == held
+            assert keeper(folder, full).read_tables(entries) == held
             other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
             changed = replace(left, variables=(*left.variables, other))
-            after = schema_of_text(store, text_after(without, changed, tail.epoch + 2))
+            after = schema_of_text(store, make_recorded_text(without, changed, tail.epoch + 2))
             for place in (folder, tmp_path / f"{store}{number} anew"):
-                found = keeper(place, after).tables(entries).values()
+                found = keeper(place, after).read_tables(entries).values()
                 assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in found]).to_pylist()
     assert unpacked
 

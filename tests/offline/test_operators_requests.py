@@ -78,8 +78,8 @@ def seen_by(monkeypatch: pytest.MonkeyPatch, world: World, method: str) -> Crowd
 
 def damage(objects: ObjectStore, sequence: int) -> None:
     """Put something else in a record's place."""
-    objects.delete([paths.record(sequence)])
-    objects.put_if_absent(paths.record(sequence), b"rotten")
+    objects.delete([paths.record_name(sequence)])
+    objects.put_if_absent(paths.record_name(sequence), b"rotten")
 
 
 def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
@@ -104,7 +104,7 @@ def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
     tail = world.log().tail
     assert tail is not None
     store = seen_by(monkeypatch, world, "")
-    lost = sorted(name for name in world.log().manifest_of(world.log().read(tail.sequence - 2)).objects())[0]
+    lost = sorted(name for name in world.log().manifest_of(world.log().read(tail.sequence - 2)).object_names())[0]
     store.before = lambda called, _: world.memory.delete([lost]) if called == "put_if_absent" else None
     if newest == "whole":
         rollback(world.home.root, 1, str(checkpoint), execute=True)

@@ -26,7 +26,8 @@ from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.world import World, one
 
@@ -53,7 +54,7 @@ def fill(world: World, batches: int) -> None:
 
 def damage(world: World, sequence: int) -> None:
     """Flip one byte of a record."""
-    name = paths.record(sequence)
+    name = paths.record_name(sequence)
     data = bytearray(world.memory.get(name) or b"")
     data[-3] ^= 1
     world.memory.delete([name])
@@ -74,7 +75,7 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, ch
         damage(world, newest(world))
         target = batches - 2
     else:
-        world.memory.delete([paths.record(FULL_EVERY)])
+        world.memory.delete([paths.record_name(FULL_EVERY)])
         target = FULL_EVERY - 2
     world.start()
     with pytest.raises((CorruptStateError, ConflictError), match=r"RIFFLE-0406|RIFFLE-0417"):
@@ -90,8 +91,8 @@ def test_a_record_from_another_line_is_refused(world: World) -> None:
     fill(world, 3)
     last = newest(world)
     record = replace(world.log().read(last), previous="0" * 32)
-    world.memory.delete([paths.record(last)])
-    world.memory.put_if_absent(paths.record(last), encode(record))
+    world.memory.delete([paths.record_name(last)])
+    world.memory.put_if_absent(paths.record_name(last), encode(record))
     world.start()
     with pytest.raises(CorruptStateError, match="RIFFLE-0407"):
         world.batch(3, one(1))
@@ -325,7 +326,7 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
 def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
     """The endpoint of the settings is the checkpoint's, too: a rollback leads it back, and the query goes on."""
     fill(world, 5)
-    options = StoreOptions(s3_endpoint=object_server.endpoint, s3_region="us-east-1")
+    options = StoreOptions(s3=S3Options(endpoint=object_server.endpoint, region="us-east-1"))
     place = f"{BUCKET}/{checkpoint.parent.name}"
     there = open_store(f"s3://{place}", options)
     for path in sorted(path for path in checkpoint.rglob("[!.]*") if path.is_file()):
@@ -344,7 +345,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
     """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
     fill(world, 2)
-    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", max_attempts=1)
+    away = StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9", region="us-east-1"), max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)
     for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
         with pytest.raises(UnavailableError, match="RIFFLE-0125") as caught:

@@ -113,7 +113,7 @@ def lost(root: str) -> list[str]:
     log = Log(objects, root)
     tail = log.open()
     assert tail is not None
-    needed = log.manifest.objects() | {link.object for _, link in tail.outputs}
+    needed = log.manifest.object_names() | {link.object for _, link in tail.outputs}
     return sorted(name for name in needed if not objects.exists(name))
 
 
@@ -147,7 +147,7 @@ def listed(world: World, first: int) -> set[str]:
     log = world.log()
     assert log.tail is not None
     records = map(log.read, range(first, log.tail.sequence + 1))
-    return set().union(*(log.manifest_of(record).objects() for record in records))
+    return set().union(*(log.manifest_of(record).object_names() for record in records))
 
 
 @pytest.mark.parametrize("promised", [0, 4, 8])
@@ -250,7 +250,7 @@ def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Pa
     world = World(tmp_path, retained_versions=4)
     for version in range(BATCHES):
         world.batch(version, rows_of(("a", 1, version)))
-    old = paths.record(newest(world).sequence - 2)
+    old = paths.record_name(newest(world).sequence - 2)
     world.memory.delete([old])
     world.memory.put_if_absent(old, b"rotten")
     world.crash_at = "before run"
@@ -272,8 +272,8 @@ def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_pat
     with suppress(Crash):
         world.batch(3, rows_of(("a", 1, 3)))
     claim = newest(world)
-    world.memory.delete([paths.record(claim.sequence)])
-    world.memory.put_if_absent(paths.record(claim.sequence), b"rotten")
+    world.memory.delete([paths.record_name(claim.sequence)])
+    world.memory.put_if_absent(paths.record_name(claim.sequence), b"rotten")
     rollback(world.home.root, 1, checkpoint, execute=True)
     assert world.log().read(claim.sequence + 1).epoch > claim.epoch
     with pytest.raises(FencedError):

@@ -108,7 +108,7 @@ def test_between_partition_and_hashed_only_a_record_is_written(world: World, roo
     tail = log.open()
     switch_dispatch(root, "hashed", execute=True)
     assert tail is not None
-    assert set(objects.list("")) - before == {paths.record(tail.sequence + 1)}
+    assert set(objects.list("")) - before == {paths.record_name(tail.sequence + 1)}
     after = Log(objects, root)
     assert after.open().shards == tail.shards  # type: ignore[union-attr]
     assert after.manifest == log.manifest
@@ -245,7 +245,9 @@ def test_state_that_was_taken_over_is_switched_before_its_first_batch(
         switch_keys(root, encryption_keys=f"file:{keys}", rewrite=True, execute=True)
     assert (tail_of(root).kind, tail_of(root).version) == ("dispatch", -1)
     assert contents(root) == expected(oracle)
-    assert all(paths.parse(name) or paths.record_sequence(name) for name in {*world.memory.list("")} - before)
+    assert all(
+        paths.parse_object_name(name) or paths.parse_record_name(name) for name in {*world.memory.list("")} - before
+    )
     world.query_id = "another"
     world.start()
     for version in range(BATCHES):

@@ -120,7 +120,7 @@ def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch
     (mine, *_), other = sorted(shard for store, shard in twice if store == "totals"), len(log.tail.shards)  # type: ignore[union-attr]
     rows = next(rows for store, shard, rows in shards_of(world.home.root) if (store, shard) == ("totals", mine))
     twice["totals", other] = twice["totals", mine]
-    old = paths.snapshot("totals", mine, twice["totals", mine].snapshot.id)  # type: ignore[union-attr]
+    old = paths.snapshot_name("totals", mine, twice["totals", mine].snapshot.id)  # type: ignore[union-attr]
     world.memory.put_if_absent(old.replace(f"={mine:04d}/", f"={other:04d}/"), world.memory.get(old) or b"")
     tail = log.tail
     assert tail is not None

@@ -140,11 +140,11 @@ def leads_to_whole_state(world: World, target: int) -> bool:
 
 def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
     """No rollback leads past it: nothing would follow. It alone is told, and all is well without it."""
-    far = root_of(kept) / paths.record(10**20 - 1)
-    shutil.copy(root_of(kept) / paths.record(0), far)
+    far = root_of(kept) / paths.record_name(10**20 - 1)
+    shutil.copy(root_of(kept) / paths.record_name(0), far)
     found = verify(kept.home.root, checkpoint_of(kept))
     (finding,) = found.findings
-    assert (finding.level, finding.where, found.way_back) == ("state", paths.record(10**20 - 1), None)
+    assert (finding.level, finding.where, found.way_back) == ("state", paths.record_name(10**20 - 1), None)
     with pytest.raises(CorruptStateError, match="RIFFLE-0413"):
         rollback(kept.home.root, BATCHES - 1, checkpoint_of(kept), execute=True)
     far.unlink()
@@ -214,7 +214,7 @@ def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
     at = BATCHES - 4
     if older == "state":
         for sequence in range(at + 2, BATCHES + 1):
-            (root_of(kept) / paths.record(sequence)).unlink()
+            (root_of(kept) / paths.record_name(sequence)).unlink()
     else:
         for name in ("offsets", "commits"):
             for batch in range(at + 1, BATCHES):
@@ -297,11 +297,11 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, 
     world = World(tmp_path, retained_versions=100)
     for version in range(FULL_EVERY + 4):
         world.batch(version, one(1))
-    world.memory.delete([paths.record(sequence) for sequence in range(gone)])
+    world.memory.delete([paths.record_name(sequence) for sequence in range(gone)])
     found = {finding.where: finding.level for finding in verify(world.home.root).findings}
-    assert found.keys() == {paths.record(sequence) for sequence in range(gone)}
-    assert found[paths.record(gone - 1)] == level
-    assert found[paths.record(0)] == "rollback"
+    assert found.keys() == {paths.record_name(sequence) for sequence in range(gone)}
+    assert found[paths.record_name(gone - 1)] == level
+    assert found[paths.record_name(0)] == "rollback"
 
 
 @pytest.mark.usefixtures("nothing_is_young")
@@ -310,15 +310,15 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     world = World(tmp_path, retained_versions=2)
     for version in range(45):
         world.batch(version, one(1))
-    assert paths.record(2) not in world.memory.list(paths.LOG)
+    assert paths.record_name(2) not in world.memory.list(paths.LOG)
     tail = world.log().tail
     assert tail is not None
-    world.memory.put_if_absent(paths.record(2), encode(replace(tail, sequence=2, full=2, log_id="another")))
+    world.memory.put_if_absent(paths.record_name(2), encode(replace(tail, sequence=2, full=2, log_id="another")))
     (finding,) = verify(world.home.root).findings
-    assert (finding.level, finding.where) == ("note", paths.record(2))
+    assert (finding.level, finding.where) == ("note", paths.record_name(2))
     far = f"{paths.LOG}{'9' * 20}"
     world.memory.put_if_absent(far, b"nothing")
-    world.memory.put_if_absent(paths.record(2 * 10**9), b"nothing")
+    world.memory.put_if_absent(paths.record_name(2 * 10**9), b"nothing")
     found = verify(world.home.root).findings
     assert {f.where for f in found if f.level == "state"} >= {far}
     assert len(found) < 300
@@ -333,7 +333,7 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
     for far in (20_000, 10**18):
         root = f"memory://{tmp_path.name}-{far}"
         damaged = encode(replace(tail, sequence=far, full=far, promised=0))
-        open_store(root).put_if_absent(paths.record(far), damaged)
+        open_store(root).put_if_absent(paths.record_name(far), damaged)
         found = verify(root)
         assert {finding.level for finding in found.findings} == {"state", "rollback"}, "its objects are not there"
         assert (found.records, found.way_back) == (1, None)
@@ -353,7 +353,7 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
     log = kept.log()
     (store, key_group), entry = next((a, e) for a, e in log.manifest.entries.items() if e.snapshot)
     assert entry.snapshot is not None
-    name = paths.snapshot(store, key_group, entry.snapshot.id)
+    name = paths.snapshot_name(store, key_group, entry.snapshot.id)
     assert log.tail is not None
     for data in (part_codec.encode(pa.table({"k": ["a", "b", "c"]})), b"no part at all"):
         (root_of(kept) / name).write_bytes(data)
@@ -361,7 +361,7 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
         records = {address: replace(entry, snapshot=taken) if address == (store, key_group) else one
                    for address, one in log.manifest.entries.items()}  # fmt: skip
         told = replace(log.tail, entries=records, full=log.tail.sequence)
-        (root_of(kept) / paths.record(log.tail.sequence)).write_bytes(encode(told))
+        (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(told))
         assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
 
 

@@ -21,6 +21,8 @@ from tests.kit.folders import CHECKOUT
 from tests.kit.pages import links
 
 COMMAND = re.compile(r"""pip install ((?:'[^'\n{]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: '[^'\n]+')*)""")
+OF_SPARK = ("delta-spark",)
+"""Packages of Spark's own connectors, in the version that fits the installed Spark."""
 NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
 
 
@@ -80,6 +82,8 @@ def installations() -> list[tuple[str, str]]:
 
 def is_possible(argument: str) -> bool:
     """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
+    if argument in OF_SPARK:
+        return True
     setup = options()
     extras = dict(setup["options.extras_require"])
     wheel = rf"dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl"

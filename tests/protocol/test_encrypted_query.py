@@ -80,7 +80,7 @@ class Encrypted:
         """Yield the store, place and bytes of each part that the newest record lists."""
         for (store, key_group), entry in self.world.log().manifest.entries.items():
             if entry.snapshot:
-                name = paths.snapshot(store, key_group, entry.snapshot.id)
+                name = paths.snapshot_name(store, key_group, entry.snapshot.id)
                 place = paths.snapshot_place(store, key_group, entry.snapshot.id)
                 yield store, place.text, self.world.memory.get(name) or b""
             for link in entry.chain:
@@ -395,7 +395,7 @@ def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], thos
     taken = [entries[address].snapshot for address in those]
     assert taken[0] is not None
     assert taken[1] is not None
-    names = [paths.snapshot(*address, one.id) for address, one in zip(those, taken, strict=True) if one]
+    names = [paths.snapshot_name(*address, one.id) for address, one in zip(those, taken, strict=True) if one]
     data = [query.world.memory.get(name) or b"" for name in names]
     query.world.memory.delete(names)
     for address, mine, name, other in zip(those, taken, names, data[::-1], strict=True):
@@ -473,9 +473,9 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
         older |= {name: query.world.memory.get(name) or b"" for name in names}
     address, entry = next(one for one in sorted(query.world.log().manifest.entries.items()) if one[1].snapshot)
     assert entry.snapshot is not None
-    newest = paths.snapshot(*address, entry.snapshot.id)
+    newest = paths.snapshot_name(*address, entry.snapshot.id)
     name, data = next(
-        one for one in sorted(older.items()) if one[0].startswith(paths.base(*address)) and one[0] < newest
+        one for one in sorted(older.items()) if one[0].startswith(paths.snapshot_prefix(*address)) and one[0] < newest
     )
     query.world.memory.delete([newest])
     query.world.memory.put_if_absent(newest, data)
@@ -499,10 +499,10 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
     links = dict(tail.outputs)
     assert sorted(links) == ["totals", "twins"]
     reader = Reader(query.world.memory, keys_in(f"file:{query.file}", None))
-    (rows,) = reader.outputs("totals", [links["totals"]]).values()
+    (rows,) = reader.read_outputs("totals", [links["totals"]]).values()
     assert rows.column("total").to_pylist() == [1]
     with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
-        reader.outputs("totals", [links["twins"]])
+        reader.read_outputs("totals", [links["twins"]])
 
 
 @pytest.mark.parametrize("at", ["ciphertext", "tag", "nonce", "salt"])
@@ -595,5 +595,9 @@ def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
         query.version += 1
     assert not [text for text in warnings if "damaged" in text]
     assert all(entry.snapshot for entry in query.world.log().manifest.entries.values())
-    assert not [name for name in query.world.memory.list("delta/") if (said := paths.parse(name)) and not said.version]
+    assert not [
+        name
+        for name in query.world.memory.list("delta/")
+        if (said := paths.parse_object_name(name)) and not said.version
+    ]
     query.check()

@@ -15,7 +15,7 @@ from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.enter import check_schemas
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import text_after
+from riffle_spark.state.schemas.store_schema import make_recorded_text
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("tags", pa.list_(pa.string()))])
 
@@ -89,7 +89,7 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
 
 def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
     """It may keep more there than this one knows of; another query that is wrapped says itself what it keeps."""
-    stored = {"totals": text_after(None, operator().schema, 0, {"total": "sum(v)"})}
+    stored = {"totals": make_recorded_text(None, operator().schema, 0, {"total": "sum(v)"})}
     with pytest.raises(ConfigError, match="RIFFLE-0222") as caught:
         check_schemas(stored, [operator()])
     assert "riffle rollback" in caught.value.remedy

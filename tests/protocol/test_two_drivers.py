@@ -70,9 +70,9 @@ def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(
     if begun:
         world.at_step = {"after sink": go_on}
     else:
-        world.store.script(Fault("slow", "put", paths.record(0)))
+        world.store.script(Fault("slow", "put", paths.record_name(0)))
         world.store._sleep = lambda _: go_on()  # Another driver appends while this call is slow.
-    swept = paths.record(2 if begun else 0)
+    swept = paths.record_name(2 if begun else 0)
     with pytest.raises(FencedError, match="RIFFLE-0422"):
         world.batch(int(begun), one(1))
     assert swept not in world.memory.list(paths.LOG)
@@ -133,7 +133,7 @@ def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, k
     """Whatever became of the record: it is found out, the batch is a repeat, and no row counts twice."""
     for version in range(2):
         world.batch(version, one(1))
-    record = paths.record(3)
+    record = paths.record_name(3)
     world.store.script(Fault(kind, "put", record), Fault("unavailable", "put", record, times=None))  # type: ignore[arg-type]
     world.store.script(Fault("unavailable", "get", record, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
@@ -190,7 +190,7 @@ def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
     world.at_step = {step: stand_still}
     with pytest.raises(FencedError, match=r"RIFFLE-0208|RIFFLE-0422"):
         world.batch(3, one(9))
-    assert paths.record(4) not in log[0], "the number is free"
+    assert paths.record_name(4) not in log[0], "the number is free"
     assert world.memory.list("log/") == log[0]
     assert world.state("totals") == {"a": (41, 41)}
     assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only who was inside its sink got there"

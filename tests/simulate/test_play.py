@@ -189,7 +189,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
             "Unknown rack of a member 'zz'",
         ),
         (lambda: made(events=[{"at": 5, "rows_from": ["zz"]}]), "Unknown rack of a member 'zz'"),
-        (lambda: made(events=[{"at": 1800, "load": 2}]), "after the end of the world at 1800 s"),
+        (lambda: made(events=[{"at": 1800, "load": 2}]), "The event is at 1800 s, but the simulation ends at 1800 s"),
         (lambda: made(events=[{"at": 5}]), "no action"),
         (lambda: made(events=[{"at": 5, "down": 5, "lose": ["m1"]}]), "(?s)'down' alone has no effect.* bounce"),
         (lambda: made(events=[{"at": 5, "load": 2, "members": ["m1"]}]), "'members' alone has no effect"),

@@ -187,4 +187,5 @@ def test_a_wrapped_query_costs_few_calls_more(
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     calls = max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :]))
-    assert calls <= 140 + A_KEPT_FRAME * kept_frames(spark)
+    # Two of them release the result without the warning of RDD.unpersist.
+    assert calls <= 142 + A_KEPT_FRAME * kept_frames(spark)

@@ -70,7 +70,7 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
     """One whose list is torn alone, then, with the file that they share parts of, all."""
     folder = folder_of(member.home, "1")
     first, *others = folder.copies()
-    list_of = folder.path / "stacks" / "totals" / folder.stacks("totals").newest(first[1])
+    list_of = folder.path / "stacks" / "totals" / folder.stacks("totals").newest_list(first[1])
     list_of.write_bytes(b"torn")
     stack_module._cached_stacks.clear()  # private: as a process that begins
     assert [copy[:2] for copy in census(member).copies] == others == folder.copies()
@@ -83,7 +83,7 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
 def strays(folder: Folder) -> list[Path]:
     """Leave in a folder what a process leaves that dies while it fills a copy or keeps a delta."""
     stacks = folder.stacks("totals")
-    list_of = folder.path / "stacks" / "totals" / stacks.newest(stacks.key_groups()[0])
+    list_of = folder.path / "stacks" / "totals" / stacks.newest_list(stacks.key_groups()[0])
     older = list_of.with_name(f"{list_of.name.partition('.')[0]}.0000000000-00000000.stack")
     older.write_bytes(list_of.read_bytes())
     half_written = folder.stacks("totals").new_file(3)
@@ -117,7 +117,7 @@ def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
 def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
     """A slot of the same executor may run beside a census: then nothing is sure to be given up."""
     folder = folder_of(member.home, "1")
-    with folder.used():
+    with folder.hold():
         left = strays(folder)
         assert len(census(member).copies) == 3
     assert [path for path in left if not path.exists() and not path.is_symlink()] == []
@@ -154,7 +154,7 @@ def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
     everybody = replace(member.home, live=frozenset(f"{member.home.application}/{n}" for n in ("1", "late")))
     late = folder_of(everybody, "late")
     member.home = replace(member.home, live=frozenset({f"{member.home.application}/1"}))
-    with late.used():
+    with late.hold():
         os.utime(late.path / "owner", (0, 0))
         assert census(member, folder_cleanup_seconds=60).folders_removed == 0
     assert late.path.exists()

@@ -21,10 +21,10 @@ from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, find_due_rows, first_due_ms, newest_by_group
+from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, find_due_rows, find_first_due_ms, find_newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, compute_due_times, in_milliseconds
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
@@ -282,9 +282,9 @@ def test_keys_are_laid_together_by_whole_hashes() -> None:
     """Also where the higher bits, by which they are sorted, are alike; the first row of each key stays."""
     hashes, of_row = np.array([3, 1, 3, 2, 1], np.uint64), np.array([7, 7, 7, 2, 2], np.int32)
     keys = pa.table({"k": ["c", "a", "c", "b", "a"]})
-    assert newest_by_group(hashes, keys, of_row).tolist() == [4, 3, 1, 0]
+    assert find_newest_by_group(hashes, keys, of_row).tolist() == [4, 3, 1, 0]
     alike = np.zeros(5, np.uint64)
-    assert newest_by_group(alike, keys, of_row).tolist() == [4, 3, 1, 0]
+    assert find_newest_by_group(alike, keys, of_row).tolist() == [4, 3, 1, 0]
 
 
 def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_part_says_when_its_rows_are_due(tmp_path: Path) -> None:
 
 def parts_of(member: Member, receipt: Receipt) -> list[tuple[Part, bytes]]:
     """Return the parts that a receipt lists, with their bytes."""
-    data = member.store.inner.get(paths.delta(receipt.version, receipt.attempt)) or b""
+    data = member.store.inner.get(paths.delta_name(receipt.version, receipt.attempt)) or b""
     return [(part, data[part.start : part.start + part.length]) for part in receipt.parts]
 
 
@@ -405,10 +405,10 @@ def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
     """A microsecond after a millisecond is due with the next one, before 1970 too."""
     column = pa.array([value], pa.int64()).cast(pa.timestamp("us"))
     assert in_milliseconds(column).tolist() == [-(-value // 1000)]
-    times = due_times(column, None)
+    times = compute_due_times(column, None)
     assert times.ms_at(0) == -(-value // 1000)
-    assert times.between(-(2**63), times.ms_at(0)).tolist() == [0]
-    assert times.between(-(2**63), times.ms_at(0) - 1).tolist() == []
+    assert times.find_due_between(-(2**63), times.ms_at(0)).tolist() == [0]
+    assert times.find_due_between(-(2**63), times.ms_at(0) - 1).tolist() == []
 
 
 def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
@@ -419,9 +419,9 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     data = part_codec.encode(schema.sealed(rows))
     (tmp_path / "file").write_bytes(data)
     part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3, 1)
-    runs = PartFiles(tmp_path).runs(part, schema)
+    runs = PartFiles(tmp_path).read_runs(part, schema)
     assert find_due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
-    assert first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
+    assert find_first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 
 
 def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
@@ -443,5 +443,5 @@ def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
     """Parts of old have -0.0 where the key's first row had it."""
     schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
     rows = pa.table([[-0.0], [3]], schema=schema.row_schema)
-    run = Run(schema.hashes(rows), rows.to_batches()[0], None, due_times(rows["until"].chunk(0), None))
+    run = Run(schema.hashes(rows), rows.to_batches()[0], None, compute_due_times(rows["until"].chunk(0), None))
     assert str(find_due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"

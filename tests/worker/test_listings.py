@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.upkeep_orders import CensusOrder
-from riffle_spark.state.copies.part_files import scrub
+from riffle_spark.state.copies.part_files import scrub_stacks
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.testing import home_of
@@ -55,7 +55,7 @@ def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path,
         if number + 1 in (FEW, MANY):
             listings.taken()
             assert len(take_census(CensusOrder(home), "1").copies) == number + 1
-            assert scrub(folder_of(home, "1")) == []
+            assert scrub_stacks(folder_of(home, "1")) == []
             counts.append(listings.taken())
     assert counts[0] == counts[1] <= 16
 

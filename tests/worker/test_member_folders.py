@@ -12,7 +12,7 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.messages.upkeep_orders import Follow
 from riffle_spark.settings import SETTING_LINES as LINES
 from riffle_spark.settings import Settings
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
@@ -34,16 +34,24 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
         gcs_endpoint="http://127.0.0.1:2",
         azure_endpoint="http://127.0.0.1:3/account",
     )
-    constants = {"connect_timeout", "read_timeout", "max_attempts", "max_connections"}
-    names = {"patience_seconds": "s3_patience"}
-    options = {names.get(each.name, each.name.removesuffix("_seconds")): each for each in fields(StoreOptions)}
-    options = {name: each for name, each in options.items() if name not in constants}
+    options = _by_setting(options_of(said))
     of_stores = sorted(name for name in LINES if name.startswith(("s3_", "root_", "gcs_", "azure_")))
     assert sorted(options) == sorted(said.given()) == of_stores
-    seen, unset = options_of(said), StoreOptions()
-    assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
-    assert {name: getattr(unset, each.name) for name, each in options.items()} == {n: LINES[n].default for n in options}
+    assert options == said.given()
+    unset = StoreOptions()
+    assert _by_setting(unset) == {name: LINES[name].default for name in options}
     assert options_of(Settings()) == unset
+
+
+def _by_setting(options: StoreOptions) -> dict[str, object]:
+    """Return each option that is a setting, by the setting's name."""
+    stores = {"file": "root_file", "s3": "s3", "gcs": "gcs", "azure": "azure"}
+    parts = {
+        f"{prefix}_{each.name}": getattr(getattr(options, store), each.name)
+        for store, prefix in stores.items()
+        for each in fields(getattr(options, store))
+    }
+    return {**parts, "s3_patience": options.patience_seconds}
 
 
 def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
@@ -84,7 +92,7 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
     upkept.place.entries, upkept.log_of = entries, upkept.opened()
     upkept.place.seal(1, {1: {"k": 3}}, epoch=2)
     upkept.log()
-    cut = upkept.place.entries[1].recent(1)
+    cut = upkept.place.entries[1].cut_to_last(1)
     assert run_upkeep(replace(upkept.order(follows=(Follow(STORE, 1, cut),)), sequence=2), "1").errors == ()
     assert upkept.held(1) == {"k": 3}
 

@@ -40,7 +40,7 @@ def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
     """Return what the snapshots of a receipt hold, checked."""
     found: dict[str, int] = {}
     for store, key_group, snapshot in receipt.snapshots:
-        name = paths.snapshot(store, key_group, snapshot.id)
+        name = paths.snapshot_name(store, key_group, snapshot.id)
         data = member.store.inner.get(name)
         assert data is not None
         assert len(data) == snapshot.length
@@ -82,7 +82,7 @@ def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> N
     receipt = taken(member, orders(member))
     tables = []
     for store, key_group, snapshot in receipt.snapshots:
-        data = member.store.inner.get(paths.snapshot(store, key_group, snapshot.id))
+        data = member.store.inner.get(paths.snapshot_name(store, key_group, snapshot.id))
         tables.append(part_codec.decode(data or b"", snapshot.checksum, snapshot.id))
     assert [table.column_names for table in tables] == [["k", "last"]] * len(receipt.snapshots)
     assert [row for table in tables for row in table.to_pylist()] == [{"k": "a", "last": 1}]

@@ -35,7 +35,7 @@ def merge(stacks: Stacks, before: Stack | None) -> None:
     assert before is not None
     (part,), path = before.parts, stacks.new_file(1)
     shutil.copyfile(path.parents[2] / part.file, path)
-    assert stacks.replace(1, before, Stack(before.head, (part._replace(file=stacks.name_of(path)),)))
+    assert stacks.replace(1, before, Stack(before.head, (part._replace(file=stacks.relative_name(path)),)))
 
 
 def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:

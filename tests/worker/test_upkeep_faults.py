@@ -122,7 +122,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
     part.write_bytes(b"\0" * part.stat().st_size)
     receipt = upkept.troubled(follows=follows)
     assert "RIFFLE-0510" in receipt.errors[0]
-    assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
+    assert paths.snapshot_name(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
 
@@ -130,7 +130,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
 @pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
 def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_bytes: int | None) -> None:
     """Also where it came over several pieces: what came before is compared with what comes now."""
-    name = paths.snapshot(STORE, 1, snapshot(upkept).id)
+    name = paths.snapshot_name(STORE, 1, snapshot(upkept).id)
     data = upkept.store.inner.get(name) or b""
     upkept.store.inner.delete([name])
     upkept.store.inner.put_if_absent(name, data[:RANGE] + bytes([data[RANGE] ^ 1]) + data[RANGE + 1 :])
@@ -160,7 +160,7 @@ def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
     assert len(receipt.errors) == 1
     assert "RIFFLE-0384" in receipt.errors[0]
     assert "`local_dir`" in receipt.errors[0]
-    assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
+    assert paths.snapshot_name(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
 
@@ -188,7 +188,7 @@ def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, ki
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
     upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
-    upkept.store.script(Fault(kind, "get", name=paths.delta(3, "")[:-1]))  # type: ignore[arg-type]
+    upkept.store.script(Fault(kind, "get", name=paths.delta_name(3, "")[:-1]))  # type: ignore[arg-type]
     receipt = upkept.troubled()
     behind = {kg for _, kg, _, _ in receipt.unfinished}
     assert behind == {1, 2} or (kind == "truncated" and behind == {2})
@@ -227,7 +227,7 @@ def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
     """The other parts came with the same get and are whole."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2, 3)})
-    upkept.store.script(Fault("flipped", "get", name=paths.delta(3, "")[:-1]))
+    upkept.store.script(Fault("flipped", "get", name=paths.delta_name(3, "")[:-1]))
     receipt = upkept.troubled()
     assert [kg for _, kg, _, _ in receipt.unfinished] == [2]
     assert len(receipt.errors) == 1
@@ -266,7 +266,7 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
     follow_module._CREATED_BYTES = RANGE  # private: small state
-    budget_module.prefetched.__defaults__ = (1 << 20, 1)  # one after the other
+    budget_module.run_ahead.__defaults__ = (1 << 20, 1)  # one after the other
 
     def die(_: float) -> None:
         give_up = time.monotonic() + 60
@@ -311,7 +311,7 @@ def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
 def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
     """Deleted by retention while an old order was on its way: the newer entry gets the newer one."""
     entry = upkept.place.entries[1]
-    upkept.store.delete([paths.snapshot(STORE, 1, snapshot(upkept).id)])
+    upkept.store.delete([paths.snapshot_name(STORE, 1, snapshot(upkept).id)])
     receipt = upkept.troubled(follows=upkept.follows({1: entry}))
     assert "missing" in receipt.errors[0]
     assert snapshot(upkept).id in receipt.errors[0]
@@ -323,7 +323,7 @@ def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None
     """Its bytes are as they were sealed, in a format that nobody knows: each try would leave as many."""
     taken, data = snapshot(upkept), b"of a version to come" * 100
     unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
-    upkept.store.put_if_absent(paths.snapshot(STORE, 1, unknown.id), data)
+    upkept.store.put_if_absent(paths.snapshot_name(STORE, 1, unknown.id), data)
     entry = replace(upkept.place.entries[1], snapshot=unknown)
     receipt = upkept.troubled(follows=upkept.follows({1: entry}))
     assert receipt.failed == ((STORE, 1),)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import UpkeepReceipt
-from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Head
@@ -75,7 +75,7 @@ def test_an_entry_that_comes_cut_is_enough_for_a_copy_that_is_near(upkept: Upkep
     upkept.run()
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
     upkept.log()
-    cut = {kg: entry.recent(1) for kg, entry in upkept.place.entries.items()}
+    cut = {kg: entry.cut_to_last(1) for kg, entry in upkept.place.entries.items()}
     upkept.gets("")
     assert upkept.is_warm(upkept.run(follows=upkept.follows(cut)))
     assert upkept.gets("log/") == 0
@@ -157,7 +157,7 @@ def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
     receipt = upkept.run(snapshots=due)
     assert [(store, kg) for store, kg, _ in receipt.snapshots] == [(STORE, 1), (STORE, 2), (STORE, 3)]
     for store, key_group, taken in receipt.snapshots:
-        name = paths.snapshot(store, key_group, taken.id)
+        name = paths.snapshot_name(store, key_group, taken.id)
         table = part_codec.decode(upkept.store.get(name) or b"", taken.checksum, name)
         assert dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == upkept.place.wanted[key_group]
         assert taken.head == upkept.place.entries[key_group].head
@@ -193,7 +193,7 @@ def test_a_folder_that_was_taken_over_is_not_touched(upkept: Upkept) -> None:
     """A late piece of an executor that is taken for dead works in a folder of its own, or not at all."""
     upkept.run()
     before = upkept.folder()
-    taken = claim(before.path.parent, "app/2", ["app/2"])
+    taken = claim_folder(before.path.parent, "app/2", ["app/2"])
     assert taken.path == before.path
     late = replace(upkept.order(drops=(upkept.drop(1),)), member=before.member, home=alive(upkept))
     receipt = run_upkeep(late, "1")
@@ -208,7 +208,7 @@ def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
 
 def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
     """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
-    with upkept.folder().locked_for_upkeep():
+    with upkept.folder().lock_for_upkeep():
         receipt = upkept.troubled()
     assert "RIFFLE-0388" in receipt.errors[0]
     assert receipt.copies == ()

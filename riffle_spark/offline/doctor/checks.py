@@ -55,7 +55,10 @@ def check_python(python: PythonFacts, spark: SparkInstallation | None) -> Result
     problem = python_problem(line, python.version, has_setuptools="setuptools" in python.packages)
     if not problem:
         return Result("python", "ok", f"{fact}.")
-    remedy = "Use Python 3.10 to 3.13. For Spark 3.5 use 3.10 or 3.11, or 3.12 with setuptools."
+    remedy = (
+        "Use Python 3.10 to 3.13. For Spark 4.3 use 3.11 or newer. For Spark 3.5 use 3.10 or 3.11, or 3.12 "
+        "with setuptools."
+    )
     return Result("python", "error", f"{fact}. {problem}.", remedy)
 
 
@@ -123,10 +126,12 @@ def check_packages(driver: PythonFacts, spark: SparkInstallation | None) -> list
 
 def _check_package(name: str, driver: PythonFacts, minimum: str) -> Result:
     """Check that a package is installed in a version that PySpark and riffle_spark accept."""
-    own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1] if name != "pandas" else "0"
-    needed = max(minimum, own_minimum, key=_numbers)
+    own_minimum = re.split(r"[<>=,]+", REQUIREMENTS[name])[1]
+    recommended = max(minimum, own_minimum, key=_numbers)
+    # Only functions on pandas need a newer pandas than PySpark demands.
+    needed = minimum if name == "pandas" else recommended
     below = ",<3" if name == "pandas" else ""
-    remedy = f"Run pip install '{name}>={needed}{below}' for the Python of the driver and of every executor."
+    remedy = f"Run pip install '{name}>={recommended}{below}' for the Python of the driver and of every executor."
     found = driver.packages.get(name)
     if found is None:
         return Result(name, "error", f"{name} is not installed.", remedy)

@@ -26,7 +26,7 @@ def store_facts(store: ObjectStore) -> StoreFacts:
 
     The object has the name of a delta that no record lists. If this process is killed, the next driver deletes it.
     """
-    name = paths.delta(0, f"0-{uuid.uuid4().hex}")
+    name = paths.delta_name(0, f"0-{uuid.uuid4().hex}")
     probe = _Probe(store, name)
     for step, run in probe.steps.items():
         try:

@@ -46,6 +46,7 @@ class FunctionMapSide:
     _names: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Put the key columns first, and remember which attributes they hold."""
         for key in self.keys:
             self.values.update(key.column_values())
         for name, value in self.values.items():

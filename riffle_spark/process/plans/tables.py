@@ -136,6 +136,7 @@ class TableMapSide:
     find_column: str = "found"
 
     def __post_init__(self) -> None:
+        """Choose the columns of both sides. Raises ``ConfigError`` if the structs in the keys of both sides differ."""
         join = self.join
         side = join.table.side
         if [len(key.parts) for key in join.keys[0]] != [len(key.parts) for key in join.keys[1]]:

@@ -158,7 +158,7 @@ class ReadAhead(Generic[_Element]):
         self._window_size = min(self._window_size * 2, KEYS_MAX) if is_next else self._window_min
         scope = self._scope
         end = min(number + self._window_size, scope.key_count)
-        window = scope.reading.elements(self._variable, number, end, scope.now_ms, ELEMENTS_MAX)
+        window = scope.reading.read_elements(self._variable, number, end, scope.now_ms, ELEMENTS_MAX)
         self._elements = None
         self._first = number
         self._end = number + len(window.ends)

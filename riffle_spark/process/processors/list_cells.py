@@ -106,4 +106,4 @@ class ListCells:
 
     def _decode(self, rows: ElementRows, names: pa.Array | None) -> Iterable[Values]:  # noqa: ARG002 - the interface of all cells
         """Return stored rows as tuples for the user. ``names`` is unused."""
-        return self._fields.tuples(self._variable.values(rows.column(structs_of)))
+        return self._fields.tuples(self._variable.values(rows.take_column(structs_of)))

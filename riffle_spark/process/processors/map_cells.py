@@ -51,7 +51,7 @@ class MapCells:
             return None if value is None else self._fields.copy(value)
         if number in self._cleared:
             return None
-        stored = scope.reading.entry(self._variable.name, number, encoded_key, scope.now_ms)
+        stored = scope.reading.read_entry(self._variable.name, number, encoded_key, scope.now_ms)
         return None if stored is None else self._fields.from_arrow(stored)
 
     def contains(self, key: object) -> bool:
@@ -157,7 +157,7 @@ class MapCells:
     def _decode(self, rows: ElementRows, names: pa.Array | None) -> Iterable[_Entry]:
         """Return stored rows as entries. ``names`` are their encoded map keys."""
         assert names is not None, "entries of a map have keys"
-        structs = rows.column(structs_of)
+        structs = rows.take_column(structs_of)
         keys = self._keys.tuples(self._variable.keys(structs))
         values = self._fields.tuples(self._variable.values(structs))
         return map(_Entry, names.to_pylist(), keys, values)

@@ -25,8 +25,8 @@ from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failur
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
-from riffle_spark.process.types.fields import NotText
-from riffle_spark.process.types.missing_modules import failure_remedy
+from riffle_spark.process.types.fields import NOT_TEXT_REMEDY, NotText
+from riffle_spark.process.types.missing_modules import failure_hint
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -214,7 +214,7 @@ class Processing:
         if isinstance(error, NotText):
             problem = f"Cannot convert the processor's input: {error}"
             # Cause: A value cannot be converted to Python, for example a string that is not UTF-8.
-            return UserFunctionError(problem, remedy=error.remedy, where=self._where, id="RIFFLE-0192")
+            return UserFunctionError(problem, remedy=NOT_TEXT_REMEDY, where=self._where, id="RIFFLE-0192")
         if isinstance(error, Misfit):
             text = str(error)
         else:
@@ -222,7 +222,7 @@ class Processing:
         # Cause: The processor's own code raised the error. Nothing of the batch was committed.
         return UserFunctionError(
             f"The processor raised {type(error).__name__}, {step}:\n{text}",
-            remedy=failure_remedy(error, "processor"),
+            remedy=f"Correct the processor, its input or what it imports. {failure_hint(error)}",
             where=self._where,
             id="RIFFLE-0193",
         )

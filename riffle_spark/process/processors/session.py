@@ -47,7 +47,7 @@ class Session:
         now_ms: int,
     ) -> None:
         self._keys = [keys]
-        self._scope = Scope(schema, copy.reading(schema, keys), now_ms, keys.num_rows)
+        self._scope = Scope(schema, copy.open_reading(schema, keys), now_ms, keys.num_rows)
         self.cells: dict[str, Cells] = {
             variable.variable.name: _CELLS[variable.variable.kind](self._scope, variable) for variable in declared
         }

@@ -140,8 +140,12 @@ class DueTimers:
         from_ms = self._from_ms
         count = 1
         reading = self._scope.reading
-        while (until_ms := reading.due_by(from_ms, count)) is not None:
-            unchanged = (ms for rows in reading.due(from_ms, until_ms) for ms in self._unchanged_due_ms(rows, cells))
+        while (until_ms := reading.find_due_time(from_ms, count)) is not None:
+            unchanged = (
+                ms
+                for rows in reading.find_due_elements(from_ms, until_ms)
+                for ms in self._unchanged_due_ms(rows, cells)
+            )
             first_ms = min(unchanged, default=None)
             if first_ms is not None:
                 return first_ms
@@ -171,7 +175,7 @@ class DueTimers:
         """
         if until_ms < self._from_ms:
             return []
-        due = self._scope.reading.due(self._from_ms, until_ms)
+        due = self._scope.reading.find_due_elements(self._from_ms, until_ms)
         self._from_ms = until_ms + 1
         self._expired_elements += [rows for rows in due if rows.variable != TIMER]
         return due

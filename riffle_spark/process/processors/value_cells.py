@@ -80,10 +80,10 @@ class ValueCells:
         """
         scope = self._scope
         end = min(number + WINDOW, scope.key_count)
-        window = scope.reading.elements(self._variable.name, number, end, scope.now_ms, WINDOW_ROWS)
+        window = scope.reading.read_elements(self._variable.name, number, end, scope.now_ms, WINDOW_ROWS)
         stored: dict[int, Values | None] = dict.fromkeys(range(number, number + len(window.ends)))
         if window.ends[-1]:
-            rows = self._fields.tuples(self._variable.values(window.rows.column(structs_of)))
+            rows = self._fields.tuples(self._variable.values(window.rows.take_column(structs_of)))
             stored.update(zip((window.rows.owners + number).tolist(), rows, strict=True))
         values = self._values
         values.update({key: row for key, row in stored.items() if key not in values})

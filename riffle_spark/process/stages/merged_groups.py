@@ -203,7 +203,10 @@ class _StoredFunction:
 
     @staticmethod
     def of(spec: FunctionSpec) -> "_StoredFunction":
-        """Return the function of a specification. Raises ``ConfigError`` if it is not supported."""
+        """Return the function of a specification with its merge function and state columns.
+
+        Raises ``ConfigError`` if it is not supported.
+        """
         types = [buffer.type for buffer in spec.inputs]
         merge = make_merge_function(spec.function, types, spec.options, spec.user_function)
         stored = zip(spec.inputs, merge.state_types(types), strict=True)

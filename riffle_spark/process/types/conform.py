@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.types.missing_modules import failure_remedy
+from riffle_spark.process.types.missing_modules import failure_hint
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
@@ -23,7 +23,7 @@ def call_user_function(function: Callable[..., object], arguments: tuple[object,
         # Cause: The function's own code raised the error. Nothing of the batch was committed.
         raise UserFunctionError(
             f"{function_name(function)} raised {type(error).__name__}:\n{text}",
-            remedy=failure_remedy(error, "function"),
+            remedy=f"Correct the function, its input or what it imports. {failure_hint(error)}",
             where=where,
             id="RIFFLE-0198",
         ) from error

@@ -3,16 +3,25 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from pyarrow import types
 
 from riffle_spark.process.types.converters import RecordMaker, accept_null, make_converter
 from riffle_spark.process.types.simple_converters import Convert, Misfit
-from riffle_spark.state.formats.arrow_values import undecodable
+from riffle_spark.state.formats.arrow_values import find_undecodable
 
-__all__ = ["Fields", "NotText", "Values", "convert_column", "plain_records", "rows_as_tuples", "to_python_list"]
+__all__ = [
+    "NOT_TEXT_REMEDY",
+    "Fields",
+    "NotText",
+    "Values",
+    "convert_column",
+    "plain_records",
+    "rows_as_tuples",
+    "to_python_list",
+]
 
 Values = tuple[object, ...]
 _Converted = TypeVar("_Converted")
@@ -184,13 +193,14 @@ def to_python_list(column: pa.Array | pa.ChunkedArray) -> list[object]:
     return values
 
 
+NOT_TEXT_REMEDY: Final = (
+    "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed, and nothing was "
+    "committed."
+)
+
+
 class NotText(ValueError):
     """A string column has bytes that are not UTF-8. Spark's Arrow conversions refuse them too."""
-
-    remedy = (
-        "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed, and nothing was "
-        "committed."
-    )
 
     def __init__(self, column: str, value: bytes) -> None:
         super().__init__(f"column {column!r} has a string that is not UTF-8: {value[:100]!r}")
@@ -204,7 +214,7 @@ def convert_column(name: str, column: pa.ChunkedArray, convert: Callable[[pa.Chu
     try:
         return convert(column)
     except (ValueError, pa.ArrowException) as error:
-        value = undecodable(column)
+        value = find_undecodable(column)
         if value is None:
             raise
         raise NotText(name, value) from error

@@ -41,7 +41,10 @@ _REMEDIES: Final[Mapping[str, str]] = {
 def _type_error(path: str, type_name: str, remedy: str, where: str = "") -> ConfigError:
     """Return the error for a column, or a part of a column, at ``path`` with a type that state cannot keep."""
     return ConfigError(
-        f"Column {path!r} has type {type_name}, which state cannot keep.", remedy=remedy, where=where, id="RIFFLE-0204"
+        f"Column {path!r} has type {type_name}, which state cannot keep.",
+        remedy=f"Use a type that state can keep. {remedy}",
+        where=where,
+        id="RIFFLE-0204",
     )
 
 

@@ -6,7 +6,7 @@ __all__ = [
     "ARCHIVE_VARIABLES",
     "REQUIREMENTS",
     "ZIP_COMMAND",
-    "failure_remedy",
+    "failure_hint",
     "install_remedy",
     "missing_module_remedy",
 ]
@@ -54,11 +54,12 @@ def install_remedy(requirement: str) -> str:
     )
 
 
-def failure_remedy(error: BaseException, code: str) -> str:
-    """Return the remedy text for an error that user code raised on an executor.
+def failure_hint(error: BaseException) -> str:
+    """Return the end of the remedy for an error that user code raised on an executor.
 
-    ``code`` says what it is: function or processor.
+    It says how to make a missing module available, and that nothing was committed.
     """
+    outcome = "The batch failed, and nothing was committed."
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{missing_module_remedy(error.name)} The batch failed, and nothing was committed."
-    return f"Fix the {code} or its input. The batch failed, and nothing was committed."
+        return f"{missing_module_remedy(error.name)} {outcome}"
+    return outcome

@@ -145,7 +145,9 @@ def _contains_void(kind: pa.DataType) -> bool:
 def _syntax_error(text: str, error: Unreadable) -> ConfigError:
     """Return the error for a DDL text that cannot be parsed, with a pointer to the position."""
     return ConfigError(
-        f"Cannot parse the schema: {error}\n  {text}\n  {' ' * error.position}^", remedy=error.remedy, id="RIFFLE-0206"
+        f"Cannot parse the schema: {error}\n  {text}\n  {' ' * error.position}^",
+        remedy=f"Correct the schema. {error.remedy}",
+        id="RIFFLE-0206",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import meanings_in, operator_in, schema_of_text
+from riffle_spark.state.schemas.store_schema import read_meanings, read_operator_meanings, schema_of_text
 
 __all__ = ["acceptance_warnings", "is_accepted"]
 
@@ -28,7 +28,7 @@ def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], acce
         schema_text = tail.schemas.get(operator.store) if tail is not None else None
         if schema_text is None:
             continue
-        stored = {**meanings_in(schema_text), **operator_in(schema_text)}
+        stored = {**read_meanings(schema_text), **read_operator_meanings(schema_text)}
         declared = {**(operator.meanings or {}), **operator.result_meanings}
         changed_names = _changed_names(stored, declared, case_sensitive=operator.case_sensitive)
         columns = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}

@@ -124,7 +124,7 @@ class Driver:
 
     def stored_rows(self) -> dict[str, int]:
         """Return the number of stored rows by store. A key that is in several parts counts once per part."""
-        return self._log.manifest.rows()
+        return self._log.manifest.count_rows()
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.
@@ -170,7 +170,7 @@ class Driver:
         batch that does not fit the log.
         """
         is_new_run = self._run_id != incoming.run_id
-        if self._log.unclear:
+        if self._log.is_unclear:
             self._settle_append(is_new_run=is_new_run)
         if is_new_run:
             self._fenced = None
@@ -204,7 +204,7 @@ class Driver:
         for a new run, which appends its own claim next.
         """
         try:
-            tail = self._log.settle()
+            tail = self._log.settle_append()
         except FencedError:
             if not is_new_run:
                 raise
@@ -383,7 +383,7 @@ class Driver:
         caches = {operator.store for operator in operators if not operator.durable}
         durable_receipts = [receipt for receipt in receipts if receipt.store not in caches]
         snapshots = self._upkeep.entries_with_snapshots(manifest, self.ownership)
-        changes = {**snapshots, **changes_of(manifest.changed(snapshots), durable_receipts)}
+        changes = {**snapshots, **changes_of(manifest.with_entries(snapshots), durable_receipts)}
         tail = self._log.tail
         assert tail is not None
         draft = batch_record(
@@ -398,7 +398,7 @@ class Driver:
         )
         promised = self._upkeep.promise(tail.sequence + 1)
         draft = replace(draft, promised=promised, orders=self._idle_loop.requests_for_record())
-        record = self._log.append(draft, manifest.changed(changes))
+        record = self._log.append(draft, manifest.with_entries(changes))
         self._upkeep.record_commit(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)

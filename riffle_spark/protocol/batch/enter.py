@@ -14,7 +14,12 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in, operator_in
+from riffle_spark.state.schemas.store_schema import (
+    check_encryption_key,
+    read_encryption_key,
+    read_meanings,
+    read_operator_meanings,
+)
 
 __all__ = [
     "Decision",
@@ -172,7 +177,7 @@ def check_matches_stored_state(
         read_requests(tail.orders)
         _check_same_state(tail, settings, operators, root)
         for schema_text in tail.schemas.values():
-            check_key(schema_text, key_id, root)
+            check_encryption_key(schema_text, key_id, root)
         if decision is Decision.REPEAT:
             _check_sealed_rows_have_sinks(tail, operators, root)
     check_initial(tail, settings.dispatch, operators)
@@ -225,7 +230,9 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
             where="key_groups",
             id="RIFFLE-0219",
         )
-    encrypted_store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)
+    encrypted_store = next(
+        (store for store, text in tail.schemas.items() if read_encryption_key(text) is not None), None
+    )
     if encrypted_store is not None and settings.encryption_keys is None:
         raise ConfigError(
             f"The state of store {encrypted_store!r} in {root} is encrypted, but `encryption_keys` is not set.",
@@ -279,7 +286,7 @@ def check_schemas(
         schema_text = stored.get(operator.store)
         if schema_text is None:
             continue
-        if operator.meanings is None and meanings_in(schema_text):
+        if operator.meanings is None and read_meanings(schema_text):
             # Cause: A `Stateful` job was started on state that a wrapped query has taken over.
             raise ConfigError(
                 f"The state of store {operator.store!r} belongs to a query that riffle_spark.on has wrapped.",
@@ -300,7 +307,7 @@ def check_schemas(
                 id="RIFFLE-0223",
             )
         if operator.durable:
-            _check_results(operator, operator_in(schema_text), accepted)
+            _check_results(operator, read_operator_meanings(schema_text), accepted)
 
 
 def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Sequence[str]) -> None:

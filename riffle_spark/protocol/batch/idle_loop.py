@@ -191,7 +191,7 @@ class IdleLoop:
         clock_seconds = self._ports.clock.seconds()
         if tail is None or self._backoff.is_delayed(_RECORD, clock_seconds):
             return False
-        if self._log.unclear:
+        if self._log.is_unclear:
             self._settle_append(clock_seconds)
         elif self._current_requests().differs_from(read_requests(tail.orders)):
             self._append(tail, clock_seconds)
@@ -209,7 +209,7 @@ class IdleLoop:
         draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
         self._ports.reached("before requests")
         try:
-            record = self._log.append(draft, manifest.changed(snapshots))
+            record = self._log.append(draft, manifest.with_entries(snapshots))
         except UnavailableError:
             self._backoff.record_failure(_RECORD, clock_seconds)
             raise
@@ -224,7 +224,7 @@ class IdleLoop:
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append without an answer was committed, and start upkeep at the newest record."""
         try:
-            tail = self._log.settle()
+            tail = self._log.settle_append()
         except UnavailableError:
             self._backoff.record_failure(_RECORD, clock_seconds)
             raise

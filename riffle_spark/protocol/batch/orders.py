@@ -63,7 +63,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         watermark_ms=_due_watermark_ms(run, operator),
         slots=layout.of(operator.store).key_groups_by_slot(),
         entries={
-            key_group: entry.recent(_LINKS_SENT)
+            key_group: entry.cut_to_last(_LINKS_SENT)
             for (store, key_group), entry in entries.items()
             if store == operator.store
         },

@@ -11,7 +11,7 @@ from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import with_key
+from riffle_spark.state.schemas.store_schema import with_encryption_key
 
 __all__ = [
     "Stamp",
@@ -88,7 +88,7 @@ def batch_record(
     """
     shards = ownership.placement.shards
     schemas = {
-        operator.store: with_key(operator.schema_after(tail.schemas, tail.epoch), key_id)
+        operator.store: with_encryption_key(operator.schema_after(tail.schemas, tail.epoch), key_id)
         for operator in operators
         if operator.durable
     }

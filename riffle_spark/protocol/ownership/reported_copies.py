@@ -116,7 +116,7 @@ class ReportedCopies:
             previous = manifest.entries.get(address, EMPTY)
             if entry.snapshot is None or entry.snapshot == previous.snapshot:
                 continue
-            rest = previous.after(entry.snapshot.head)
+            rest = previous.links_after(entry.snapshot.head)
             if rest is None:
                 self._trails.pop(address, None)
                 continue
@@ -146,13 +146,13 @@ class ReportedCopies:
 
     def _links_after(self, head: Head, address: Address, entry: Entry) -> tuple[Link, ...] | None:
         """Return the links from ``head`` to the head of ``entry``, or ``None`` if ``head`` is on no known chain."""
-        links = entry.after(head)
+        links = entry.links_after(head)
         if links is not None or address not in self._trails:
             return links
         trail = self._trails[address]
         if not trail.links or entry.base != trail.links[-1][1].head:
             return None
-        removed = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).after(head)
+        removed = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).links_after(head)
         return None if removed is None else (*removed, *entry.chain)
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:

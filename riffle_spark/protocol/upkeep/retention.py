@@ -82,7 +82,7 @@ class Retention:
         for (store, key_group), entry in changes.items():
             replaced = manifest.entries.get((store, key_group), EMPTY).snapshot
             if replaced is not None and replaced != entry.snapshot:
-                self._retired.append((record.sequence, paths.snapshot(store, key_group, replaced.id)))
+                self._retired.append((record.sequence, paths.snapshot_name(store, key_group, replaced.id)))
 
     def retire(self, sequence: int, names: Iterable[str]) -> None:
         """Record names of this driver's objects that no record will list.
@@ -121,7 +121,7 @@ class Retention:
         while self._retired and self._retired[0][0] <= min(oldest, promised):
             deletable.append(self._retired.popleft()[1])
         keep_from = max(self._first_kept, needed)
-        deletable += [paths.record(sequence) for sequence in range(self._first_kept, keep_from)]
+        deletable += [paths.record_name(sequence) for sequence in range(self._first_kept, keep_from)]
         self._first_kept = keep_from
         return deletable
 
@@ -150,7 +150,7 @@ def find_orphans(
     """
     deletable = []
     for name in names:
-        parsed = paths.parse(name)
+        parsed = paths.parse_object_name(name)
         if parsed is None or name in listed:
             continue
         if parsed.kind == "delta":
@@ -165,7 +165,7 @@ def find_orphans(
 def _is_superseded(objects: ObjectStore, tail: Record) -> bool:
     """Return whether another epoch has appended after ``tail``, or ``tail`` is gone or replaced. Sends two requests."""
     log = Log(objects, "")
-    if any(record.epoch != tail.epoch for record in log.after(tail.sequence)):
+    if any(record.epoch != tail.epoch for record in log.records_after(tail.sequence)):
         return True
     stored = log.find(tail.sequence)
     return stored is None or stored.commit_id != tail.commit_id

@@ -101,10 +101,10 @@ def scan(
         for record_names in log.listed_objects(chain(retained, _records_after(log, tail, deletes)), begin):
             listed |= record_names
             yield
-    yield from delete([paths.record(sequence) for sequence in range(begin, oldest_kept.full)])
+    yield from delete([paths.record_name(sequence) for sequence in range(begin, oldest_kept.full)])
     if is_complete:
         yield from delete(find_orphans(names, listed, tail.epoch, tail.version, may_be_listed))
-        yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
+        yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record_name(begin)])
     # What only the promise retains is left for another scan soon.
     return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
 
@@ -116,25 +116,25 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
     not the first: its put was applied very late. Raises an error if the LIST does not show ``tail``.
     """
     record_names = (name for name in names if name.startswith(paths.LOG))
-    listed = [sequence for sequence in map(paths.record_sequence, record_names) if sequence is not None]
+    listed = [sequence for sequence in map(paths.parse_record_name, record_names) if sequence is not None]
     if tail.sequence not in listed:
         raise _tail_not_listed_error(objects, tail, max(listed, default=0))
     begin = min(listed if first is None else [first, *listed])
-    while begin > 0 and objects.exists(paths.record(begin - 1)):
+    while begin > 0 and objects.exists(paths.record_name(begin - 1)):
         begin -= 1
-    while begin < tail.sequence and not objects.exists(paths.record(begin)):
+    while begin < tail.sequence and not objects.exists(paths.record_name(begin)):
         begin += 1
     if tail.promised - begin <= len(listed) and {*range(begin, tail.promised)} <= {*listed}:
         return begin
     promised = Log(objects, "").find(tail.promised)
-    if promised is None or not objects.exists(paths.record(promised.full)):
+    if promised is None or not objects.exists(paths.record_name(promised.full)):
         return begin  # the log is damaged; reading it raises the error
     return first_sequence(objects, [begin, *listed], promised.full) if begin < promised.full else begin
 
 
 def _tail_not_listed_error(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
     """Return the error for a LIST that does not show ``tail``. ``newest`` is the last record in it."""
-    name = paths.record(tail.sequence)
+    name = paths.record_name(tail.sequence)
     if objects.exists(name):
         # Cause: The store's LIST lags behind its writes.
         return UnavailableError(
@@ -181,7 +181,7 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
 
 def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:
     """Yield the records after ``tail``, and pass each to ``deletes``. Raises ``FencedError`` at another epoch."""
-    for record in log.after(tail.sequence):
+    for record in log.records_after(tail.sequence):
         if record.epoch != tail.epoch:
             raise _fenced_error(record.sequence, "was appended by another driver")
         deletes.set_tail(record)
@@ -194,7 +194,7 @@ def _fenced_error(sequence: int, reason: str) -> FencedError:
     return FencedError(
         f"Record {sequence} {reason}.",
         remedy="Stop this query, because a newer driver owns its state.",
-        where=paths.record(sequence),
+        where=paths.record_name(sequence),
         id="RIFFLE-0246",
     )
 

@@ -84,7 +84,7 @@ def list_snapshots(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, 
     """
     changes: dict[Address, Entry] = {}
     for address, snapshot in taken_snapshots:
-        entry = changes.get(address, manifest.entry(*address)).replaced(snapshot)
+        entry = changes.get(address, manifest.entry(*address)).replace_by_snapshot(snapshot)
         if entry is not None:
             changes[address] = entry
     return changes
@@ -153,7 +153,7 @@ class TakenSnapshots:
         """Record the snapshots that the receipts name, and count ordered ones that they do not name as lost."""
         with self._lock:
             self._running_calls -= 1
-            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
+            self._names |= {paths.snapshot_name(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             ordered = sum(len(order.snapshots) for order in orders.values())
             self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
@@ -178,4 +178,6 @@ class TakenSnapshots:
     def forget_before(self, epoch: int) -> None:
         """Forget snapshots of earlier epochs: no record will list them."""
         with self._lock:
-            self._names = {name for name in self._names if (parsed := paths.parse(name)) and parsed.epoch >= epoch}
+            self._names = {
+                name for name in self._names if (parsed := paths.parse_object_name(name)) and parsed.epoch >= epoch
+            }

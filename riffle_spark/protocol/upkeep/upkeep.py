@@ -192,13 +192,13 @@ class Upkeep:
         self._promised = record.promised
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
-        unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
+        unused = [paths.snapshot_name(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
         self._retention.retire(record.sequence, unused)
         self._forget_taken()
 
     def _forget_taken(self) -> None:
         """Forget the snapshots that no record lists yet."""
-        self._rounds.taken.forget(paths.snapshot(*address, snapshot.id) for address, snapshot in self._taken)
+        self._rounds.taken.forget(paths.snapshot_name(*address, snapshot.id) for address, snapshot in self._taken)
         self._taken.clear()
 
     @property

@@ -174,18 +174,20 @@ def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all li
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. With ``eager`` they are computed now.
+    """Return a frame whose rows are stored on the executors. An eager one computes them now.
 
-    Spark 3.5 has no argument for the level. But an RDD that is marked for a local checkpoint accepts another level.
+    Spark 3.5 has no argument for the level, but an RDD that is marked for a local checkpoint accepts another level.
+    The plan of the checkpoint has the partitioning of ``cogrouped``, with a column that the frame does not have. Spark
+    3.5 cannot join such a frame with itself. So the returned frame has another plan of the same RDD.
     """
-    if level == StorageLevel.MEMORY_AND_DISK:
-        return frame.localCheckpoint(eager=eager)
-    stored = frame.localCheckpoint(eager=False)
-    rdd = stored._jdf.queryExecution().analyzed().rdd()
-    rdd.persist(frame.sparkSession.sparkContext._getJavaStorageLevel(level))
+    spark = frame.sparkSession
+    plan = frame.localCheckpoint(eager=False)._jdf
+    rdd = plan.queryExecution().analyzed().rdd()
+    if level != StorageLevel.MEMORY_AND_DISK:
+        rdd.persist(spark.sparkContext._getJavaStorageLevel(level))
     if eager:
         rdd.doCheckpoint()
-    return stored
+    return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, plan.schema(), False), spark)
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
@@ -194,8 +196,14 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def conf_of(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration by name, without its JVM."""
-    return {row[0]: row[1] for row in spark.sql("SET").collect()}
+    """Refuse a session of Spark Connect."""
+    # Cause: The result of a batch is stored as a local checkpoint, which Spark Connect has since Spark 4.
+    raise ConfigError(
+        f"Spark Connect of Spark {spark.version} cannot store the result of a batch.",
+        remedy="Use a classic session, or Spark 4.",
+        where="spark",
+        id="RIFFLE-1001",
+    )
 
 
 def error_of_class(error: type[_Error], name: str, parameters: Mapping[str, str]) -> _Error:

@@ -339,7 +339,7 @@ def _read(home_json: str, store: str, schema: pa.Schema, batches: Batches) -> Ba
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
-            rows = _with_letter_column(reader.outputs(store, [link])[link], schema)
+            rows = _with_letter_column(reader.read_outputs(store, [link])[link], schema)
             yield from _cast_to_output(rows, schema).to_batches()
 
 

@@ -279,7 +279,7 @@ def user_aggregate(function: UserAggregate) -> Callable[..., SparkColumn]:
         )
     for ddl in (function.rows, function.state):
         schema_of_ddl(ddl)
-    check_importable("pandas", "user_aggregate", "Run pip install 'pandas>=2.2,<3' on driver and executors.")
+    check_importable("pandas", "user_aggregate", "pandas>=2.2,<3", " on driver and executors")
     import pandas as pd
 
     def aggregate_group(*columns: pd.Series) -> object:

@@ -21,8 +21,8 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
 from riffle_spark.process.processors.processing import collect_garbage_rarely
 from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
-from riffle_spark.process.types.fields import NotText
-from riffle_spark.process.types.missing_modules import failure_remedy
+from riffle_spark.process.types.fields import NOT_TEXT_REMEDY, NotText
+from riffle_spark.process.types.missing_modules import failure_hint
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.compat import error_of_class
 from riffle_spark.spark.processors import pandas_form, pandas_output
@@ -281,7 +281,7 @@ def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionEr
         # Cause: A value cannot be converted to pandas, for example a string that is not UTF-8.
         return UserFunctionError(
             f"Cannot convert the input of the function: {error}",
-            remedy=error.remedy,
+            remedy=NOT_TEXT_REMEDY,
             where=f"store {store!r}",
             id="RIFFLE-0319",
         )
@@ -290,7 +290,7 @@ def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionEr
     # Cause: The function's own code raised the error. Nothing of the batch was committed.
     return UserFunctionError(
         f"The function raised {type(error).__name__} {place}:\n{trace}",
-        remedy=failure_remedy(error, "function"),
+        remedy=f"Correct the function, its input or what it imports. {failure_hint(error)}",
         where=f"store {store!r}",
         id="RIFFLE-0320",
     )

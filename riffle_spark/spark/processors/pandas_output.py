@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_type
 
-from riffle_spark.state.formats.arrow_casts import with_nan_for_null
+from riffle_spark.state.formats.arrow_casts import replace_nulls_by_nan
 
 __all__ = ["NO_LIMIT", "PandasOptions", "PandasOutput"]
 
@@ -163,7 +163,7 @@ class _Column:
                 raise
             array = pa.Array.from_pandas(series, mask=mask).cast(target_type=self._field.type, safe=self._safe)
         array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-        return with_nan_for_null(array, self._field)
+        return replace_nulls_by_nan(array, self._field)
 
     def _problem(self, series: pd.Series) -> str:
         """Return PySpark's error text for a series that does not convert."""

@@ -38,7 +38,7 @@ _STORES: Final = "riffle.stores"
 _OPTIONS: Final = (_ROOT, _STORES, stored_stages.ACCEPT, stored_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
 _SLASHES: Final = re.compile(":/+")
 _TRIGGERS: Final = ("availableNow", "once", "processingTime")
-_ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
+_ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://", "gs": "gs://", "abfss": "abfss://"}
 """Schemes of checkpoints that can also hold the state, and the prefix of such a root."""
 
 
@@ -257,7 +257,7 @@ def _root_in(spark: SparkSession, checkpoint: str) -> str:
     folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
     scheme, _, path = folder.partition(":")
     if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
-        # Cause: Without a root, state is stored in the checkpoint. This needs S3, or a local disk in local mode.
+        # Cause: Without a root, state is stored in the checkpoint. This needs an object store, or a disk in local mode.
         raise ConfigError(
             f"The query has no root, and its checkpoint {folder} cannot hold the state.",
             remedy="Set riffle_spark.on(events, root='s3://bucket/prefix') or spark.riffle.root.",

@@ -13,7 +13,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import stage_kind, strip_store_number
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema
-from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings, schema_of_text
 
 __all__ = ["ACCEPT", "TAKE_OVER", "check_mode", "check_stored"]
 
@@ -32,7 +32,7 @@ def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str,
     """
     for stage in stages:
         schema = stored.get(stage.store, {})
-        if stage.buffers is None or stage.late is None or not meanings_in(schema):
+        if stage.buffers is None or stage.late is None or not read_meanings(schema):
             continue
         deletes_windows = "due" in schema
         if deletes_windows == (mode != "complete"):
@@ -64,10 +64,10 @@ def check_stored(
         )
     for stage in stages:
         schema = stored.get(stage.store, {})
-        if stage.buffers is not None and "state" in schema and not meanings_in(schema):
+        if stage.buffers is not None and "state" in schema and not read_meanings(schema):
             _check_take_over(stage, schema_of_text(stage.store, schema), accepted, taken_over)
         else:
-            _check_meanings(stage, meanings_in(schema), accepted)
+            _check_meanings(stage, read_meanings(schema), accepted)
     stores = {stage.store for stage in stages}
     unused = sorted(stored.keys() - stores)
     _check_new_stores(sorted(stores - stored.keys()), unused, accepted)

@@ -197,7 +197,7 @@ def check_file_system(spark: SparkSession, path: str) -> None:
         _file_system(spark, path)
     except Exception as error:
         if not any(mentions(error, text) for text in _NO_FILE_SYSTEM):
-            raise
+            return  # For example an unknown host: reading the checkpoint raises it again.
         scheme = path.partition(":")[0]
         version = looked_up(context(spark)._jvm, "org.apache.hadoop.util.VersionInfo", "getVersion")()
         remedy = "Add the Hadoop connector of this scheme to Spark (--packages), or use another location."

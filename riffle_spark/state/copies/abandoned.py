@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from riffle_spark.private_folders import is_private, open_regular
-from riffle_spark.state.copies.disk import incoming_files, is_member
+from riffle_spark.state.copies.disk import is_member_name, list_incoming_files
 from riffle_spark.state.copies.stack import LIST, Stacks
 
 __all__ = [
-    "is_dead",
-    "is_free",
+    "has_process_ended",
+    "is_owner_dead",
     "lock_claims",
     "lock_exclusively",
     "owner_files",
@@ -40,17 +40,18 @@ def lock_claims(base: Path) -> Iterator[list[Path]]:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW  # a FIFO does not block
     with os.fdopen(os.open(base / ".claims", flags, 0o600), "a") as lock_file:
-        _lock(lock_file)
+        _acquire_lock(lock_file)
         yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owner_files(base))]
 
 
 def owner_files(base: Path) -> list[Path]:
     """Return the ``owner`` files of the members' folders below ``base`` that only this user can write to."""
-    owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
+    owners = [owner for owner in base.glob("m*/owner") if is_member_name(owner.parent.name) and owner.is_file()]
     return [owner for owner in owners if is_private(owner.parent)]
 
 
-def _lock(file: TextIO) -> None:
+def _acquire_lock(file: TextIO) -> None:
+    """Lock a file, waiting up to 30 s. Raises ``TimeoutError`` if another process holds the lock for longer."""
     for _ in range(_LOCK_TRIES):
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,19 +61,24 @@ def _lock(file: TextIO) -> None:
     raise TimeoutError(f"Another process has held the lock {file.name} for {seconds:g} s.")
 
 
-def is_free(owner: Path, live: Collection[str]) -> bool:
-    """Return whether a folder's owner is dead: it is not among the ``live`` owners, or its process has ended here."""
+def is_owner_dead(owner: Path, live: Collection[str]) -> bool:
+    """Return whether the folder with this ``owner`` file is free: its owner is not among the ``live`` owners, or the
+    owner's process has ended on this machine.
+    """
     if owner.read_text(errors="replace") not in live:
         return True
     try:
-        return is_dead((owner.parent / "process").read_text(errors="replace"))
+        return has_process_ended((owner.parent / "process").read_text(errors="replace"))
     except OSError:
         return False
 
 
 @contextmanager
 def lock_exclusively(owner: Path) -> Iterator[bool]:
-    """Lock a folder by its ``owner`` file against every use. Yield whether that worked: it fails while it is in use."""
+    """Lock the folder with this ``owner`` file against every use.
+
+    Yield whether that worked; it fails while the folder is in use.
+    """
     with os.fdopen(open_regular(owner)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,15 +89,15 @@ def lock_exclusively(owner: Path) -> Iterator[bool]:
 
 
 def remove_leftovers(folder: Path, added_before: float = 0.0) -> None:
-    """Remove files that no stack lists, unfinished sealed files, and partly fetched snapshots not added to since
-    ``added_before`` (Unix time, seconds).
+    """Remove unfinished files from a member's folder: files that no stack lists, unfinished sealed files, and partly
+    fetched snapshots that were not added to since ``added_before`` (Unix time, seconds).
 
     The caller must have locked the folder against every use.
     """
     _remove_unlisted_parts(folder)
     for part in [path for path in (folder / "sealed").glob("*.part") if path.is_file()]:
         part.unlink(missing_ok=True)
-    for file in incoming_files(folder / "incoming"):
+    for file in list_incoming_files(folder / "incoming"):
         if file.path.stat().st_mtime < added_before:
             file.path.unlink(missing_ok=True)
 
@@ -105,7 +111,7 @@ def _remove_unlisted_parts(folder: Path) -> None:
             stack = stacks.read(key_group)
             if stack is not None:
                 listed |= {part.file for part in stack.parts}
-                listed.add(f"stacks/{store}/{stacks.newest(key_group)}")
+                listed.add(f"stacks/{store}/{stacks.newest_list(key_group)}")
     files = [*folder.glob("stacks/*/*.part"), *folder.glob(f"stacks/*/*{LIST}"), *folder.glob("fetched/*")]
     for path in files:
         if str(path.relative_to(folder)) not in listed and path.is_file():
@@ -120,14 +126,17 @@ def remove_folders(base: Path, live: Collection[str], used_before: float) -> int
     """
     with lock_claims(base) as owners:
         old = [owner for owner in owners if owner.stat().st_mtime < used_before]
-        removed = sum(_hide(owner, live) for owner in old)
+        removed = sum(_hide_folder(owner, live) for owner in old)
     for hidden in base.glob(f"{_REMOVED}*"):
         shutil.rmtree(hidden, ignore_errors=True)
     return removed
 
 
-def _hide(owner: Path, live: Collection[str]) -> bool:
-    """Rename a dead owner's folder, so that its many files are deleted after the lock of all claims is released."""
+def _hide_folder(owner: Path, live: Collection[str]) -> bool:
+    """Rename a dead owner's folder so that it can be deleted after the lock of all claims is released.
+
+    Return ``False`` if it is in use.
+    """
     with suppress(FileNotFoundError), lock_exclusively(owner) as is_locked:
         if is_locked and owner.read_text(errors="replace") not in live:
             owner.parent.rename(owner.parent.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
@@ -138,19 +147,20 @@ def _hide(owner: Path, live: Collection[str]) -> bool:
 def process_name(pid: int) -> str:
     """Return a name that identifies a running process on this machine, or an empty text if it cannot be determined."""
     started = _start_time(pid)
-    namespace = _namespace()
+    namespace = _pid_namespace()
     return f"{pid} {started} {namespace}" if started and namespace else ""
 
 
-def is_dead(name: str) -> bool:
-    """Return whether the process of that name has certainly ended."""
+def has_process_ended(name: str) -> bool:
+    """Return whether the process with this name, from ``process_name``, has certainly ended."""
     words = name.split()
-    if len(words) != 3 or not words[0].isdecimal() or words[2] != _namespace():
+    if len(words) != 3 or not words[0].isdecimal() or words[2] != _pid_namespace():
         return False
     return _start_time(int(words[0])) != words[1]
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
+    """Return the name of this process's PID namespace, or an empty text if it is unknown."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -16,16 +16,16 @@ __all__ = [
     "DiskUse",
     "IncomingFile",
     "SealedFile",
-    "damaged",
+    "damaged_copy_error",
     "default_local_dir",
-    "disk_refused",
-    "fetched_files",
-    "incoming_files",
-    "is_member",
-    "is_refusal",
+    "disk_refused_error",
+    "is_disk_refusal",
+    "is_member_name",
+    "list_fetched_files",
+    "list_incoming_files",
+    "list_sealed_files",
     "read_disk_use",
     "refuse_network",
-    "sealed_files",
 ]
 
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -65,15 +65,15 @@ def default_local_dir(environment: Mapping[str, str]) -> str:
     return tempfile.gettempdir()
 
 
-def is_refusal(error: OSError) -> bool:
+def is_disk_refusal(error: OSError) -> bool:
     """Return whether an error of a local file means that its disk refuses to work."""
     return error.errno in _REFUSALS
 
 
-def disk_refused(problem: str, where: Path) -> LocalDiskError:
-    """Return the error for a local disk that refuses to work."""
+def disk_refused_error(problem: str, where: Path) -> LocalDiskError:
+    """Return the error for a local disk that refuses to work at ``where``."""
     return LocalDiskError(
-        problem,
+        f"The local disk failed. {problem}",
         remedy="Free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to. "
         "Nothing is lost: copies are rebuilt.",
         where=str(where),
@@ -101,7 +101,7 @@ def read_disk_use(path: Path) -> DiskUse:
 
 def refuse_network(base: Path) -> None:
     """Raise ``ConfigError`` if ``base`` is on a network file system: mapped files and locks need a local disk."""
-    file_system = _file_system(base.resolve())
+    file_system = _find_file_system(base.resolve())
     if file_system in _NETWORK_FILE_SYSTEMS:
         raise ConfigError(
             f"Local copies need a local disk, but {base} is on a network file system ({file_system}).",
@@ -111,7 +111,8 @@ def refuse_network(base: Path) -> None:
         )
 
 
-def _file_system(path: Path) -> str:
+def _find_file_system(path: Path) -> str:
+    """Return the type of the file system that holds ``path``, such as ``nfs4``, or an empty text if it is unknown."""
     try:
         mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:
@@ -119,14 +120,15 @@ def _file_system(path: Path) -> str:
     innermost = ""
     longest = -1
     for escaped_point, file_system in mounts:
-        point = os.fsdecode(_ESCAPED.sub(_unescaped, escaped_point))
+        point = os.fsdecode(_ESCAPED.sub(_unescape, escaped_point))
         if path.is_relative_to(point) and len(point) >= longest:  # the last mount at one point covers the others
             longest = len(point)
             innermost = os.fsdecode(file_system)
     return innermost
 
 
-def _unescaped(escape: re.Match[bytes]) -> bytes:
+def _unescape(escape: re.Match[bytes]) -> bytes:
+    """Return the character of an octal escape in the list of mounts."""
     return bytes([int(escape[1], 8)])
 
 
@@ -134,8 +136,8 @@ class DamagedCopy(CorruptStateError):
     """A local copy cannot be read. Nothing is lost: ``where`` names its file, and it is rebuilt from the store."""
 
 
-def damaged(problem: object, where: Path | str) -> DamagedCopy:
-    """Return the error for a copy that cannot be read."""
+def damaged_copy_error(problem: object, where: Path | str) -> DamagedCopy:
+    """Return the error for a local copy that cannot be read. ``where`` is its file."""
     # Cause: The disk or another process altered the file after it was written.
     return DamagedCopy(
         f"A local copy is damaged: {problem}",
@@ -161,28 +163,29 @@ class IncomingFile(NamedTuple):
     path: Path
 
 
-def is_member(name: str) -> bool:
-    """Return whether a folder's name is a member's."""
+def is_member_name(name: str) -> bool:
+    """Return whether the name of a folder is a member's."""
     return _MEMBER.match(name) is not None
 
 
-def sealed_files(folder: Path) -> list[SealedFile]:
-    """Return the deltas in ``folder`` that this member sealed, newest first."""
-    return _delta_files(folder, _SEALED)
+def list_sealed_files(folder: Path) -> list[SealedFile]:
+    """Return the files in ``folder`` with deltas that this member wrote itself, newest first."""
+    return _list_delta_files(folder, _SEALED)
 
 
-def fetched_files(folder: Path) -> list[SealedFile]:
-    """Return the files in ``folder`` with parts of deltas that other members sealed, newest first."""
-    return _delta_files(folder, _FETCHED)
+def list_fetched_files(folder: Path) -> list[SealedFile]:
+    """Return the files in ``folder`` with parts of deltas that other members wrote, newest first."""
+    return _list_delta_files(folder, _FETCHED)
 
 
-def _delta_files(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
+def _list_delta_files(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
+    """Return the files in ``folder`` whose names match ``names`` (version and attempt), newest first."""
     matches = ((path, names.match(path.name)) for path in folder.glob("*"))
     files = [SealedFile(int(match[1]), match[2], path) for path, match in matches if match and path.is_file()]
     return sorted(files, key=lambda file: (-file.version, file.attempt))
 
 
-def incoming_files(folder: Path) -> list[IncomingFile]:
+def list_incoming_files(folder: Path) -> list[IncomingFile]:
     """Return the partly fetched snapshots below ``folder``."""
     matches = ((path, _INCOMING.match(path.name)) for path in folder.glob("*/*"))
     return [

@@ -17,7 +17,7 @@ from riffle_spark.state.copies import elements
 from riffle_spark.state.copies.reading import CopyRuns, DueElements, Reading
 from riffle_spark.state.copies.run import Hashes, Indices
 from riffle_spark.state.formats.due_times import NEVER_MS
-from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows
 from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["ElementColumns", "ElementKeys", "VariableElements"]
@@ -64,11 +64,13 @@ class ElementColumns:
         schema: VariableColumns, requested: ElementKeys, copies: Mapping[int, CopyRuns], until_ms: int
     ) -> "ElementColumns":
         """Read the requested keys, and all elements of ``copies`` (by key-group) that are due until ``until_ms``."""
-        readings = {key_group: copy.reading(schema, requested.keys.slice(0, 0)) for key_group, copy in copies.items()}
+        readings = {
+            key_group: copy.open_reading(schema, requested.keys.slice(0, 0)) for key_group, copy in copies.items()
+        }
         due = [
             (key_group, elements_due)
             for key_group, reading in sorted(readings.items())
-            for elements_due in reading.due(reading.first_ms, until_ms)
+            for elements_due in reading.find_due_elements(reading.first_ms, until_ms)
             if elements_due.variable in schema.by_name
         ]
         spans = {key_group: (start, end) for key_group, start, end in requested.spans}
@@ -88,7 +90,7 @@ class ElementColumns:
                 name: _read_variable(schema, name, requested, copies, [e for e in extra if e.due.variable == name])
                 for name in schema.by_name
             },
-            {key_group: _next_ms(reading, until_ms + 1) for key_group, reading in readings.items()},
+            {key_group: _find_next_ms(reading, until_ms + 1) for key_group, reading in readings.items()},
         )
 
 
@@ -101,7 +103,9 @@ class _ExtraElements(NamedTuple):
 
 
 def _places_of_other_keys(requested: ElementKeys, span: tuple[int, int], due: DueElements) -> Indices:
-    """Return the places of the due elements whose keys are not among a key-group's requested keys."""
+    """Return the places in ``due`` of the elements whose keys are not among a key-group's requested keys, which are
+    ``span`` of all requested keys.
+    """
     keys = requested.keys.slice(span[0], span[1] - span[0])
     hashes = requested.hashes[slice(*span)]
     matches = np.flatnonzero(np.isin(due.hashes, hashes))
@@ -109,7 +113,9 @@ def _places_of_other_keys(requested: ElementKeys, span: tuple[int, int], due: Du
         return np.arange(len(due.hashes))
     by_hash = np.argsort(hashes)
     places = by_hash[np.searchsorted(hashes, due.hashes[matches], sorter=by_hash)]
-    if len(differing(due.keys.take(pa.array(matches)), keys.take(pa.array(places)))):  # two keys have one hash
+    if len(
+        find_differing_rows(due.keys.take(pa.array(matches)), keys.take(pa.array(places)))
+    ):  # two keys have one hash
         is_requested = pc.is_in(encode_keys(due.keys.columns), value_set=encode_keys(keys.columns))
         return np.flatnonzero(~is_requested.to_numpy(zero_copy_only=False))
     return np.delete(np.arange(len(due.hashes)), matches)
@@ -129,12 +135,12 @@ def _read_variable(
     ids = [np.empty(0, np.int64)]
     dues = [np.empty(0, np.int64)]
     tables = [variable.value.empty_table()]
-    rows = _current_rows(name, requested, copies, next_ids)
+    rows = _read_current_rows(name, requested, copies, next_ids)
     if rows is not None:
         owners.append(rows.owners.astype(np.int64))
         ids.append(rows.ids)
-        dues.append(rows.dues())
-        tables = [variable.values(rows.column(elements.structs_of))]
+        dues.append(rows.due_times_ms())
+        tables = [variable.values(rows.take_column(elements.structs_of))]
     for due, places, first_key in extra:
         owners.append(np.arange(first_key, first_key + len(places)))
         ids.append(due.ids[places])
@@ -144,12 +150,12 @@ def _read_variable(
     return VariableElements(np.concatenate(owners), np.concatenate(ids), values, np.concatenate(dues), next_ids)
 
 
-def _current_rows(
+def _read_current_rows(
     name: str, requested: ElementKeys, copies: Mapping[int, CopyRuns], next_ids: Indices
 ) -> elements.ElementRows | None:
     """Return a variable's current rows of the requested keys of all key-groups, or ``None`` if there is none.
 
-    Raises the ``next_ids`` above all ids that are found.
+    Updates ``next_ids`` in place, so that each is above all ids of its key.
     """
     runs: list[elements.ElementRun] = []
     places: list[Indices] = []
@@ -168,14 +174,14 @@ def _current_rows(
                 owners.append(np.repeat(start + hits, ends[hits] - starts[hits]))
     if not runs:
         return None
-    rows = elements.ElementRows(runs, places, np.concatenate(owners)).newest()
-    return rows.select(~rows.deleted())
+    rows = elements.ElementRows(runs, places, np.concatenate(owners)).select_newest()
+    return rows.select(~rows.deleted_mask())
 
 
-def _next_ms(reading: Reading, from_ms: int) -> int:
-    """Return a time at or after ``from_ms``. Nothing is due before it.
+def _find_next_ms(reading: Reading, from_ms: int) -> int:
+    """Return a time at or after ``from_ms`` before which nothing else is due.
 
-    An element that was removed before its time may be the reason. Then the next look finds nothing, which is harmless.
+    It may be the time of an element that was removed before. Then the next search finds nothing, which is harmless.
     """
-    due_ms = reading.due_by(max(from_ms, reading.first_ms), 0)
+    due_ms = reading.find_due_time(max(from_ms, reading.first_ms), 0)
     return NEVER_MS if due_ms is None else due_ms

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from riffle_spark.columns import Mask, Offsets, one_array, positions_of
 from riffle_spark.state.copies.run import Hashes, Indices, Run
 from riffle_spark.state.formats.due_times import DUE_ORDER, DueTimes
-from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows
 from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE
 from riffle_spark.state.schemas.variable_kinds import DUE, ELEMENT, NO_DUE, NO_ELEMENT, TIMER, Ids, encoded_keys
-from riffle_spark.state.schemas.variables import NAMES, VariableColumns, numbers_of
+from riffle_spark.state.schemas.variables import NAMES, VariableColumns, number_variables
 
 __all__ = [
     "ElementRows",
@@ -59,7 +59,7 @@ def element_runs(table: pa.Table, schema: VariableColumns) -> tuple[ElementRun, 
         table = schema.sealed(table)
     if not table.num_rows:
         return ()
-    numbers = numbers_of(table.column(VARIABLE), schema.names)
+    numbers = number_variables(table.column(VARIABLE), schema.names)
     edges = np.flatnonzero(np.diff(numbers, prepend=-2, append=-2)).tolist()
     columns = {name: one_array(table.column(name)) for name in table.column_names if name != VARIABLE}
     return tuple(
@@ -70,6 +70,9 @@ def element_runs(table: pa.Table, schema: VariableColumns) -> tuple[ElementRun, 
 
 
 def _element_run(schema: VariableColumns, columns: dict[str, pa.Array], name: str, start: int, end: int) -> ElementRun:
+    """Return the rows ``start`` to ``end`` of a part, which belong to the variable ``name``, with the current schema's
+    fields.
+    """
     count = end - start
     slices = {column_name: column.slice(start, count) for column_name, column in columns.items()}
     keys = pa.RecordBatch.from_arrays([slices[key] for key in schema.key.names], schema=schema.key)
@@ -82,7 +85,7 @@ def _element_run(schema: VariableColumns, columns: dict[str, pa.Array], name: st
     if name != TIMER:
         variable = schema.by_name[name]
         stored = slices.get(variable.column)
-        structs = pa.nulls(count, variable.type) if stored is None else variable.fitted(stored)
+        structs = pa.nulls(count, variable.type) if stored is None else variable.fit_to_fields(stored)
         is_map = variable.key is not None
     due = _due_times(slices, ids if name == TIMER else None, deleted)
     return ElementRun(slices[HASH].to_numpy(), keys, deleted, due, name, ids, structs, is_map)
@@ -142,58 +145,67 @@ class ElementRows:
         """Return a selection of these rows."""
         return ElementRows(self._runs, self._places, self._all_owners, self._all_ids, self.picked[which])
 
-    def column(self, column_of: Callable[[ElementRun], pa.Array]) -> pa.Array:
-        """Return the rows' values in a column of their runs. There must be at least one run."""
-        return self._take(column_of, self.picked)
+    def take_column(self, column_of: Callable[[ElementRun], pa.Array]) -> pa.Array:
+        """Return the values of these rows in a column.
 
-    def numbers(
+        ``column_of`` returns the column of a run. There must be at least one run.
+        """
+        return self._gather(column_of, self.picked)
+
+    def take_numbers(
         self, numbers_of_run: Callable[[ElementRun], npt.NDArray[_Number] | None], default: _Number
     ) -> npt.NDArray[_Number]:
-        """Return the rows' numbers from an array of each run, or the default if a run has none."""
+        """Return the number of each row.
+
+        ``numbers_of_run`` returns the numbers of a run, or ``None`` for the default.
+        """
         numbers = np.full(len(self.picked), default)
         arrays = [numbers_of_run(run) for run in self._runs]
-        for number, rows in self._by_run(self.picked) if any(array is not None for array in arrays) else ():
+        for number, rows in self._split_by_run(self.picked) if any(array is not None for array in arrays) else ():
             array = arrays[number]
             if array is not None:
                 numbers[rows] = array[self._places[number][self.picked[rows] - self._starts[number]]]
         return numbers
 
-    def deleted(self) -> Mask:
-        """Return a mask of the rows that only remove their element."""
-        return self.numbers(lambda run: run.deleted, np.bool_(False))
+    def deleted_mask(self) -> Mask:
+        """Return a mask of the rows that delete their element."""
+        return self.take_numbers(lambda run: run.deleted, np.bool_(False))
 
-    def dues(self) -> Indices:
-        """Return when the rows are due (ms)."""
-        return self.numbers(lambda run: None if run.due is None else run.due.values, np.int64(NO_DUE))
+    def due_times_ms(self) -> Indices:
+        """Return when each row is due (ms), ``NO_DUE`` for never."""
+        return self.take_numbers(lambda run: None if run.due is None else run.due.values, np.int64(NO_DUE))
 
-    def newest(self) -> "ElementRows":
-        """Return the newest row of each element that is not cleared, by owner and id."""
+    def select_newest(self) -> "ElementRows":
+        """Return the newest row of each element, by owner and id, without elements that a newer row of their key
+        cleared.
+        """
         if len(self._runs) < 2:
             return self
         order = np.lexsort((self._all_ids, self._all_owners))
-        repeated = self._repeated(order)
+        repeated = self._find_repeated(order)
         if len(repeated) and self._runs[0].is_map:
             same = pc.equal(*(self._map_keys(order[rows]) for rows in (repeated, repeated - 1)))
             if not pc.all(same).as_py():  # two keys of a map have one hash
                 ranks = pc.rank(self._map_keys(np.arange(len(order))), tiebreaker="dense").to_numpy()
                 order = np.lexsort((ranks, self._all_ids, self._all_owners))
-                repeated = self._repeated(order)
+                repeated = self._find_repeated(order)
                 repeated = repeated[ranks[order[repeated]] == ranks[order[repeated - 1]]]
         is_current = np.ones(len(order), dtype=np.bool_)
         is_current[repeated] = False
-        return self.select(order[is_current & ~self._cleared(order)])
+        return self.select(order[is_current & ~self._mask_cleared(order)])
 
     def _map_keys(self, rows: Indices) -> pa.Array:
-        return encoded_keys(self._take(structs_of, rows))
+        """Return the encoded map keys of the rows with these numbers."""
+        return encoded_keys(self._gather(structs_of, rows))
 
-    def _repeated(self, order: Indices) -> Indices:
-        """Return the places in the order whose element is that of the row before."""
+    def _find_repeated(self, order: Indices) -> Indices:
+        """Return the places in ``order`` whose row has the same element as the row before."""
         owners = self._all_owners[order]
         ids = self._all_ids[order]
         return np.flatnonzero((owners[1:] == owners[:-1]) & (ids[1:] == ids[:-1])) + 1
 
-    def _cleared(self, order: Indices) -> Mask:
-        """Return a mask of the rows, in this order, that are older than the newest row that clears their owner."""
+    def _mask_cleared(self, order: Indices) -> Mask:
+        """Return a mask of the rows, in this order, that are older than the newest row that clears their key."""
         owners = self._all_owners[order]
         ids = self._all_ids[order]
         heads = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])) if len(owners) else order
@@ -205,22 +217,25 @@ class ElementRows:
         is_older: Mask = run_numbers > np.repeat(clearing_runs, np.diff(np.append(heads, len(order))))
         return is_older
 
-    def _take(self, column_of: Callable[[ElementRun], pa.Array], rows: Indices) -> pa.Array:
-        """Return a column of the selected ``rows``, gathered from all runs."""
+    def _gather(self, column_of: Callable[[ElementRun], pa.Array], rows: Indices) -> pa.Array:
+        """Return a column of the rows with these numbers, collected from all runs.
+
+        ``column_of`` returns the column of a run.
+        """
         if len(self._runs) == 1:
             return column_of(self._runs[0]).take(pa.array(self._places[0][rows]))
         pieces: list[pa.Array] = []
         back = np.empty(len(rows), np.int64)
         start = 0
-        for number, some_rows in self._by_run(rows):
+        for number, some_rows in self._split_by_run(rows):
             places = self._places[number][rows[some_rows] - self._starts[number]]
             pieces.append(column_of(self._runs[number]).take(pa.array(places)))
             back[some_rows] = np.arange(start, start + len(some_rows))
             start += len(some_rows)
         return pa.concat_arrays(pieces or [column_of(self._runs[0]).slice(0, 0)]).take(pa.array(back))
 
-    def _by_run(self, rows: Indices) -> Iterator[tuple[int, Indices]]:
-        """Yield the number of each run that holds some of the rows, with their places in ``rows``."""
+    def _split_by_run(self, rows: Indices) -> Iterator[tuple[int, Indices]]:
+        """Yield the number of each run that holds some of the rows, with their positions in ``rows``."""
         run_numbers = (np.searchsorted(self._starts, rows, side="right") - 1).astype(np.uint16)
         order = np.argsort(run_numbers, kind="stable")
         edges = np.searchsorted(run_numbers[order], np.arange(len(self._runs) + 1))
@@ -242,25 +257,29 @@ def merge_elements(schema: VariableColumns, runs: Sequence[Run], *, bottom: bool
             tables.append(_merge_variable(schema, number, runs_of_variable, bottom=bottom))
             sections.append(np.full(tables[-1].num_rows, number))
     rows = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    return schema.as_part(rows, np.concatenate(sections))
+    return schema.make_part(rows, np.concatenate(sections))
 
 
 def _merge_variable(schema: VariableColumns, number: int, runs: Sequence[ElementRun], *, bottom: bool) -> pa.Table:
+    """Return the current rows of the variable with this number, from its runs, newest run first.
+
+    At the ``bottom`` of a stack deleted rows are left out.
+    """
     name = schema.names[number]
     hashes = np.concatenate([run.hashes for run in runs])
     keys = pa.Table.from_batches([run.rows for run in runs])
     owners = number_keys(hashes, keys.combine_chunks())
-    rows = ElementRows(runs, [np.arange(len(run.hashes)) for run in runs], owners).newest()
-    deleted = rows.deleted()
+    rows = ElementRows(runs, [np.arange(len(run.hashes)) for run in runs], owners).select_newest()
+    deleted = rows.deleted_mask()
     if bottom:
         rows = rows.select(~deleted)
     columns = {HASH: pa.array(hashes[rows.picked])}
     columns |= dict(zip(schema.key.names, keys.take(pa.array(rows.picked)).columns, strict=True))
-    columns |= {VARIABLE: schema.named(np.full(len(rows.picked), number)), ELEMENT: pa.array(rows.ids)}
+    columns |= {VARIABLE: schema.name_variables(np.full(len(rows.picked), number)), ELEMENT: pa.array(rows.ids)}
     if name != TIMER:
-        dues = rows.dues()
+        dues = rows.due_times_ms()
         columns |= {
-            schema.by_name[name].column: rows.column(structs_of),
+            schema.by_name[name].column: rows.take_column(structs_of),
             DUE: pa.array(dues, mask=dues == NO_DUE),
         }
     return pa.table(columns if bottom else {**columns, DELETED: pa.array(deleted)})
@@ -270,7 +289,7 @@ def number_keys(hashes: Hashes, keys: pa.Table) -> Hashes:
     """Return a number for each row that is equal for equal keys, ordered by hash and, if hashes collide, stored key."""
     order = np.argsort(hashes, kind="stable")
     repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
-    if not len(differing(keys.take(pa.array(order[repeated])), keys.take(pa.array(order[repeated - 1])))):
+    if not len(find_differing_rows(keys.take(pa.array(order[repeated])), keys.take(pa.array(order[repeated - 1])))):
         return hashes
     ranks = pc.rank(encode_keys(keys.columns), tiebreaker="dense").to_numpy()
     order = np.lexsort((ranks, hashes))
@@ -281,7 +300,7 @@ def number_keys(hashes: Hashes, keys: pa.Table) -> Hashes:
 
 
 def structs_of(run: ElementRun) -> pa.StructArray:
-    """Return the values of a run that is not one of timers."""
+    """Return the values of a run of a variable. Runs of timers have none and must not be passed."""
     assert run.structs is not None, "timers have no values"
     return run.structs
 
@@ -317,7 +336,7 @@ def find_key_ranges(runs: Sequence[ElementRun], hashes: Hashes, keys: pa.Table) 
     if edges:
         key_numbers = np.concatenate([np.concatenate([numbers, numbers]) for numbers in hits])
         run_numbers = np.repeat(np.arange(len(runs)), [2 * len(numbers) for numbers in hits])
-        wrong = differing(pa.Table.from_batches(edges), keys.take(pa.array(key_numbers)))
+        wrong = find_differing_rows(pa.Table.from_batches(edges), keys.take(pa.array(key_numbers)))
         for run_number, key_number in {(int(run_numbers[row]), int(key_numbers[row])) for row in wrong}:
             starts, ends = ranges[run_number]
             key = encode_keys(keys.slice(key_number, 1).columns)[0]
@@ -338,7 +357,7 @@ def _find_hash_ranges(sorted_hashes: Hashes, hashes: Hashes) -> Ranges:
 
 
 def _narrow_to_key(run: ElementRun, start: int, end: int, key: pa.Scalar) -> tuple[int, int]:
-    """Return the range of a key's rows within the range of its hash."""
+    """Return the range of a key's rows within ``start`` to ``end``, the range of rows with the key's hash."""
     same = pc.equal(encode_keys(run.rows.slice(start, end - start).columns), key).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(same)
     return (start + int(rows[0]), start + int(rows[-1]) + 1) if len(rows) else (start, start)

@@ -33,16 +33,22 @@ from typing import Final
 from riffle_spark.errors import LocalDiskError, OutOfDate
 from riffle_spark.private_folders import PRIVATE, ForeignFolder, make_private, narrow
 from riffle_spark.state.copies.abandoned import (
-    is_free,
+    is_owner_dead,
     lock_claims,
     lock_exclusively,
     owner_files,
     remove_leftovers,
 )
-from riffle_spark.state.copies.disk import SealedFile, disk_refused, fetched_files, refuse_network, sealed_files
+from riffle_spark.state.copies.disk import (
+    SealedFile,
+    disk_refused_error,
+    list_fetched_files,
+    list_sealed_files,
+    refuse_network,
+)
 from riffle_spark.state.copies.stack import PART, STACKS, Stacks
 
-__all__ = ["Folder", "claim"]
+__all__ = ["Folder", "claim_folder"]
 
 _CLAIM_TRIES: Final = 60
 _CLAIM_PAUSE_SECONDS: Final = 0.05
@@ -65,44 +71,52 @@ class Folder:
         self.fetched = path / "fetched"
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Hold the folder for its owner.
+    def hold(self) -> Iterator[None]:
+        """Hold the folder for its owner during the block.
 
         Raises ``OutOfDate`` if another executor has taken it over or if it is gone. The next attempt claims a folder
         again.
         """
-        with self._on_disk():
+        with self._convert_disk_errors():
             file = (self.path / "owner").open("r", errors="replace")
         with file:
-            with self._on_disk():
+            with self._convert_disk_errors():
                 fcntl.flock(file, fcntl.LOCK_SH)
                 owner = file.read()
             if owner != self._owner:
                 # Cause: The other executor started while this one seemed to have ended.
                 raise OutOfDate(
-                    "Another executor has taken over this executor's folder.", where=str(self.path), id="RIFFLE-0386"
+                    "Another executor has taken over this executor's folder.",
+                    remedy="Do nothing. The batch runs again.",
+                    where=str(self.path),
+                    id="RIFFLE-0386",
                 )
-            with self._on_disk():
+            with self._convert_disk_errors():
                 os.utime(file.fileno())
             yield
 
     @contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        """Convert errors of the disk: the folder is gone, or the disk refuses."""
+    def _convert_disk_errors(self) -> Iterator[None]:
+        """Raise ``OutOfDate`` for errors of a folder that is gone, and ``LocalDiskError`` for errors of a disk that
+        refuses.
+        """
         try:
             yield
         except OSError as error:
             if not (self.path / "owner").exists():
                 # Cause: A person or a tool deleted the folder below `local_dir`.
                 raise OutOfDate(
-                    "This executor's folder is gone from its disk.", where=str(self.path), id="RIFFLE-0387"
+                    "This executor's folder is gone from its disk.",
+                    remedy="Do nothing. The batch runs again, and the copies are rebuilt in a new folder.",
+                    where=str(self.path),
+                    id="RIFFLE-0387",
                 ) from error
-            raise disk_refused(f"Cannot keep local copies: {error}", self.path) from error
+            raise disk_refused_error(f"Cannot keep local copies: {error}", self.path) from error
 
     @contextmanager
-    def locked_for_upkeep(self) -> Iterator[None]:
-        """Hold the folder's upkeep lock. Raises ``OutOfDate`` if another upkeep task holds it."""
-        with self._on_disk():
+    def lock_for_upkeep(self) -> Iterator[None]:
+        """Hold the folder's upkeep lock during the block. Raises ``OutOfDate`` if another upkeep task holds it."""
+        with self._convert_disk_errors():
             file = (self.path / "upkeep").open("a")
         with file:
             try:
@@ -110,42 +124,49 @@ class Folder:
             except BlockingIOError:
                 # Cause: The task has not ended by its deadline, and its Python worker could not be killed.
                 raise OutOfDate(
-                    "Another upkeep task still runs in this folder.", where=str(self.path), id="RIFFLE-0388"
+                    "Another upkeep task still runs in this folder.",
+                    remedy="Do nothing. The next upkeep of this executor continues.",
+                    where=str(self.path),
+                    id="RIFFLE-0388",
                 ) from None
             yield
 
-    def tidy(self, added_before: float) -> bool:
-        """Remove unfinished files of dead processes of this owner. Return ``False`` if the folder was in use.
+    def remove_unfinished(self, added_before: float) -> bool:
+        """Remove unfinished files of dead processes of this owner. Return ``False``, and remove nothing, if the folder
+        is in use.
 
         Partly fetched snapshots are kept if they were added to since ``added_before`` (Unix time, seconds).
         """
-        with self._on_disk(), lock_exclusively(self.path / "owner") as is_locked:
-            if is_locked and self.is_of_owner():
+        with self._convert_disk_errors(), lock_exclusively(self.path / "owner") as is_locked:
+            if is_locked and self.belongs_to_owner():
                 remove_leftovers(self.path, added_before)
             return is_locked
 
     @contextmanager
-    def deltas_kept(self) -> Iterator[None]:
-        """Keep files of deltas from being deleted during the block, whether or not a stack lists them yet.
+    def protect_deltas(self) -> Iterator[None]:
+        """Protect files of deltas from deletion during the block, whether or not a stack lists them yet.
 
         The lock does not wait. It has no effect while another process is choosing files to delete.
         """
-        with self._on_disk():
+        with self._convert_disk_errors():
             file = (self.path / _ADVANCING).open("a")
         with file:
             with suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield
 
-    def is_of_owner(self) -> bool:
-        """Return whether the folder exists and belongs to its owner."""
+    def belongs_to_owner(self) -> bool:
+        """Return whether the folder exists and still belongs to its owner."""
         try:
             return (self.path / "owner").read_text(errors="replace") == self._owner
         except OSError:
             return False
 
     def stacks(self, store: str) -> Stacks:
-        """Return the stacks of a store. Reuse the result for many key-groups: it lists the folder once."""
+        """Return the stacks of a store in this folder.
+
+        Reuse the result for many key-groups: it lists the folder once.
+        """
         return Stacks(self.path, store)
 
     def stores(self) -> list[str]:
@@ -157,24 +178,27 @@ class Folder:
         return set(self.stacks(store).key_groups())
 
     def copies(self) -> list[tuple[str, int]]:
-        """Return (store, key-group) of every copy, sorted."""
+        """Return (store, key-group) of every copy, even an unreadable one, sorted."""
         return [(store, key_group) for store in self.stores() for key_group in self.stacks(store).key_groups()]
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
-        """Remove a key-group's copy, if it exists.
+        """Delete a key-group's copy, if it exists.
 
         ``stacks`` are the stacks of the store, if they were listed before.
         """
-        with self._on_disk():
+        with self._convert_disk_errors():
             (stacks or self.stacks(store)).drop(key_group)
 
     def wipe(self) -> None:
-        """Remove everything but the claim: copies, sealed deltas and partly fetched snapshots."""
+        """Delete everything but the files that claim the folder: copies, sealed deltas and partly fetched snapshots."""
         for path in [path for path in self.path.iterdir() if path.is_dir()]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
-        """Write a sealed delta to a local file. Return ``False`` if the disk refuses. This is harmless."""
+    def write_sealed_file(self, version: int, attempt: str, data: bytes) -> bool:
+        """Write the delta that an attempt of this member sealed to a local file.
+
+        Return ``False`` if the disk refuses. This is harmless.
+        """
         path = self.sealed / f"{version}-{attempt}"
         part = path.with_suffix(".part")
         try:
@@ -190,35 +214,35 @@ class Folder:
     def probe_disk(self) -> None:
         """Write some bytes here and remove them. Raises ``LocalDiskError`` if the disk refuses."""
         probe = self.path / "probe"
-        with self._on_disk():
+        with self._convert_disk_errors():
             try:
                 probe.write_bytes(bytes(_PROBE_BYTES))
             finally:
                 with suppress(FileNotFoundError):
                     probe.unlink()
 
-    def sealed_file(self, version: int, attempt: str) -> Path:
-        """Return the path of an attempt's sealed delta. The file may not exist."""
+    def sealed_path(self, version: int, attempt: str) -> Path:
+        """Return the path of the file with an attempt's sealed delta. The file may not exist."""
         return self.sealed / f"{version}-{attempt}"
 
-    def new_fetched_file(self, version: int, attempt: str) -> Path:
-        """Return a new path for parts of a delta that another member sealed."""
+    def new_fetched_path(self, version: int, attempt: str) -> Path:
+        """Return a new path for a file with parts of a delta that another member sealed."""
         self.fetched.mkdir(PRIVATE, exist_ok=True)
         return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
 
     def sealed_attempts(self) -> tuple[str, ...]:
-        """Return the attempts with a sealed delta in the folder, sorted."""
-        return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
+        """Return the attempts whose sealed delta is in the folder, sorted."""
+        return tuple(sorted(file.attempt for file in list_sealed_files(self.sealed)))
 
     def remove_unused_deltas(self) -> None:
-        """Remove files of deltas that no stack uses, except a few that a lagging stack may still need.
+        """Delete files of deltas that no stack uses, except a few that a lagging stack may still need.
 
         A lagging stack can also get them from the store. Files as new as the newest stack (as the newest delta, if
-        there is no stack) are kept, because a task may be about to put them on a stack. While a task holds
-        ``deltas_kept``, nothing is removed. Files are ordered by epoch, then version, because a rolled back line may
-        have left stacks with higher versions.
+        there is no stack) stay, because a task may be about to put them on a stack. While a task holds
+        ``protect_deltas``, nothing is deleted. Files are ordered by epoch, then version, because batches that a
+        rollback gave up may have left stacks with higher versions.
         """
-        deltas = self._deltas()
+        deltas = self._list_deltas()
         if not deltas or not self._can_remove_deltas():
             return
         stores = [self.stacks(store) for store in self.stores()]
@@ -226,10 +250,10 @@ class Folder:
         readable = [stack for stack in stacks if stack is not None]
         parts = {part for stack in readable for part in stack.parts}
         listed = {part.file for part in parts}
-        newest = max(((stack.head.epoch, stack.head.version) for stack in readable), default=_age(deltas[0]))
+        newest = max(((stack.head.epoch, stack.head.version) for stack in readable), default=_delta_age(deltas[0]))
         spare_bytes = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
         unlisted = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in listed]
-        for number, file in enumerate(file for file in unlisted if _age(file) < newest):
+        for number, file in enumerate(file for file in unlisted if _delta_age(file) < newest):
             with suppress(OSError):
                 spare_bytes -= file.path.stat().st_size
                 if number >= _SPARE_FILES_MAX or spare_bytes < 0 or file.path.parent == self.fetched:
@@ -238,12 +262,13 @@ class Folder:
     def remove_undecryptable(
         self, can_decrypt: Callable[[bytes], bool], header_bytes: int
     ) -> list[tuple[str, int]] | None:
-        """Remove the part files whose header ``can_decrypt`` rejects, and the copies that use them.
+        """Delete the part files whose header ``can_decrypt`` rejects, and the copies that use them. ``header_bytes`` is
+        the length of a header.
 
-        Return (store, key-group) of the removed copies, or ``None`` if a task holds ``deltas_kept``. Then nothing is
-        removed.
+        Return (store, key-group) of the deleted copies. Return ``None``, and delete nothing, if a task holds
+        ``protect_deltas``.
         """
-        files = [*(file.path for file in self._deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
+        files = [*(file.path for file in self._list_deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
         rejected = {path for path in files if not can_decrypt(_read_header(path, header_bytes))}
         if rejected and not self._can_remove_deltas():
             return None
@@ -254,6 +279,7 @@ class Folder:
         return dropped
 
     def _drop_if_using(self, store: str, key_group: int, files: Collection[str]) -> bool:
+        """Delete a key-group's copy if its stack uses one of the files. Return whether it did."""
         stacks = self.stacks(store)
         stack = stacks.read(key_group)
         if stack is None or not any(part.file in files for part in stack.parts):
@@ -261,12 +287,13 @@ class Folder:
         self.drop(store, key_group, stacks)
         return True
 
-    def _deltas(self) -> list[SealedFile]:
-        files = [*sealed_files(self.sealed), *fetched_files(self.fetched)]
-        return sorted(files, key=_age, reverse=True)
+    def _list_deltas(self) -> list[SealedFile]:
+        """Return the files of deltas, sealed and fetched, newest first."""
+        files = [*list_sealed_files(self.sealed), *list_fetched_files(self.fetched)]
+        return sorted(files, key=_delta_age, reverse=True)
 
     def _can_remove_deltas(self) -> bool:
-        """Return whether no task holds ``deltas_kept``. Files that tasks write after this call are new."""
+        """Return whether no task holds ``protect_deltas``. Files that tasks write after this call are new."""
         try:
             with (self.path / _ADVANCING).open("rb") as file:  # not created here, so a full disk does not matter
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,12 +304,13 @@ class Folder:
         return True
 
 
-def _age(file: SealedFile) -> tuple[int, int]:
-    """Return (epoch, version), the order of deltas."""
+def _delta_age(file: SealedFile) -> tuple[int, int]:
+    """Return (epoch, version), the sort key of deltas."""
     return int(file.attempt.partition("-")[0]), file.version
 
 
 def _read_header(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of a file, or no bytes if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(size_bytes)
@@ -290,7 +318,7 @@ def _read_header(path: Path, size_bytes: int) -> bytes:
         return b""
 
 
-def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
+def claim_folder(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
     """Return the folder of ``owner`` below ``base``: its own, else the most recently used free one, else a new folder.
 
     A folder is free if its owner is not among the ``live`` owners that the driver sees, or if the owner's process has
@@ -301,20 +329,23 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         make_private(base)
-        _narrow(base)
+        _make_private(base)
         refuse_network(base)
         try:
             folder = _claim_locked(base, owner, live, process)
         except TimeoutError:  # without the lock only its own folder or a new one is safe to use
-            folder = _find_own(owner_files(base), owner, process) or _create(base, owner, process)
-        _narrow(folder.path)
+            folder = _find_own_folder(owner_files(base), owner, process) or _create_folder(base, owner, process)
+        _make_private(folder.path)
     except OSError as error:
-        raise disk_refused(f"Cannot create a folder for local copies: {error}", base) from error
+        raise disk_refused_error(f"Cannot create a folder for local copies: {error}", base) from error
     return folder
 
 
-def _narrow(folder: Path) -> None:
-    """Remove other users' rights to a folder. Raises ``LocalDiskError`` if another user owns it."""
+def _make_private(folder: Path) -> None:
+    """Remove other users' rights to a folder.
+
+    Raises ``LocalDiskError`` if another user owns it or it is not a folder.
+    """
     try:
         narrow(folder)
     except ForeignFolder as foreign:
@@ -327,21 +358,26 @@ def _narrow(folder: Path) -> None:
 
 
 def _claim_locked(base: Path, owner: str, live: Collection[str], process: str) -> Folder:
+    """Return the folder of ``owner``, a free one, or a new one, under the lock of all claims.
+
+    Raises ``TimeoutError`` if another process holds the lock.
+    """
     tries = 0
     while True:
         with lock_claims(base) as owners:
-            own = _find_own(owners, owner, process)
-            free = [path for path in owners if own is None and is_free(path, live)]
-            taken_over = (Folder(path.parent, owner) for path in free if _take_over(path, owner, live, process))
+            own = _find_own_folder(owners, owner, process)
+            free = [path for path in owners if own is None and is_owner_dead(path, live)]
+            taken_over = (Folder(path.parent, owner) for path in free if _take_over_folder(path, owner, live, process))
             folder = own or next(taken_over, None)
             if folder is not None or not free or tries == _CLAIM_TRIES:
-                return folder or _create(base, owner, process)
+                return folder or _create_folder(base, owner, process)
         # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait.
         tries += 1
         time.sleep(_CLAIM_PAUSE_SECONDS)
 
 
-def _find_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
+def _find_own_folder(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
+    """Return the folder that belongs to ``owner``, and record its process there; ``None`` if there is none."""
     for path in owners:
         if path.read_text(errors="replace") == owner:
             (path.parent / "process").write_text(process)
@@ -349,14 +385,15 @@ def _find_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None
     return None
 
 
-def _create(base: Path, owner: str, process: str) -> Folder:
+def _create_folder(base: Path, owner: str, process: str) -> Folder:
+    """Create a folder for ``owner``."""
     folder = base / f"m{uuid.uuid4().hex[:12]}"
     folder.mkdir(PRIVATE)
-    return _sign(folder, owner, process)
+    return _write_owner(folder, owner, process)
 
 
-def _sign(folder: Path, owner: str, process: str) -> Folder:
-    """Write the owner's process and then the owner.
+def _write_owner(folder: Path, owner: str, process: str) -> Folder:
+    """Write the owner's process and then the owner into a folder.
 
     With the ended process of the old owner the folder would be free at once.
     """
@@ -365,11 +402,14 @@ def _sign(folder: Path, owner: str, process: str) -> Folder:
     return Folder(folder, owner)
 
 
-def _take_over(path: Path, owner: str, live: Collection[str], process: str) -> bool:
-    """Write ``owner`` into a free folder and remove unfinished files of its last owner, unless it is in use."""
+def _take_over_folder(path: Path, owner: str, live: Collection[str], process: str) -> bool:
+    """Write ``owner`` into a free folder and delete unfinished files of its last owner.
+
+    Return ``False`` if the folder is in use.
+    """
     with lock_exclusively(path) as is_locked:
-        if not is_locked or not is_free(path, live):
+        if not is_locked or not is_owner_dead(path, live):
             return False
         remove_leftovers(path.parent)
-        _sign(path.parent, owner, process)
+        _write_owner(path.parent, owner, process)
         return True

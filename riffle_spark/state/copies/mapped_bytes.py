@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_no_addresses", "threads_within_limit"]
+__all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_few_addresses", "threads_within_limit"]
 
 _STATM: Final = Path("/proc/self/statm")
 _SHARE: Final = 0.5
@@ -31,8 +31,9 @@ def address_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def reserve_no_addresses() -> None:
-    """Make allocators reserve few addresses if addresses are limited. Settings in the environment take precedence.
+def reserve_few_addresses() -> None:
+    """Make allocators reserve few addresses if this process's addresses are limited. Settings in the environment take
+    precedence.
 
     Arrow's own allocator reserves 1 GiB with its first allocation, so Arrow uses the system's. The allocator of glibc
     reserves 64 MiB for each new thread, so threads share arenas. Call this before pyarrow is imported.

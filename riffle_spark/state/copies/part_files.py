@@ -24,7 +24,7 @@ from threading import Lock
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
+from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error
 from riffle_spark.state.copies.elements import element_runs, merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
@@ -32,14 +32,22 @@ from riffle_spark.state.copies.run import Run, merge_runs
 from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
-from riffle_spark.state.formats.due_times import due_times, stored_order
+from riffle_spark.state.formats.due_times import compute_due_times, read_stored_order
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["PartFiles", "mapped_bytes", "merge_rows", "place_of", "read_all_rows", "runs_of", "scrub"]
+__all__ = [
+    "PartFiles",
+    "encryption_place",
+    "mapped_bytes",
+    "merge_rows",
+    "read_all_rows",
+    "scrub_stacks",
+    "split_into_runs",
+]
 
 _MAPPED_FROM_BYTES = 64 * 1024
 """Smaller files are read: mapping them costs more, and a process may have only so many mappings."""
@@ -52,6 +60,10 @@ _OpenRows = tuple[StoreSchema, tuple[Run, ...]]
 
 @dataclass(slots=True)
 class _File:
+    """An open file: its signature when it was opened, its bytes, the checksums of verified parts, and the rows of
+    opened parts.
+    """
+
     signature: Signature
     data: pa.Buffer
     verified: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -70,54 +82,58 @@ class PartFiles:
         self._keys = keys
         self._seen: dict[str, _File] = {}
 
-    def runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
-        """Return a part's rows with the current schema's columns.
+    def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
+        """Return a part's rows as runs with the current schema's columns.
 
         Raises ``DamagedCopy``, also if the part was written under a declaration that was rolled back, because the part
         lacks the columns that this declaration did not name.
         """
-        file = self._verified(part)
+        file = self._open_verified(part)
         cached = file.rows.get(part.start)
         if cached is not None and cached[0] is schema:
             return cached[1]
-        if not schema.history.leads_from(part.declaration):
-            raise damaged("A part was written under a declaration that was rolled back.", self._folder / part.file)
+        if not schema.history.includes(part.declaration):
+            raise damaged_copy_error(
+                "A part was written under a declaration that was rolled back.", self._folder / part.file
+            )
         try:
-            data = self._decrypted(file.data.slice(part.start, part.length), part, schema.store, key_group)
+            data = self._decrypt(file.data.slice(part.start, part.length), part, schema.store, key_group)
             table = part_codec.open_part(data, part.file)
-            runs = runs_of(schema.without_later_names(table, part.epoch), schema)
+            runs = split_into_runs(schema.without_later_names(table, part.epoch), schema)
         except (ConfigError, CorruptStateError) as error:
-            raise damaged(error.problem, self._folder / part.file) from error
+            raise damaged_copy_error(error.problem, self._folder / part.file) from error
         file.rows[part.start] = schema, runs
         path = f"{self._folder}/{part.file}"
         if self._keys is not None and _files.get(path) is file:
             _decrypted.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _OBJECT_BYTES)
         return runs
 
-    def _decrypted(self, data: part_codec.Data, part: StackedPart, store: str, key_group: int) -> part_codec.Data:
+    def _decrypt(self, data: part_codec.Data, part: StackedPart, store: str, key_group: int) -> part_codec.Data:
+        """Return the decrypted bytes of a part, or ``data`` if there are no keys."""
         if self._keys is None:
             return data
-        return self._keys.decrypt(data, place_of(part.file, store, key_group), part.file)
+        return self._keys.decrypt(data, encryption_place(part.file, store, key_group), part.file)
 
     def data(self, part: StackedPart) -> pa.Buffer:
-        """Return a part's bytes. Raises ``DamagedCopy``."""
-        return self._verified(part).data.slice(part.start, part.length)
+        """Return a part's stored bytes, with verified checksum. Raises ``DamagedCopy``."""
+        return self._open_verified(part).data.slice(part.start, part.length)
 
-    def as_snapshot(self, part: StackedPart, store: str, key_group: int) -> part_codec.Data | None:
-        """Return a part's decrypted bytes, or ``None`` if it marks deleted keys and so cannot be a snapshot. Raises
-        ``DamagedCopy``.
+    def read_as_snapshot(self, part: StackedPart, store: str, key_group: int) -> part_codec.Data | None:
+        """Return a part's decrypted bytes, or ``None`` if it marks deleted keys and so cannot be a snapshot.
+
+        Raises ``DamagedCopy``.
         """
         try:
-            data = self._decrypted(self.data(part), part, store, key_group)
+            data = self._decrypt(self.data(part), part, store, key_group)
             is_delta = part_codec.DELETED in part_codec.open_part(data, part.file).column_names
         except (ConfigError, CorruptStateError) as error:
-            raise damaged(error.problem, self._folder / part.file) from error
+            raise damaged_copy_error(error.problem, self._folder / part.file) from error
         return None if is_delta else data
 
     def is_intact(self, part: StackedPart) -> bool:
         """Return whether a part exists and has its checksum."""
         try:
-            self._verified(part)
+            self._open_verified(part)
         except DamagedCopy:
             return False
         return True
@@ -127,17 +143,19 @@ class PartFiles:
         file is not there.
         """
         try:
-            file = self._seen[part.file] = self._open(part.file)
+            file = self._seen[part.file] = self._open_file(part.file)
             self._check_length(file, part)
         except DamagedCopy as error:
-            raise disk_refused(
+            raise disk_refused_error(
                 f"A file that was just written is not on the disk: {error.problem}", self._folder
             ) from error
         file.verified[part.start, part.length] = part.checksum
 
-    def unverify(self, parts: Iterable[StackedPart]) -> None:
-        """Verify parts again when they are used next. Call this before merging them: the merged part gets a checksum of
-        its own, and would hide bytes that the disk has lost meanwhile.
+    def forget_verification(self, parts: Iterable[StackedPart]) -> None:
+        """Make these parts be verified again at their next use.
+
+        Call this before merging them: the merged part gets a checksum of its own, and would hide bytes that the disk
+        has lost meanwhile.
         """
         for part in parts:
             file = _files.get(f"{self._folder}/{part.file}")
@@ -154,7 +172,7 @@ class PartFiles:
                 _decrypted.remove(path, [part.start])
 
     def verify(self, part: StackedPart) -> bool:
-        """Read a part again. Return whether it has its checksum."""
+        """Read a part from the disk again. Return whether it has its checksum."""
         try:
             with (self._folder / part.file).open("rb") as file:
                 if part.start + part.length > os.fstat(file.fileno()).st_size:
@@ -169,26 +187,30 @@ class PartFiles:
         prefix = f"{self._folder}/"
         for path in list(_files):
             if path.startswith(prefix) and path[len(prefix) :] not in self._seen and signature_of(path) is None:
-                _close(path)
+                _close_file(path)
 
-    def _verified(self, part: StackedPart) -> _File:
-        """Return the open file of a part. Raises ``DamagedCopy`` if the checksum of the part differs."""
+    def _open_verified(self, part: StackedPart) -> _File:
+        """Return the open file of a part after verifying the part's checksum, once.
+
+        Raises ``DamagedCopy`` if it differs.
+        """
         file = self._seen.get(part.file)
         if file is None:
-            file = self._seen[part.file] = self._open(part.file)
+            file = self._seen[part.file] = self._open_file(part.file)
         span = (part.start, part.length)
         if file.verified.get(span) != part.checksum:
             self._check_length(file, part)
             if part_codec.checksum(memoryview(file.data)[part.start : part.start + part.length]) != part.checksum:
-                raise damaged("Its checksum is wrong.", self._folder / part.file)
+                raise damaged_copy_error("Its checksum is wrong.", self._folder / part.file)
             file.verified[span] = part.checksum
         return file
 
     def _check_length(self, file: _File, part: StackedPart) -> None:
+        """Raise ``DamagedCopy`` if a file ends before the part does."""
         if part.start + part.length > file.data.size:
-            raise damaged("A file is truncated.", self._folder / part.file)
+            raise damaged_copy_error("A file is truncated.", self._folder / part.file)
 
-    def _open(self, name: str) -> _File:
+    def _open_file(self, name: str) -> _File:
         """Return an open file, from the cache if it has not changed. Raises ``DamagedCopy`` if it cannot be read."""
         path = str(self._folder / name)
         signature = signature_of(path)
@@ -196,18 +218,18 @@ class PartFiles:
         if cached is not None and cached.signature == signature:
             _files[path] = _files.pop(path, cached)  # moved to the end, even if the merging thread has closed it
             return cached
-        _close(path)
+        _close_file(path)
         if signature is None:
-            raise damaged("A file is missing.", path)
+            raise damaged_copy_error("A file is missing.", path)
         self._make_room(signature[1])
         try:
             file = _File(signature, _read_or_map(path, signature[1]))
         except OSError as error:
             _raise_if_no_room(error, signature[1])
-            raise damaged(error, path) from error
+            raise damaged_copy_error(error, path) from error
         _files[path] = file
         while len(_files) > _FILES_MAX:
-            _close(next(iter(_files)))
+            _close_file(next(iter(_files)))
         return file
 
     def _make_room(self, size: int) -> None:
@@ -225,8 +247,8 @@ class PartFiles:
             if mapped + size <= budget:
                 return
             file = _files.get(path)
-            mapped -= 0 if file is None else _mapped(file)
-            _close(path)
+            mapped -= 0 if file is None else _mapped_size(file)
+            _close_file(path)
 
 
 _files: "OrderedDict[str, _File]" = OrderedDict()
@@ -234,10 +256,11 @@ _files: "OrderedDict[str, _File]" = OrderedDict()
 
 def mapped_bytes() -> int:
     """Return how many bytes of local files this process has mapped."""
-    return sum(map(_mapped, list(_files.values())))
+    return sum(map(_mapped_size, list(_files.values())))
 
 
-def _mapped(file: _File) -> int:
+def _mapped_size(file: _File) -> int:
+    """Return how many bytes of an open file are mapped; small files are read instead."""
     return file.data.size if file.data.size >= _MAPPED_FROM_BYTES else 0
 
 
@@ -280,6 +303,7 @@ class _DecryptedRows:
                     file.rows.pop(oldest_start, None)
 
     def remove(self, path: str, starts: Iterable[int]) -> None:
+        """Forget the decrypted parts of a file that start at these positions."""
         with self._lock:
             self._bytes -= sum(self.sizes.pop((path, start), 0) for start in starts)
 
@@ -287,15 +311,18 @@ class _DecryptedRows:
 _decrypted = _DecryptedRows()
 
 
-def _close(path: str) -> None:
-    """Close a file, if it is open, and release its decrypted parts."""
+def _close_file(path: str) -> None:
+    """Close the cached file at a path, if it is open, and release its decrypted parts."""
     file = _files.pop(path, None)
     if file is not None:
         _decrypted.remove(path, list(file.rows))
 
 
-def place_of(file: str, store: str, key_group: int) -> Place:
-    """Return the place that a key-group's part in a local file is encrypted for, from the file's name."""
+def encryption_place(file: str, store: str, key_group: int) -> Place:
+    """Return the place that a key-group's part is encrypted for.
+
+    ``file`` is the name of its local file, as in ``StackedPart.file``.
+    """
     folder, _, name = file.partition("/")
     if folder == STACKS:
         _, unique, *snapshot_id = name.rpartition("/")[2].removesuffix(PART).split(".")
@@ -307,16 +334,20 @@ def place_of(file: str, store: str, key_group: int) -> Place:
 
 
 def _read_or_map(path: str, size: int) -> pa.Buffer:
+    """Return the bytes of a file, mapped if it is large."""
     if size < _MAPPED_FROM_BYTES:
         return pa.py_buffer(Path(path).read_bytes())
     with pa.memory_map(path) as file:
         return file.read_buffer()
 
 
-def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
-    """Return a part's rows with the current schema's columns. Raises ``CorruptStateError`` if they do not fit."""
+def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
+    """Return a part's rows as runs with the current schema's columns.
+
+    Raises ``CorruptStateError`` if they do not fit.
+    """
     try:
-        return schema.either(partial(_plain_runs, table), partial(element_runs, table))
+        return schema.either(partial(_split_plain_runs, table), partial(element_runs, table))
     except (pa.ArrowException, *UNREADABLE) as error:
         raise_if_memory(error)
         # Cause: The checksum matches, so the part was written like this. It was not damaged later.
@@ -347,24 +378,25 @@ def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
     rows = merge_rows(runs, schema, bottom=True)
     return schema.either(
         lambda columns: cast_table(rows.select(columns.part_schema().names), schema.part_schema()),
-        lambda variables: variables.wide(rows),
+        lambda variables: variables.to_wide_rows(rows),
     )
 
 
-def _plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
+def _split_plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
+    """Return the rows of a part with one row per key as runs, one per chunk."""
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
     rows = part_codec.fit_columns(table, schema.row_schema)
     deleted_column = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
     if deleted_column is not None and not deleted_column.to_numpy().any():
         deleted_column = None
-    order = stored_order(table, schema.due)
+    order = read_stored_order(table, schema.due)
     runs: list[Run] = []
     start = 0
     for hashes in filter(len, table.column(part_codec.HASH).chunks):
         batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0]
         deleted = None if deleted_column is None else deleted_column.slice(start, len(hashes)).to_numpy()
-        due = None if schema.due is None else due_times(batch.column(schema.due), deleted, order)
+        due = None if schema.due is None else compute_due_times(batch.column(schema.due), deleted, order)
         runs.append(Run(hashes.to_numpy(), batch, deleted, due))
         start += len(hashes)
     return tuple(runs)
@@ -375,9 +407,10 @@ _next_address: dict[str, Address] = {}
 """By folder, the key-group at which the next scrub starts."""
 
 
-def scrub(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
-    """Verify about ``size_bytes`` of a member's stacks, but at least one key-group, from where the last call ended.
-    Return the key-groups of dropped, damaged copies.
+def scrub_stacks(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
+    """Verify about ``size_bytes`` of a member's copies, but at least one key-group, starting after the last call's.
+
+    Return the key-groups whose copies were damaged and dropped.
     """
     stacks = {store: folder.stacks(store) for store in folder.stores()}
     addresses = [(store, key_group) for store in stacks for key_group in stacks[store].key_groups()]
@@ -400,4 +433,5 @@ def scrub(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
 
 
 def _read_current(stacks: Stacks, key_group: int) -> Stack | None:
+    """Return a key-group's stack if its list is on the disk, else ``None``."""
     return stacks.read(key_group) if stacks.has(key_group) else None

@@ -23,7 +23,7 @@ from riffle_spark.state.copies.elements import (
 )
 from riffle_spark.state.copies.run import Hashes, Indices, Run
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, first_ms_of
-from riffle_spark.state.formats.key_codec import with_one_zero
+from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, NO_ELEMENT, TIMER, Ids, Variable, encoded_keys, id_of_key
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -54,8 +54,8 @@ class CopyRuns:
     first_ms: int | None = NO_DUE + 1
     hashes: Hashes | None = None
 
-    def reading(self, schema: VariableColumns, keys: pa.Table) -> "Reading":
-        """Return a reader for these keys."""
+    def open_reading(self, schema: VariableColumns, keys: pa.Table) -> "Reading":
+        """Return an object that reads these keys from the copy."""
         return Reading(schema, self, keys)
 
 
@@ -82,7 +82,7 @@ class DueElements(NamedTuple):
 
 
 class Reading:
-    """Reads a copy. Keys are numbered in the order of ``keys``."""
+    """Reads keys of a key-group's copy. Keys are numbered in the order of ``keys``."""
 
     def __init__(self, schema: VariableColumns, copy: CopyRuns, keys: pa.Table) -> None:
         self._schema = schema
@@ -104,11 +104,12 @@ class Reading:
         self._spans.clear()
         self._entries.clear()
 
-    def elements(self, variable: str, first: int, last: int, now_ms: int, elements_max: int) -> FoundElements:
-        """Return the current elements that are not expired of the keys from ``first`` up to ``last``.
+    def read_elements(self, variable: str, first: int, last: int, now_ms: int, elements_max: int) -> FoundElements:
+        """Return the current elements of a variable that are not expired, of the keys numbered ``first`` up to
+        ``last``.
 
         Return fewer keys, but at least one, if they have more than ``elements_max`` rows. Elements of a key are sorted
-        by id, elements of a map by stored key.
+        by id, elements of a map by encoded map key.
         """
         ranges = [Ranges(starts[first:last], ends[first:last]) for starts, ends in self._spans_of(variable)]
         counts = sum((ends - starts for starts, ends in ranges), np.zeros(last - first, np.int64))
@@ -121,22 +122,25 @@ class Reading:
         ]
         owners = np.concatenate([numbers[:0], *(np.repeat(numbers, ends - starts) for _, starts, ends in hits)])
         runs = [run for run, _, _ in hits]
-        rows = ElementRows(runs, [expand_ranges(starts, ends) for _, starts, ends in hits], owners).newest()
-        is_live = ~rows.deleted()
+        rows = ElementRows(runs, [expand_ranges(starts, ends) for _, starts, ends in hits], owners).select_newest()
+        is_live = ~rows.deleted_mask()
         if variable != TIMER:  # a due timer has not fired yet
-            dues = rows.dues()
+            dues = rows.due_times_ms()
             is_live &= (dues > now_ms) | (dues == NO_DUE)
         rows = rows.select(is_live)
         names = None
         if runs and runs[0].is_map:
-            names = encoded_keys(rows.column(structs_of))
+            names = encoded_keys(rows.take_column(structs_of))
             order = pc.sort_indices(pa.table([rows.owners, names], ["owner", "name"]), _BY_NAME)
             rows = rows.select(order.to_numpy())
             names = names.take(order)
         return FoundElements(np.searchsorted(rows.owners, numbers, side="right").tolist(), rows, names)
 
-    def entry(self, variable: str, number: int, name: bytes, now_ms: int) -> tuple[object, ...] | None:
-        """Return the fields of a map's entry as Python values, by its stored key ``name``."""
+    def read_entry(self, variable: str, number: int, name: bytes, now_ms: int) -> tuple[object, ...] | None:
+        """Return the fields of a map entry as Python values; ``None`` if absent or expired.
+
+        ``number`` is that of the key, ``name`` the encoded map key.
+        """
         entries = self._entries.get(variable)
         if entries is None:
             spans = self._spans_of(variable)
@@ -144,7 +148,7 @@ class Reading:
         return entries.get(number, name, now_ms)
 
     def next_indexes(self, variable: str, numbers: Indices) -> Indices:
-        """Return an index greater than all present indices, for the lists of some keys."""
+        """Return for each of the keys with these numbers a list index greater than all present ones."""
         indexes = np.zeros(len(numbers), np.int64)
         is_open = np.ones(len(numbers), np.bool_)
         for run, (starts, ends) in zip(self._runs[variable], self._spans_of(variable), strict=True):
@@ -153,22 +157,22 @@ class Reading:
             is_open[hits] = run.ids[starts[numbers[hits]]] != NO_ELEMENT
         return indexes
 
-    def due(self, from_ms: int, until_ms: int) -> list[DueElements]:
-        """Return the current elements that are due between these times, both inclusive."""
+    def find_due_elements(self, from_ms: int, until_ms: int) -> list[DueElements]:
+        """Return the current elements of all keys that are due between two times (ms), both inclusive."""
         due = []
         for name, runs in self._runs.items():
             for number, run in enumerate(runs):
-                places = _NO_ROWS if run.due is None else run.due.between(from_ms, until_ms).astype(np.int64)
+                places = _NO_ROWS if run.due is None else run.due.find_due_between(from_ms, until_ms).astype(np.int64)
                 if len(places):
                     places = places[_are_newest(runs, number, places)]
                 if len(places):
-                    due.append(_due_elements(name, run, places))
+                    due.append(_take_due_elements(name, run, places))
         return due
 
-    def due_by(self, from_ms: int, count: int) -> int | None:
-        """Return a time by which about ``count`` rows are due from ``from_ms`` on, or ``None`` if none is."""
+    def find_due_time(self, from_ms: int, count: int) -> int | None:
+        """Return a time by which about ``count`` rows are due, counted from ``from_ms``; ``None`` if no row is due."""
         dues = [run.due for runs in self._runs.values() for run in runs if run.due is not None]
-        positions = [(due, due.position(from_ms)) for due in dues]
+        positions = [(due, due.find_position(from_ms)) for due in dues]
         first_ms = min((due.ms_at(position) for due, position in positions), default=NEVER_MS)
         if first_ms == NEVER_MS:
             return None
@@ -224,11 +228,12 @@ def _have_same_entry(newer: ElementRun, rows: Indices, ends: Offsets, run: Eleme
     return same
 
 
-def _due_elements(name: str, run: ElementRun, places: Indices) -> DueElements:
+def _take_due_elements(name: str, run: ElementRun, places: Indices) -> DueElements:
+    """Return the rows of a run at these places as due elements of variable ``name``."""
     assert run.due is not None
     indices = pa.array(places)
     structs = None if run.structs is None else run.structs.take(indices)
-    keys = with_one_zero(pa.Table.from_batches([run.rows.take(indices)]), run.rows.schema.names)
+    keys = normalise_zeros(pa.Table.from_batches([run.rows.take(indices)]), run.rows.schema.names)
     return DueElements(name, run.due.values[places], keys, run.hashes[places], run.ids[places], structs)
 
 
@@ -243,15 +248,16 @@ class _View:
         self.ids: Sequence[int] = memoryview(run.ids)  # type: ignore[arg-type]  # numpy arrays are buffers from Python 3.12 on
         self.deleted: Mask | None = run.deleted
         self.due: DueTimes | None = run.due
-        self._keys = [_getter(column.chunk(0)) for column in variable.keys(structs).columns]
-        self._values = [_getter(column.chunk(0)) for column in variable.values(structs).columns]
+        self._keys = [_make_getter(column.chunk(0)) for column in variable.keys(structs).columns]
+        self._values = [_make_getter(column.chunk(0)) for column in variable.values(structs).columns]
         self._encode = variable.encode_key
 
     def name(self, place: int) -> bytes:
-        """Return an entry's stored key."""
+        """Return the encoded map key of the entry at a place."""
         return self._encode(tuple([get(place) for get in self._keys]))
 
     def values(self, place: int) -> tuple[object, ...]:
+        """Return the fields of the entry at a place as Python values."""
         return tuple([get(place) for get in self._values])
 
 
@@ -274,9 +280,8 @@ class _Entries:
         self._end = np.concatenate([key_numbers[:0], *ends])[order].tolist()
 
     def get(self, number: int, name: bytes, now_ms: int) -> tuple[object, ...] | None:
-        """Return the value of a map entry: of key ``number``, by the entry's stored map key.
-
-        ``None`` if absent or expired.
+        """Return the fields of the entry with the encoded map key ``name`` of the key with this number; ``None`` if
+        absent or expired.
         """
         if not self._runs:
             return None
@@ -296,17 +301,19 @@ class _Entries:
         return None
 
     def _view(self, number: int) -> _View:
+        """Return a new view of the run with this number, and cache it."""
         view = self._views[number] = _View(self._variable, self._runs[number])
         return view
 
 
 def _is_gone(view: _View, place: int, now_ms: int) -> bool:
+    """Return whether the entry at a place is deleted or expired."""
     if view.deleted is not None and view.deleted[place]:
         return True
     return view.due is not None and NO_DUE < view.due.values[place] <= now_ms
 
 
-def _getter(column: pa.Array) -> _Get:
+def _make_getter(column: pa.Array) -> _Get:
     """Return a function from a row number to the column's value, as ``to_pylist`` returns it."""
     if not column.null_count:
         if column.type in _NUMBERS:
@@ -314,11 +321,12 @@ def _getter(column: pa.Array) -> _Get:
             viewed: Sequence[object] = memoryview(numbers.view(_NUMBERS[column.type]))  # type: ignore[arg-type]  # as above
             return viewed.__getitem__
         if column.type in {pa.string(), pa.binary()} and len(column):
-            return _text_getter(column)
+            return _make_text_getter(column)
     return lambda place: column[place].as_py()
 
 
-def _text_getter(column: pa.Array) -> _Get:
+def _make_text_getter(column: pa.Array) -> _Get:
+    """Return a function from a row number to a string or binary column's value, without nulls."""
     _, ends, buffer = column.buffers()
     edges = memoryview(ends).cast("B").cast("i")[column.offset :]
     data = memoryview(buffer or b"").cast("B")

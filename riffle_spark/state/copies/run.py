@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import one_array
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, in_milliseconds
-from riffle_spark.state.formats.key_codec import differing, encode_keys, with_one_zero
+from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows, normalise_zeros
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -36,11 +36,11 @@ __all__ = [
     "Run",
     "RunsOfKeyGroup",
     "find_due_rows",
-    "first_due_ms",
-    "known_first_ms",
-    "look_up",
+    "find_first_due_ms",
+    "find_first_ms_by_hash",
+    "find_newest_by_group",
+    "look_up_keys",
     "merge_runs",
-    "newest_by_group",
 ]
 
 _GROWTH: Final = 8
@@ -67,9 +67,9 @@ class Run:
     first_ms: int = field(default=-NEVER_MS, kw_only=True)
 
     def are_gone(self, rows: Indices) -> Mask:
-        """Return a mask of the rows that are deleted or expired."""
+        """Return a mask of these rows that are deleted or expired."""
         deleted = np.zeros(len(rows), dtype=np.bool_) if self.deleted is None else self.deleted[rows]
-        return deleted if self.due is None else deleted | self.due.before(self.first_ms, rows)
+        return deleted if self.due is None else deleted | self.due.mask_due_before(self.first_ms, rows)
 
 
 class RequestedKeys(NamedTuple):
@@ -80,8 +80,11 @@ class RequestedKeys(NamedTuple):
     runs: Sequence[Run]
 
 
-def look_up(groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema) -> tuple[pa.Table, Mask]:
-    """Return the newest row of each key, in the order of ``keys`` with nulls for absent keys, and which keys exist.
+def look_up_keys(
+    groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema
+) -> tuple[pa.Table, Mask]:
+    """Return the newest row of each of ``keys``, in their order with nulls for absent keys, and a mask of the keys that
+    exist.
 
     ``hashes`` are the hashes of ``keys``. ``rows`` are the columns of the runs.
     """
@@ -96,7 +99,7 @@ def look_up(groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, row
     place = np.concatenate(places)
     is_gone = np.concatenate(gone_masks)
     table = pa.Table.from_batches(batches, rows).combine_chunks()
-    wrong = differing(table.select(keys.column_names), keys.take(pa.array(place)))
+    wrong = find_differing_rows(table.select(keys.column_names), keys.take(pa.array(place)))
     for row in wrong.tolist():
         batch, is_gone[row] = _find_colliding_key(groups, int(place[row]), hashes, keys, rows)
         table = pa.concat_tables([table.slice(0, row), pa.Table.from_batches([batch]), table.slice(row + 1)])
@@ -149,7 +152,7 @@ def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bot
     table = pa.Table.from_batches([run.rows for run in runs], rows).combine_chunks()
     gone_masks = [run.are_gone(np.arange(len(run.hashes))) for run in runs]
     is_gone = np.concatenate([np.empty(0, dtype=np.bool_), *gone_masks])
-    picked = _newest(hashes, table.select(keys))
+    picked = _find_newest(hashes, table.select(keys))
     if bottom:
         picked = picked[~is_gone[picked]]
     columns = [pa.array(hashes[picked]), *table.take(pa.array(picked)).columns]
@@ -160,8 +163,11 @@ def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bot
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
-    """Return the first row of each key of each key-group, by key-group and hash."""
+def find_newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
+    """Return the number of the first row of each key of each key-group, by key-group and hash.
+
+    Rows are given newest first.
+    """
     # A stable sort is fast if rows are nearly in this order, as those of two concatenated parts are.
     words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
     order = np.argsort(words, kind="stable")
@@ -172,8 +178,8 @@ def newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.i
     return _first_rows(order, hashes, keys, key_groups)
 
 
-def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
-    """Return the first row of each key, by hash and, if hashes collide, by stored key."""
+def _find_newest(hashes: Hashes, keys: pa.Table) -> Indices:
+    """Return the number of the first row of each key, by hash and, if hashes collide, by stored key."""
     return _first_rows(np.argsort(hashes, kind="stable"), hashes, keys, np.zeros(len(hashes), dtype=np.int32))
 
 
@@ -184,7 +190,7 @@ def _first_rows(order: Indices, hashes: Hashes, keys: pa.Table, key_groups: npt.
     if not len(repeated):
         return order
     first = order[is_first][np.cumsum(is_first)[repeated] - 1]
-    if not len(differing(keys.take(pa.array(order[repeated])), keys.take(pa.array(first)))):
+    if not len(find_differing_rows(keys.take(pa.array(order[repeated])), keys.take(pa.array(first)))):
         return order[is_first]
     ranks = pc.rank(encode_keys(keys.columns), tiebreaker="dense").to_numpy().astype(np.int64)
     order = np.lexsort((ranks, hashes, key_groups))
@@ -216,24 +222,29 @@ class DueRows(NamedTuple):
 
 
 def find_due_rows(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup], until_ms: int) -> DueRows:
-    """Return the rows that are due until ``until_ms``. Key-groups must ascend."""
-    candidates = [[_due(run).between(group.first_ms, until_ms) for run in group.runs] for group in groups]
+    """Return the newest rows that are due until ``until_ms``.
+
+    Key-groups must ascend. Rows that are replaced or deleted are left out.
+    """
+    candidates = [
+        [_due_times_of(run).find_due_between(group.first_ms, until_ms) for run in group.runs] for group in groups
+    ]
     rows, hashes, key_groups, due_ms = _newest_rows(schema, groups, candidates)
     is_due = due_ms <= until_ms
     return DueRows(rows.filter(pa.array(is_due)), hashes[is_due], key_groups[is_due], due_ms[is_due])
 
 
-def first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict[int, int | None]:
+def find_first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict[int, int | None]:
     """Return when the first row of each key-group is due, ``None`` if none ever is. Key-groups must ascend."""
     key_groups = np.array([group.key_group for group in groups], np.int32)
     least = np.full(len(groups), NEVER_MS)
-    positions = [[_due(run).position(group.first_ms) for run in group.runs] for group in groups]
+    positions = [[_due_times_of(run).find_position(group.first_ms) for run in group.runs] for group in groups]
     open_groups = list(range(len(groups)))
     count = 1
     while open_groups:
         candidates = [
             [
-                _due(run).order[position : position + count]
+                _due_times_of(run).order[position : position + count]
                 for run, position in zip(groups[n].runs, positions[n], strict=True)
             ]
             for n in open_groups
@@ -247,33 +258,35 @@ def first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict
     return {group.key_group: None if ms == NEVER_MS else int(ms) for group, ms in zip(groups, least, strict=True)}
 
 
-def known_first_ms(hashes: Hashes, least_ms: int, below: RunsOfKeyGroup) -> int | None:
+def find_first_ms_by_hash(hashes: Hashes, least_ms: int, below: RunsOfKeyGroup) -> int | None:
     """Return when the first row of a key-group is due, or ``None`` if that cannot be known without comparing keys.
 
-    ``hashes`` are the hashes of the key-group's changes. The changes are due from ``least_ms`` on. The first due row of
+    ``hashes`` are the hashes of the key-group's changed keys, which are due from ``least_ms`` on. The first due row of
     the older runs ``below`` is current if no newer row has its hash.
     """
-    positions = [_due(run).position(below.first_ms) for run in below.runs]
+    positions = [_due_times_of(run).find_position(below.first_ms) for run in below.runs]
     first_ms = _next_candidate_ms(below, positions)
     if least_ms <= first_ms:
         return least_ms
     newer = [hashes]
     for run, position in zip(below.runs, positions, strict=True):
-        due = _due(run)
+        due = _due_times_of(run)
         if due.ms_at(position) == first_ms:
             hash_ = run.hashes[due.order[position]]
-            if not any(_contains(hashes_of_newer, hash_) for hashes_of_newer in newer):
+            if not any(_contains_hash(hashes_of_newer, hash_) for hashes_of_newer in newer):
                 return first_ms
         newer.append(run.hashes)
     return None
 
 
-def _contains(hashes: Hashes, hash_: np.uint64) -> bool:
+def _contains_hash(hashes: Hashes, hash_: np.uint64) -> bool:
+    """Return whether sorted hashes contain a hash."""
     place = hashes.searchsorted(hash_)
     return bool(place < len(hashes) and hashes[place] == hash_)
 
 
-def _due(run: Run) -> DueTimes:
+def _due_times_of(run: Run) -> DueTimes:
+    """Return the due times of a run of a store with a due column."""
     assert run.due is not None, "runs of a store with a due column have due times"
     return run.due
 
@@ -281,7 +294,8 @@ def _due(run: Run) -> DueTimes:
 def _next_candidate_ms(group: RunsOfKeyGroup, positions: Sequence[int]) -> int:
     """Return the least due time from these positions of the runs' orders on."""
     return min(
-        (_due(run).ms_at(position) for run, position in zip(group.runs, positions, strict=True)), default=NEVER_MS
+        (_due_times_of(run).ms_at(position) for run, position in zip(group.runs, positions, strict=True)),
+        default=NEVER_MS,
     )
 
 
@@ -301,7 +315,7 @@ def _newest_rows(
     hashes = np.concatenate([np.empty(0, np.uint64), *(run.hashes[rows] for _, run, rows in candidates)])
     counts = [len(rows) for _, _, rows in candidates]
     key_groups = np.repeat(np.array([key_group for key_group, _, _ in candidates], np.int32), counts)
-    unique = newest_by_group(hashes, keys, key_groups)
+    unique = find_newest_by_group(hashes, keys, key_groups)
     keys = keys.take(pa.array(unique))
     hashes = hashes[unique]
     key_groups = key_groups[unique]
@@ -310,8 +324,8 @@ def _newest_rows(
     requested = [
         RequestedKeys(int(start), int(end), group.runs) for group, start, end in zip(groups, starts, ends, strict=True)
     ]
-    rows, exists = look_up(requested, hashes, keys, schema.row_schema)
-    rows = with_one_zero(rows.filter(pa.array(exists)), names)  # old parts may hold -0.0 or other NaNs
+    rows, exists = look_up_keys(requested, hashes, keys, schema.row_schema)
+    rows = normalise_zeros(rows.filter(pa.array(exists)), names)  # old parts may hold -0.0 or other NaNs
     column = one_array(rows.column(str(schema.due)))
     due_ms = np.where(column.is_valid().to_numpy(zero_copy_only=False), in_milliseconds(column), NEVER_MS)
     return DueRows(rows, hashes[exists], key_groups[exists], due_ms)

@@ -127,13 +127,13 @@ class Stacks:
 
     def key_groups(self) -> list[int]:
         """Return the key-groups that have a stack, sorted."""
-        return sorted(self._listed())
+        return sorted(self._list_folder())
 
-    def newest(self, key_group: int) -> str:
-        """Return the name of a key-group's newest list."""
-        return self._listed()[key_group][-1]
+    def newest_list(self, key_group: int) -> str:
+        """Return the file name of a key-group's newest list."""
+        return self._list_folder()[key_group][-1]
 
-    def _listed(self) -> dict[int, list[str]]:
+    def _list_folder(self) -> dict[int, list[str]]:
         """Return the names of the list files (``.stack``) on the disk by key-group, newest last."""
         if self._names is None:
             self._names = {}
@@ -145,23 +145,24 @@ class Stacks:
 
     def has(self, key_group: int) -> bool:
         """Return whether a key-group has a list on the disk, even if it cannot be read."""
-        names = self._listed().get(key_group)
+        names = self._list_folder().get(key_group)
         if names and not os.path.exists(self._path + names[-1]):  # noqa: PTH110 - half the time
             self.refresh()  # another process has replaced or dropped it
-        return key_group in self._listed()
+        return key_group in self._list_folder()
 
     def read(self, key_group: int) -> Stack | None:
         """Return a key-group's stack, or ``None`` if it has no readable list."""
         for _ in range(_TRIES):
-            for name in reversed(self._listed().get(key_group, ())):
-                stack = self._read(key_group, name)
+            for name in reversed(self._list_folder().get(key_group, ())):
+                stack = self._read_list(key_group, name)
                 if stack is not None:
                     return stack
             if not self.has(key_group):
                 break
         return None
 
-    def _read(self, key_group: int, name: str) -> Stack | None:
+    def _read_list(self, key_group: int, name: str) -> Stack | None:
+        """Return the stack in a list file, from the cache if possible; ``None`` if it cannot be read."""
         path = self._path + name
         cached = _cached_stacks.get(path)
         if cached is not None:
@@ -172,7 +173,7 @@ class Stacks:
         except OSError:
             return None
         if stack is not None:
-            _cache(path, stack)
+            _cache_stack(path, stack)
         return stack
 
     def replace(self, key_group: int, expected: Stack | None, stack: Stack) -> bool:
@@ -183,30 +184,33 @@ class Stacks:
         """
         if not self._is_current(key_group, expected):
             return False
-        names = self._listed().get(key_group, [])
+        names = self._list_folder().get(key_group, [])
         name = _next_name(names[-1]) if names else f"{key_group:04d}.{0:010d}-{uuid.uuid4().hex[:8]}{LIST}"
         is_replaced = False
         try:
-            with self._locked(names) as is_locked:
-                is_replaced = is_locked and self._create(name, stack.to_bytes((self.store, key_group)))
+            with self._lock_lists(names) as is_locked:
+                is_replaced = is_locked and self._create_list(name, stack.to_bytes((self.store, key_group)))
                 if is_replaced:
-                    _cache(self._path + name, stack)
-                    self._listed()[key_group] = [name]
-                    self._remove(names)
+                    _cache_stack(self._path + name, stack)
+                    self._list_folder()[key_group] = [name]
+                    self._remove_files(names)
         except OSError:
             if not is_replaced:
                 with suppress(OSError):
-                    self._remove(self._own_files(stack, expected))
+                    self._remove_files(self._own_files(stack, expected))
             raise
         if not is_replaced:
             self.refresh()
         elif expected is not None:
-            self._remove(self._own_files(expected, stack))
+            self._remove_files(self._own_files(expected, stack))
         return is_replaced
 
     @contextmanager
-    def _locked(self, names: Sequence[str]) -> Iterator[bool]:
-        """Lock a key-group's lists against replacement, without waiting. Yield whether all exist and were unlocked."""
+    def _lock_lists(self, names: Sequence[str]) -> Iterator[bool]:
+        """Lock a key-group's lists against replacement during the block, without waiting.
+
+        Yield whether all exist and were unlocked.
+        """
         descriptors: list[int] = []
         is_locked = False
         try:
@@ -220,34 +224,38 @@ class Stacks:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _create(self, name: str, data: bytes) -> bool:
-        """Write a list. Return ``False`` if its name is taken."""
+    def _create_list(self, name: str, data: bytes) -> bool:
+        """Write a list file. Return ``False`` if a file of this name exists."""
         try:
-            _write(self._path + name, data)
+            _write_file(self._path + name, data)
         except FileExistsError:
             return False
         except FileNotFoundError:
             make_private(Path(self._path))
-            return self._create(name, data)
+            return self._create_list(name, data)
         except OSError:
             with suppress(OSError):
-                self._remove([name])
+                self._remove_files([name])
             raise
         return True
 
     def _own_files(self, stack: Stack, other: Stack | None = None) -> list[str]:
-        """Return the names of a stack's files that belong to this key-group and that ``other`` does not use."""
+        """Return the names of the files that only this key-group's stack uses, without those that ``other``
+        uses, too.
+        """
         files = {part.file for part in stack.parts}
         if other is not None:
             files -= {part.file for part in other.parts}
         return [file[len(self._prefix) :] for file in files if file.startswith(self._prefix)]
 
     def _is_current(self, key_group: int, stack: Stack | None) -> bool:
+        """Return whether a key-group's stack on the disk is ``stack``."""
         if self.read(key_group) != stack:
             return False
         return stack is None or (self.has(key_group) and self.read(key_group) == stack)
 
-    def _remove(self, names: Iterable[str]) -> None:
+    def _remove_files(self, names: Iterable[str]) -> None:
+        """Delete files below the store's folder, if they exist."""
         for name in names:
             _cached_stacks.pop(self._path + name, None)
             with suppress(FileNotFoundError):
@@ -272,21 +280,22 @@ class Stacks:
         """Delete a key-group's stack, if it exists, with the files that only it used."""
         for _ in range(_TRIES):
             self.has(key_group)  # lists the folder again if another process has replaced the list
-            names = self._listed().get(key_group, [])
-            with self._locked(names) as is_locked:
+            names = self._list_folder().get(key_group, [])
+            with self._lock_lists(names) as is_locked:
                 if is_locked:
-                    self._drop(key_group, names)
+                    self._drop_lists(key_group, names)
                     return
             self.refresh()
-        self._drop(key_group, self._listed().get(key_group, []))  # the process that holds the lock may hang
+        self._drop_lists(key_group, self._list_folder().get(key_group, []))  # the process that holds the lock may hang
 
-    def _drop(self, key_group: int, names: Sequence[str]) -> None:
-        stacks = [self._read(key_group, name) for name in names]
-        self._listed().pop(key_group, None)
-        self._remove(names)
+    def _drop_lists(self, key_group: int, names: Sequence[str]) -> None:
+        """Delete these lists of a key-group, with the files that only it used."""
+        stacks = [self._read_list(key_group, name) for name in names]
+        self._list_folder().pop(key_group, None)
+        self._remove_files(names)
         for stack in stacks:
             if stack is not None:
-                self._remove(self._own_files(stack))
+                self._remove_files(self._own_files(stack))
 
     def new_file(self, key_group: int, snapshot_id: str = "") -> Path:
         """Return a new path for a file of this key-group alone: a snapshot, or a merged part if there is no id."""
@@ -295,12 +304,13 @@ class Stacks:
         make_private(path.parent)
         return path
 
-    def name_of(self, path: Path) -> str:
-        """Return a file's name as ``StackedPart.file`` holds it."""
+    def relative_name(self, path: Path) -> str:
+        """Return the name of a file below the member's folder, as ``StackedPart.file`` holds it."""
         return self._prefix + path.name
 
 
 def _checksum(body: bytes) -> bytes:
+    """Return the checksum of a list file's body as hexadecimal digits."""
     return b"%016x" % xxhash.xxh3_64_intdigest(body, _FORMAT)
 
 
@@ -322,7 +332,9 @@ def _next_name(name: str) -> str:
 
 
 def _find_adjacent(adjacent: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:
-    """Return the index of the first of these adjacent parts, or ``None`` if they are not there."""
+    """Return the index of the first of the parts ``adjacent`` within ``parts``, or ``None`` if they are not there side
+    by side.
+    """
     count = len(adjacent)
     starts = (i for i in range(len(parts) - count + 1) if tuple(parts[i : i + count]) == tuple(adjacent))
     return next(starts, None)
@@ -331,7 +343,8 @@ def _find_adjacent(adjacent: Sequence[StackedPart], parts: Sequence[StackedPart]
 _cached_stacks: dict[str, Stack] = {}
 
 
-def _cache(path: str, stack: Stack) -> None:
+def _cache_stack(path: str, stack: Stack) -> None:
+    """Cache the stack of a list file. The cache is emptied if it is full."""
     if len(_cached_stacks) >= _CACHED_LISTS_MAX:
         _cached_stacks.clear()
     _cached_stacks[path] = stack
@@ -346,7 +359,8 @@ def signature_of(path: str) -> Signature | None:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _write(path: str, data: bytes) -> None:
+def _write_file(path: str, data: bytes) -> None:
+    """Write a new file. Raises ``FileExistsError`` if it exists, and ``OSError`` if the disk is full."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         if os.write(descriptor, data) != len(data):

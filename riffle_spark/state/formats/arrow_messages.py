@@ -53,9 +53,9 @@ def check_sizes(data: memoryview) -> None:
     size = data.nbytes
     limit = max(_UNPACKED_ALWAYS, _LZ4_RATIO_MAX * size)
     unpacked = rows = 0
-    for message, table, body in _batches(data):
-        length, nodes, buffers, compression, _ = _fields(message, table)
-        rows += _longest(message, length, nodes)
+    for message, table, body in _iterate_batches(data):
+        length, nodes, buffers, compression, _ = _field_positions(message, table)
+        rows += _count_rows(message, length, nodes)
         if compression and buffers:
             limit = _zstd_limit(size) if _is_zstd(message, compression) else limit
             unpacked += _unpacked_bytes(message, buffers, body, limit)
@@ -69,22 +69,27 @@ def may_unpack(size: int, unpacked: int) -> bool:
 
 
 def _zstd_limit(size: int, bound: int = _ZSTD_READ_MAX) -> int:
+    """Return how many unpacked bytes readers accept for ``size`` bytes compressed with zstd. ``bound`` caps it."""
     return max(_UNPACKED_ALWAYS, _LZ4_RATIO_MAX * size, min(bound, _ZSTD_RATIO_MAX * size))
 
 
 def check_schema(data: memoryview) -> None:
     """Check the schemas of a message or stream. Raises as ``check_sizes`` does."""
-    for _ in _batches(data):
+    for _ in _iterate_batches(data):
         pass
 
 
 def _is_zstd(message: memoryview, compression: int) -> bool:
-    codec = _fields(message, _target(message, compression))[0]
+    """Return whether the compression at a position of a message is zstd."""
+    codec = _field_positions(message, _follow_offset(message, compression))[0]
     return bool(codec) and message[codec] == _ZSTD
 
 
-def _longest(message: memoryview, length: int, nodes: int) -> int:
-    """Return the rows of a batch, or the elements of its longest column if they are more. Negative counts are huge."""
+def _count_rows(message: memoryview, length: int, nodes: int) -> int:
+    """Return the number of rows of a batch, or of elements of its longest column if that is larger.
+
+    Negative numbers count as huge.
+    """
     counts: tuple[int, ...] = _COUNT.unpack_from(message, length) if length else (0,)
     if nodes:
         vector = nodes + _NUMBER.unpack_from(message, nodes)[0]
@@ -95,10 +100,10 @@ def _longest(message: memoryview, length: int, nodes: int) -> int:
     return max(counts)
 
 
-def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
+def _iterate_batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
     """Yield (message, start of its table, the bytes after the message) of each record batch and dictionary.
 
-    The bytes after the message start with its body. Schemas are checked on the way.
+    The bytes after the message start with its body. Raises ``ValueError`` for a schema that takes too much memory.
     """
     position = 0
     while position + _MESSAGE.size <= data.nbytes:
@@ -108,7 +113,7 @@ def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
         start = position + _MESSAGE.size
         after = start + length
         message = data[start : after + _MESSAGE.size]
-        version, kind, header, body, metadata = _fields(message, _NUMBER.unpack_from(message)[0])
+        version, kind, header, body, metadata = _field_positions(message, _NUMBER.unpack_from(message)[0])
         size = _LONG.unpack_from(message, body)[0] if body else 0
         is_of_5 = version and _SHORT.unpack_from(message, version)[0] == _VERSION_5
         if mark != _CONTINUATION or not is_of_5 or metadata or size < 0:
@@ -116,7 +121,7 @@ def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
         position = after + size
         if kind and header:
             table = header + _NUMBER.unpack_from(message, header)[0]
-            if message[kind] == _DICTIONARY and (values := _fields(message, table)[1]):
+            if message[kind] == _DICTIONARY and (values := _field_positions(message, table)[1]):
                 table = values + _NUMBER.unpack_from(message, values)[0]
             if message[kind] in (_DICTIONARY, _BATCH):
                 yield message, table, data[after:]
@@ -124,8 +129,8 @@ def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
                 _check_repeated_offsets(message, table)
 
 
-def _fields(message: memoryview, table: int) -> tuple[int, int, int, int, int]:
-    """Return the positions of the first five fields of a table, 0 for absent fields."""
+def _field_positions(message: memoryview, table: int) -> tuple[int, int, int, int, int]:
+    """Return the positions of the first five fields of a FlatBuffers table, 0 for absent fields."""
     size, _, *offsets = _TABLE.unpack_from(message, table - _BACK.unpack_from(message, table)[0])
     first, second, third, fourth, fifth = (
         table + offset if offset and size > 4 + 2 * number else 0 for number, offset in enumerate(offsets)
@@ -147,8 +152,8 @@ def _unpacked_bytes(message: memoryview, field: int, body: memoryview, limit: in
     return total
 
 
-def _target(message: memoryview, field: int) -> int:
-    """Return the position to which the offset in a field points."""
+def _follow_offset(message: memoryview, field: int) -> int:
+    """Return the position that the offset in a field points to."""
     return int(field + _NUMBER.unpack_from(message, field)[0])
 
 
@@ -156,37 +161,40 @@ def _check_repeated_offsets(message: memoryview, schema: int) -> None:
     """Raise ``ValueError`` if a schema's fields, names and metadata add up to more bytes than the message has."""
     budget = message.nbytes
     fields: list[int] = []
-    _, inner, metadata, *_ = _all_fields(message, schema)
+    _, inner, metadata, *_ = _all_field_positions(message, schema)
     while True:
-        budget -= _FIELD_BYTES * _length(message, inner) + _PAIR_BYTES * _length(message, metadata)
-        for pair in _elements(message, metadata) if budget >= 0 else ():
-            budget -= sum(_length(message, text) for text in _all_fields(message, pair)[:2])
+        budget -= _FIELD_BYTES * _read_length(message, inner) + _PAIR_BYTES * _read_length(message, metadata)
+        for pair in _iterate_tables(message, metadata) if budget >= 0 else ():
+            budget -= sum(_read_length(message, text) for text in _all_field_positions(message, pair)[:2])
         if budget < 0:
             raise ValueError(f"a schema of {message.nbytes} bytes repeats offsets")
-        fields += _elements(message, inner)
+        fields += _iterate_tables(message, inner)
         if not fields:
             return
-        name, _, kind, details, _, inner, metadata = _all_fields(message, fields.pop())
-        budget -= _length(message, name)
+        name, _, kind, details, _, inner, metadata = _all_field_positions(message, fields.pop())
+        budget -= _read_length(message, name)
         if kind and details and message[kind] in _TYPES_WITH_TEXT:
-            budget -= _length(message, _all_fields(message, _target(message, details))[1])
+            budget -= _read_length(message, _all_field_positions(message, _follow_offset(message, details))[1])
 
 
-def _all_fields(message: memoryview, table: int) -> list[int]:
-    """Return the positions of the first seven fields of a table, 0 for absent fields. The table may end its message."""
+def _all_field_positions(message: memoryview, table: int) -> list[int]:
+    """Return the positions of the first seven fields of a FlatBuffers table, 0 for absent fields.
+
+    The table may end its message.
+    """
     vtable = table - _BACK.unpack_from(message, table)[0]
     count = min(_SHORT.unpack_from(message, vtable)[0] // _SHORT.size - 2, len(_NONE))
     offsets = struct.unpack_from(f"<{count}H", message, vtable + 2 * _SHORT.size) + _NONE[count:]
     return [table + offset if offset else 0 for offset in offsets]
 
 
-def _elements(message: memoryview, field: int) -> Iterator[int]:
-    """Yield the positions of the tables in the list of a field."""
-    vector = _target(message, field) if field else 0
-    for place in range(vector + _NUMBER.size, vector + _NUMBER.size * (1 + _length(message, field)), _NUMBER.size):
-        yield _target(message, place)
+def _iterate_tables(message: memoryview, field: int) -> Iterator[int]:
+    """Yield the positions of the tables in the list that a field holds."""
+    vector = _follow_offset(message, field) if field else 0
+    for place in range(vector + _NUMBER.size, vector + _NUMBER.size * (1 + _read_length(message, field)), _NUMBER.size):
+        yield _follow_offset(message, place)
 
 
-def _length(message: memoryview, field: int) -> int:
-    """Return the length of a field's text or list, 0 if the field is absent."""
-    return int(_NUMBER.unpack_from(message, _target(message, field))[0]) if field else 0
+def _read_length(message: memoryview, field: int) -> int:
+    """Return the length of the text or list that a field holds, 0 if the field is absent."""
+    return int(_NUMBER.unpack_from(message, _follow_offset(message, field))[0]) if field else 0

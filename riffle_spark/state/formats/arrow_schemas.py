@@ -71,15 +71,16 @@ def check_names(schema: pa.Schema) -> None:
 
 
 def _check_names_in(kind: pa.DataType) -> None:
-    for field in _inner(kind):
+    """Raise ``UnicodeDecodeError`` if the name of a nested field is not UTF-8."""
+    for field in _inner_fields(kind):
         assert field.name is not None
         _check_names_in(field.type)
 
 
-def _inner(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a nested type."""
+def _inner_fields(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields directly inside a nested type; empty for other types."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _inner(kind.storage_type)
+        return _inner_fields(kind.storage_type)
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -88,8 +89,8 @@ def _inner(kind: pa.DataType) -> list[pa.Field]:
 
 
 def inner_types(kind: pa.DataType) -> list[pa.DataType]:
-    """Return the types of the fields of a nested type."""
-    return [field.type for field in _inner(kind)]
+    """Return the types directly inside a nested type; empty for other types."""
+    return [field.type for field in _inner_fields(kind)]
 
 
 def describe_schema(schema: pa.Schema) -> str:
@@ -98,7 +99,7 @@ def describe_schema(schema: pa.Schema) -> str:
 
 
 def check_storable(kind: pa.DataType, subject: str = "a column", *, with_dictionaries: bool = False) -> None:
-    """Raise ``ConfigError`` for a type that state cannot store.
+    """Raise ``ConfigError`` for a type that state cannot store. ``subject`` says in the error what has the type.
 
     These are unions, views, run-end encoded columns, and dictionaries unless they are allowed. Fixed-size lists of
     fixed-size lists are refused too, because pyarrow copies their slices wrongly.
@@ -106,7 +107,11 @@ def check_storable(kind: pa.DataType, subject: str = "a column", *, with_diction
     inner = inner_types(kind)
     if with_dictionaries and pa.types.is_dictionary(kind):
         inner = [kind.value_type]
-    if not inner and not pa.types.is_struct(kind) and not any(is_leaf(_stored(kind)) for is_leaf in _STORABLE_LEAVES):
+    if (
+        not inner
+        and not pa.types.is_struct(kind)
+        and not any(is_leaf(_storage_type(kind)) for is_leaf in _STORABLE_LEAVES)
+    ):
         raise ConfigError(
             f"State cannot store {subject} of type {kind}.",
             remedy="Declare a plain type and cast to it.",
@@ -122,12 +127,13 @@ def check_storable(kind: pa.DataType, subject: str = "a column", *, with_diction
         check_storable(inner_type, subject, with_dictionaries=with_dictionaries)
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that an extension type is stored as, and other types unchanged."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def can_become(stored: pa.Schema, declared: pa.Schema) -> bool:
-    """Return whether stored columns can be read as declared columns, by name.
+    """Return whether columns with the stored schema can be read with the declared schema. Columns are matched by name.
 
     Nullable columns stay nullable, as in Spark. A declared column that is not stored must be nullable.
     """
@@ -148,7 +154,7 @@ def _can_hold(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether every value of the first type is a value of the second type."""
+    """Return whether every value of type ``source`` is a value of type ``target``."""
     if source == target or pa.types.is_null(source):
         return True
     if pa.types.is_dictionary(source):
@@ -164,6 +170,7 @@ def widens(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _number_widens(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether every number of type ``source`` is one of type ``target``; false for other types."""
     if pa.types.is_integer(source) and pa.types.is_integer(target):
         spare = pa.types.is_unsigned_integer(source) and pa.types.is_signed_integer(target)
         loses_sign = pa.types.is_signed_integer(source) and pa.types.is_unsigned_integer(target)
@@ -174,6 +181,7 @@ def _number_widens(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether both types are string types, or both are binary types."""
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     octets = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     return any(
@@ -183,6 +191,7 @@ def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether every list, struct or map of type ``source`` is one of type ``target``; false for other types."""
     lists = (pa.types.is_list, pa.types.is_large_list)
     if any(is_list(source) for is_list in lists) and any(is_list(target) for is_list in lists):
         return widens(source.value_type, target.value_type)

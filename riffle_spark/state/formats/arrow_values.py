@@ -16,7 +16,14 @@ from pyarrow import types
 from riffle_spark.columns import Column, one_array
 from riffle_spark.errors import ConfigError
 
-__all__ = ["beyond_offsets", "check_buffers", "is_overflow", "readable_row", "readable_rows", "undecodable"]
+__all__ = [
+    "check_buffers",
+    "find_undecodable",
+    "is_offset_overflow",
+    "offset_overflow_error",
+    "readable_row",
+    "readable_rows",
+]
 
 _Change: TypeAlias = Callable[[pa.Array], pa.Array]
 
@@ -32,23 +39,23 @@ def check_buffers(table: pa.Table) -> None:
             column.validate(full=True)
             continue
         for chunk in column.chunks:
-            _map_leaves(chunk, _raw).validate(full=True)
+            _map_leaves(chunk, _as_bytes).validate(full=True)
 
 
 @lru_cache(maxsize=1024)
 def _has_checked_values(kind: pa.DataType) -> bool:
     """Return whether full validation checks values of a type. ``check_buffers`` then checks them as raw bytes."""
     empty = pa.nulls(0, kind)
-    return bool(_map_leaves(empty, _raw).type != kind)
+    return bool(_map_leaves(empty, _as_bytes).type != kind)
 
 
-def is_overflow(error: Exception) -> bool:
-    """Return whether a column's bytes or elements exceeded Arrow's 32-bit offsets."""
+def is_offset_overflow(error: Exception) -> bool:
+    """Return whether an error of Arrow means that a column's bytes or elements exceeded 32-bit offsets."""
     return isinstance(error, pa.ArrowException) and "overflow" in str(error)
 
 
-def beyond_offsets(detail: object) -> ConfigError:
-    """Return the error for a column that exceeds Arrow's 32-bit offsets."""
+def offset_overflow_error(detail: object) -> ConfigError:
+    """Return the error for a column that exceeds Arrow's 32-bit offsets. ``detail`` is Arrow's message."""
     return ConfigError(
         f"A column of a slot's rows, state or output exceeds 2 GiB of text or 2^31 elements: {detail}",
         remedy="Keep smaller values, limit the rows of a batch (maxOffsetsPerTrigger, maxFilesPerTrigger), or use more "
@@ -67,24 +74,24 @@ def readable_rows(table: pa.Table) -> list[dict[str, object]]:
     try:
         rows: list[dict[str, object]] = table.to_pylist()
     except (OverflowError, ValueError):
-        columns = [_map_leaves(one_array(column), _readable) for column in table.columns]
+        columns = [_map_leaves(one_array(column), _make_readable) for column in table.columns]
         rows = pa.table(columns, names=table.column_names).to_pylist()
     return rows
 
 
 def readable_row(table: pa.Table, row: int) -> dict[str, object]:
-    """Return one row as ``readable_rows`` returns it."""
+    """Return the row with this number as ``readable_rows`` returns it."""
     return readable_rows(table.slice(row, 1))[0]
 
 
-def undecodable(column: Column) -> bytes | None:
-    """Return the bytes of the first text of a column that is not UTF-8, or ``None`` if all texts are."""
+def find_undecodable(column: Column) -> bytes | None:
+    """Return the first string of a column that is not UTF-8, as bytes; ``None`` if all strings are."""
     undecodable_texts: list[bytes] = []
 
     def collect(leaf: pa.Array) -> pa.Array:
         if types.is_string(leaf.type) or types.is_large_string(leaf.type):
             undecodable_texts.extend(
-                value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value)
+                value for value in _as_bytes(leaf).to_pylist() if value is not None and not _is_utf8(value)
             )
         return leaf
 
@@ -93,6 +100,7 @@ def undecodable(column: Column) -> bytes | None:
 
 
 def _is_utf8(value: bytes) -> bool:
+    """Return whether bytes are valid UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -100,32 +108,40 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _raw(leaf: pa.Array) -> pa.Array:
-    """Return values that full validation would check as raw bytes over the same buffers."""
+def _as_bytes(leaf: pa.Array) -> pa.Array:
+    """Return values that full validation would check as binary values over the same buffers.
+
+    Return other values unchanged.
+    """
     kind = leaf.type
     if types.is_string(kind):
-        return _over(leaf, pa.binary(), [])
+        return _reinterpret(leaf, pa.binary(), [])
     if types.is_large_string(kind):
-        return _over(leaf, pa.large_binary(), [])
+        return _reinterpret(leaf, pa.large_binary(), [])
     if types.is_decimal(kind) or types.is_time(kind) or types.is_date64(kind):
-        return _over(leaf, pa.binary(kind.bit_width // 8), [])
+        return _reinterpret(leaf, pa.binary(kind.bit_width // 8), [])
     return leaf
 
 
-def _readable(leaf: pa.Array) -> pa.Array:
+def _make_readable(leaf: pa.Array) -> pa.Array:
+    """Return a column that ``to_pylist`` can convert: strings with U+FFFD for bytes that are not UTF-8, and integers
+    for dates and times that Python cannot hold.
+    """
     kind = leaf.type
     if types.is_string(kind) or types.is_large_string(kind):
-        values = _raw(leaf).to_pylist()
+        values = _as_bytes(leaf).to_pylist()
         return pa.array([None if value is None else value.decode("utf-8", "replace") for value in values], kind)
     try:
         leaf.to_pylist()
     except (OverflowError, ValueError):
-        return _over(leaf, pa.int32() if kind.bit_width == 32 else pa.int64(), [])
+        return _reinterpret(leaf, pa.int32() if kind.bit_width == 32 else pa.int64(), [])
     return leaf
 
 
 def _map_leaves(array: pa.Array, change: _Change) -> pa.Array:
-    """Return the array with ``change`` applied to the columns below its structs, maps, lists and dictionaries."""
+    """Return the array with ``change`` applied to each array that is not nested below it: inside structs, maps, lists
+    and dictionaries.
+    """
     kind = array.type
     if not kind.num_fields and not types.is_dictionary(kind):
         return change(array)
@@ -133,30 +149,30 @@ def _map_leaves(array: pa.Array, change: _Change) -> pa.Array:
         array = array.take(pa.array(np.arange(len(array)))) if array.offset else array
         children = [_map_leaves(array.field(place), change) for place in range(len(kind))]
         fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
-        return _over(array, pa.struct(fields), children)
+        return _reinterpret(array, pa.struct(fields), children)
     if types.is_map(kind):
         keys = _map_leaves(array.keys, change)
         items = _map_leaves(array.items, change)
         key = kind.key_field.with_type(keys.type)
         item = kind.item_field.with_type(items.type)
         entries = pa.StructArray.from_arrays([keys, items], fields=[key, item])
-        return _over(array, pa.map_(key, item, kind.keys_sorted), [entries])
+        return _reinterpret(array, pa.map_(key, item, kind.keys_sorted), [entries])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         values = _map_leaves(array.values, change)
-        return _over(array, _list_of(kind, kind.value_field.with_type(values.type)), [values])
+        return _reinterpret(array, _list_type_of(kind, kind.value_field.with_type(values.type)), [values])
     if types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(array.indices, _map_leaves(array.dictionary, change), safe=False)
     return change(array)
 
 
-def _list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
-    """Return the same type of list with another field."""
+def _list_type_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
+    """Return a list type of the same kind with another field."""
     if types.is_fixed_size_list(kind):
         return pa.list_(field, kind.list_size)
     return pa.large_list(field) if types.is_large_list(kind) else pa.list_(field)
 
 
-def _over(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Return an array of another type over the same buffers."""
+def _reinterpret(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
+    """Return an array of type ``kind`` over the same buffers, with these children."""
     buffers = array.buffers()[: kind.num_buffers]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children)

@@ -7,7 +7,7 @@ of the parsed objects is estimated from counts of bytes before anything is parse
 import json
 from typing import Final
 
-__all__ = ["allowed_bytes", "check_size", "parse"]
+__all__ = ["allowed_bytes", "check_size", "parse_json"]
 
 _ALLOWED_BYTES: Final = 64 << 20
 _ALLOWED_TIMES: Final = 256
@@ -22,14 +22,18 @@ def allowed_bytes(packed: int) -> int:
 
 
 def check_size(text: bytes, packed: int) -> None:
-    """Raise ``ValueError`` for JSON that would take more memory than its compressed bytes allow."""
+    """Raise ``ValueError`` for JSON that would take more memory than its ``packed`` compressed bytes allow."""
     wide = 1 if text.isascii() and b"\\u" not in text else 4
     memory = 2 * wide * len(text) + sum(text.count(mark) * size for mark, size in _MARK_BYTES)
     if memory > allowed_bytes(packed):
         raise ValueError(f"{packed} compressed bytes of JSON need {memory} bytes of memory")
 
 
-def parse(text: bytes, packed: int) -> object:
-    """Return the parsed JSON. Raises ``ValueError`` as ``check_size`` does, and for text that is not JSON."""
+def parse_json(text: bytes, packed: int) -> object:
+    """Return the parsed JSON.
+
+    ``packed`` is the number of its compressed bytes. Raises ``ValueError`` as ``check_size`` does, and for text that is
+    not JSON.
+    """
     check_size(text, packed)
     return json.loads(text)

@@ -19,12 +19,12 @@ __all__ = [
     "DUE_SPAN",
     "NEVER_MS",
     "DueTimes",
+    "add_due_order",
     "can_be_due",
-    "due_times",
+    "compute_due_times",
     "first_ms_of",
     "in_milliseconds",
-    "stored_order",
-    "with_order",
+    "read_stored_order",
 ]
 
 NEVER_MS = 2**63 - 1
@@ -51,21 +51,21 @@ class DueTimes(NamedTuple):
     order: _Numbers
     are_due: npt.NDArray[np.bool_] | None = None
 
-    def position(self, ms: int) -> int:
-        """Return the place in the order of the first row that is due at ``ms`` or later."""
+    def find_position(self, ms: int) -> int:
+        """Return the place in ``order`` of the first row that is due at ``ms`` or later."""
         limit = (ms - 1) * self.per_ms  # a row that is due within a millisecond is due at its end
         values = self.values
         order = self.order
         return bisect_left(range(len(order)), limit + 1, key=lambda place: int(values[order[place]]))
 
-    def before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that are due before ``first_ms``."""
+    def mask_due_before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return a mask of these rows that are due before ``first_ms``."""
         earlier = self.values[rows] <= max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
         return earlier if self.are_due is None else earlier & self.are_due[rows]
 
-    def between(self, first_ms: int, last_ms: int) -> _Numbers:
+    def find_due_between(self, first_ms: int, last_ms: int) -> _Numbers:
         """Return the numbers of the rows that are due between two times, both inclusive."""
-        return self.order[self.position(first_ms) : self.position(last_ms + 1)]
+        return self.order[self.find_position(first_ms) : self.find_position(last_ms + 1)]
 
     def ms_at(self, place: int) -> int:
         """Return when the row at a place of the order is due (ms), or ``NEVER_MS`` after the last place."""
@@ -75,7 +75,10 @@ class DueTimes(NamedTuple):
 
 
 def first_ms_of(timer_ms: int | None) -> int:
-    """Return when the first row of a key-group is due, given its timer in the log. Earlier rows are expired."""
+    """Return the time from which rows of a key-group can be due; earlier rows are expired.
+
+    ``timer_ms`` is its timer in the log, ``None`` without one.
+    """
     return NEVER_MS if timer_ms is None else timer_ms
 
 
@@ -87,34 +90,41 @@ def can_be_due(kind: pa.DataType) -> bool:
 def in_milliseconds(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return due times in ms, rounded up. The values of nulls are undefined."""
     per_ms = _per_ms(column.type)
-    values = _values(column)
+    values = _raw_values(column)
     return values if per_ms == 1 else values // per_ms + (values % per_ms != 0)
 
 
-def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None) -> DueTimes:
-    """Return when rows are due. Deleted rows never are. Without a stored ``order`` the rows are sorted."""
+def compute_due_times(
+    column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None
+) -> DueTimes:
+    """Return the due times of rows from their due column.
+
+    Deleted rows are never due. Without a stored ``order`` the rows are sorted.
+    """
     is_due = _are_due(column, deleted)
-    return _due_times(column, is_due, _ordered(_values(column), is_due) if order is None else order)
+    return _make_due_times(column, is_due, _sort_by_time(_raw_values(column), is_due) if order is None else order)
 
 
-def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
-    """Add the order by due time, and its metadata, to a part's rows.
+def add_due_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
+    """Return a part's rows with their order by due time, and its metadata, added.
 
-    ``name`` is the due column. ``deleted`` names the column that marks deleted rows. The column may be absent.
+    ``name`` is the due column. ``deleted`` names the column that marks deleted rows. That column may be absent.
     """
     column = one_array(table.column(name))
     has_deleted = deleted in table.column_names
     is_deleted = one_array(table.column(deleted)).to_numpy(zero_copy_only=False) if has_deleted else None
     is_due = _are_due(column, is_deleted)
-    order = _ordered(_values(column), is_due)
-    due = _due_times(column, is_due, order)
+    order = _sort_by_time(_raw_values(column), is_due)
+    due = _make_due_times(column, is_due, order)
     count = len(due.order)
     span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(count - 1)}"} if count else {}
     return table.append_column(DUE_ORDER, pa.array(order)).replace_schema_metadata({DUE_COLUMN: name, **span})
 
 
-def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
-    """Return the stored order of all rows of a part by the column ``due``, or ``None`` if there is none."""
+def read_stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
+    """Return the order of a part's rows by the column ``due`` that is stored in the part, or ``None`` if there
+    is none.
+    """
     column = (table.schema.metadata or {}).get(DUE_COLUMN)
     if due is None or column != due.encode() or table.column(DUE_ORDER).num_chunks != 1:
         return None
@@ -122,17 +132,19 @@ def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
     return order
 
 
-def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
+def _make_due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
     """Return the due times of rows, given the order of all rows, never-due rows last."""
     count = len(column) if is_due is None else int(np.count_nonzero(is_due))
-    return DueTimes(_values(column), _per_ms(column.type), order[:count], is_due)
+    return DueTimes(_raw_values(column), _per_ms(column.type), order[:count], is_due)
 
 
 def _per_ms(kind: pa.DataType) -> int:
+    """Return how many units of a time type make one millisecond."""
     return _PER_MS[kind.unit] if pa.types.is_timestamp(kind) else 1
 
 
-def _values(column: pa.Array) -> npt.NDArray[np.int64]:
+def _raw_values(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return a due column's values as int64. The values of nulls are undefined."""
     return fixed_values(column).view(np.int64)
 
 
@@ -144,7 +156,8 @@ def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDA
     return ~deleted if mask is None else mask & ~deleted
 
 
-def _ordered(values: npt.NDArray[np.int64], is_due: npt.NDArray[np.bool_] | None) -> _Numbers:
+def _sort_by_time(values: npt.NDArray[np.int64], is_due: npt.NDArray[np.bool_] | None) -> _Numbers:
+    """Return the numbers of all rows by due time, rows that are never due last."""
     if is_due is None:
         return np.argsort(values, kind="stable").astype(np.uint32)
     due_rows = np.flatnonzero(is_due)

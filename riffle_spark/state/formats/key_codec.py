@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from riffle_spark import columns as arrow
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["differing", "encode_keys", "with_one_zero"]
+__all__ = ["encode_keys", "find_differing_rows", "normalise_zeros"]
 
 _NULL, _PRESENT = b"\x00", b"\x01"
 _END: Final = b"\x00\x00"
@@ -49,7 +49,7 @@ def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     return pc.binary_join_element_wise(*pieces, _scalar(b""))
 
 
-def differing(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
+def find_differing_rows(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
     """Return the numbers of the rows that differ between two tables of keys.
 
     Null equals null, NaN equals NaN, -0.0 equals 0.0.
@@ -65,8 +65,8 @@ def differing(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
     return np.flatnonzero(~same)
 
 
-def with_one_zero(table: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the rows with 0.0 for -0.0 and one NaN in the key columns, so that equal keys have equal values."""
+def normalise_zeros(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows with 0.0 for -0.0 and one NaN in the columns ``key``, so that equal keys have equal values."""
     for name in key:
         index = table.schema.get_field_index(name)
         field = table.schema.field(index)
@@ -79,10 +79,12 @@ def with_one_zero(table: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _scalar(data: bytes) -> pa.Scalar:
+    """Return bytes as a large binary scalar."""
     return pa.scalar(data, pa.large_binary())
 
 
 def _rows_as_binary(rows: Matrix) -> pa.Array:
+    """Return the rows of a byte matrix as binary values."""
     return arrow.binary_column(np.ascontiguousarray(rows), np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1])
 
 
@@ -91,14 +93,14 @@ def _encode_fixed(array: pa.Array, kind: pa.DataType) -> Matrix:
     valid = arrow.valid_mask(array)
     rows = np.empty((len(array), 1 + arrow.fixed_width(kind)), dtype=np.uint8)
     rows[:, 0] = 1
-    rows[:, 1:] = _ordered(arrow.fixed_values(array), kind)
+    rows[:, 1:] = _encode_ordered(arrow.fixed_values(array), kind)
     if valid is not None:
         rows[~valid] = 0
     return rows
 
 
-def _ordered(values: npt.NDArray[np.generic], kind: pa.DataType) -> Matrix:
-    """Return big-endian bytes that sort like the values."""
+def _encode_ordered(values: npt.NDArray[np.generic], kind: pa.DataType) -> Matrix:
+    """Return big-endian bytes of fixed-width values that sort like the values."""
     width = values.dtype.itemsize
     if pa.types.is_floating(kind):
         signed = f"<i{width}"
@@ -111,6 +113,7 @@ def _ordered(values: npt.NDArray[np.generic], kind: pa.DataType) -> Matrix:
 
 
 def _flip_sign(rows: Matrix) -> Matrix:
+    """Return the byte matrix with the highest bit of each row inverted."""
     rows = rows.copy()
     rows[:, 0] ^= 0x80
     return rows

@@ -23,7 +23,7 @@ from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_messages import check_sizes, may_unpack
 from riffle_spark.state.formats.arrow_schemas import check_names, check_storable, inner_types
 from riffle_spark.state.formats.arrow_values import check_buffers
-from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, add_due_order
 
 __all__ = [
     "DELETED",
@@ -33,7 +33,7 @@ __all__ = [
     "VARIABLE",
     "Checksum",
     "Data",
-    "altered",
+    "altered_error",
     "checksum",
     "decode",
     "encode",
@@ -88,7 +88,7 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
     if HASH in table.column_names and VARIABLE in table.column_names:
         data = _compress(table, _PACKED, _BY_VARIABLE, _PACK_FROM_BYTES if packed else None)
     elif HASH in table.column_names:
-        data = bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
+        data = bytes(_write_stream(table if due is None else add_due_order(table, due, DELETED), _PLAIN, _BY_HASH))
     else:
         data = _compress(table, _COMPRESSED, _UNSORTED, _COMPRESS_FROM_BYTES)
     if any(map(_may_take_no_bytes, table.schema.types)):
@@ -121,13 +121,14 @@ def _compress(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes, 
     accept the ratio.
     """
     if from_bytes is not None and table.nbytes >= from_bytes:
-        compressed = _stream(table, options, version)
+        compressed = _write_stream(table, options, version)
         if compressed.size < _RATIO_MAX * table.nbytes and may_unpack(compressed.size, table.nbytes):
             return bytes(compressed)
-    return bytes(_stream(table, _PLAIN, version))
+    return bytes(_write_stream(table, _PLAIN, version))
 
 
-def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) -> pa.Buffer:
+def _write_stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) -> pa.Buffer:
+    """Return a table as an Arrow IPC stream with the format version in its metadata."""
     due_metadata = {key: text for key, text in (table.schema.metadata or {}).items() if key in (DUE_COLUMN, DUE_SPAN)}
     schema = table.schema.with_metadata({_VERSION_KEY: version, **due_metadata})
     sink = pa.BufferOutputStream()
@@ -143,16 +144,16 @@ def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data
     unknown format.
     """
     if checksum(data) != expected:
-        raise altered(where)
+        raise altered_error(where)
     table = open_part(decrypt(data) if decrypt else data, where)
     added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
     if any(table.column_names.count(name) > 1 for name in added):
-        raise altered(where)
+        raise altered_error(where)
     return table.drop_columns(added).replace_schema_metadata(None)
 
 
-def altered(where: str) -> CorruptStateError:
-    """Return the error for an object with other bytes than the log lists."""
+def altered_error(where: str) -> CorruptStateError:
+    """Return the error for an object whose bytes do not have the checksum in the log."""
     return CorruptStateError(
         "The bytes are truncated or altered: their checksum differs from the log's.",
         remedy="Restore the object from a backup, or roll back to a version without it (riffle rollback).",
@@ -214,6 +215,10 @@ def fit_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _fit_column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    """Return the column of this field, nulls if the table lacks it.
+
+    Raises ``CorruptStateError`` if its type does not fit.
+    """
     if field.name not in table.column_names:
         return pa.nulls(table.num_rows, field.type)
     column = table.column(field.name)

@@ -29,12 +29,12 @@ _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int |
 
 
 def link_to_json(link: Link) -> list[object]:
-    """Return a link as a row."""
+    """Return a link as a JSON array."""
     return [link.head.version, link.head.attempt, link.start, link.length, f"{link.checksum:016x}", link.rows]
 
 
 def link_from_json(row: list[object]) -> Link:
-    """Return the link of a row."""
+    """Return the link in a JSON array that ``link_to_json`` wrote."""
     version, attempt, start, length, checksum, rows = cast("tuple[int, str, int, int, str, int]", tuple(row))
     return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
 
@@ -59,7 +59,10 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    """Return the entries of ``entries_to_json``. Other values raise Python's errors, unchecked values pass."""
+    """Return the entries that ``entries_to_json`` wrote.
+
+    Other JSON raises ``KeyError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the values.
+    """
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
@@ -81,7 +84,9 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
 
 
 def check_entries(entries: Mapping[Address, Entry]) -> None:
-    """Raise ``ValueError`` or ``ConfigError`` for impossible values: object and file names are made of them."""
+    """Raise ``ValueError`` or ``ConfigError`` for entries with impossible values, because names of objects and files
+    are made of them.
+    """
     for store in {store for store, _ in entries}:
         paths.check_store_name(store)
     for (store, key_group), entry in entries.items():
@@ -103,12 +108,13 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
 
 
 def check_link(store: str, link: Link) -> None:
-    """Check a link of a store like ``check_entries``."""
+    """Raise ``ValueError`` or ``ConfigError`` for a link, or a name of a store, with impossible values."""
     paths.check_store_name(store)
     _check_link(link)
 
 
 def _check_link(link: Link) -> None:
+    """Raise ``ValueError`` for a link with an impossible head or range."""
     _check_head(link.head)
     are_numbers = all(type(number) is int and number >= 0 for number in link[1:])
     if not are_numbers or max(link.start + link.length, link.rows) >= NUMBERS_END:
@@ -116,6 +122,7 @@ def _check_link(link: Link) -> None:
 
 
 def _check_head(head: Head) -> None:
+    """Raise ``ValueError`` for a head that no attempt can have made."""
     if not is_possible(head):
         raise ValueError(f"invalid head {tuple(head)!r}")
 

@@ -85,7 +85,7 @@ class Log:
                 raise paths.shared_root(self._root)
             foreign = foreign or ("" if sequences else self._root)
         if foreign:
-            raise paths.no_log(self._root, foreign if sequences else None)
+            raise paths.no_log_error(self._root, foreign if sequences else None)
         self.tail = None
         self.manifest = Manifest()
         self._digest = ""
@@ -106,28 +106,28 @@ class Log:
             raise UnavailableError(
                 "The query committed batches while its log was read.",
                 remedy="Run the command, or start the query, again. If that fails too, run riffle verify.",
-                where=paths.record(newest + 1),
+                where=paths.record_name(newest + 1),
                 id="RIFFLE-0402",
             ) from error
         return record
 
     def _has_later(self, newest: int) -> bool:
         """Return whether there are records after ``newest``. The next records may already be deleted."""
-        if self._store.exists(paths.record(newest + 1)):
+        if self._store.exists(paths.record_name(newest + 1)):
             return True
-        return any(name > paths.record(newest) for name in self._store.list(paths.LOG))
+        return any(name > paths.record_name(newest) for name in self._store.list(paths.LOG))
 
     def _list_records(self) -> tuple[list[int], str]:
         """Return the numbers of all records, and the name of a foreign object among them."""
         names = self._store.list(paths.LOG)
-        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
-        foreign = next((name for name in names if paths.record_sequence(name) is None), "")
+        sequences = [s for s in map(paths.parse_record_name, names) if s is not None]
+        foreign = next((name for name in names if paths.parse_record_name(name) is None), "")
         first_unlisted = sequences[-1] + 1 if sequences else 0
         for sequence in range(first_unlisted, first_unlisted + _UNLISTED_MAX):  # a LIST may lag
-            if not self._store.exists(paths.record(sequence)):
+            if not self._store.exists(paths.record_name(sequence)):
                 return sequences, foreign
             sequences.append(sequence)
-        raise _endless(first_unlisted)
+        raise _endless_log_error(first_unlisted)
 
     def _open_broken(self, sequences: list[int]) -> Record:
         """Set the newest readable record as the tail, to be followed by one after the newest existing number.
@@ -139,13 +139,13 @@ class Log:
         for sequence in reversed(sequences):
             try:
                 data = last_data if sequence == last else self._get_twice(sequence)
-                record = decode(data, paths.record(sequence))
+                record = decode(data, paths.record_name(sequence))
                 full = record if record.full == sequence else decode(self._get_twice(record.full), "")
                 manifest = manifest_of_record(record, full.entries)
             except CorruptStateError:
                 continue
             if last - sequence > _UNLISTED_MAX:
-                raise paths.far_beyond(last)
+                raise paths.far_beyond_error(last)
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
             self.manifest = manifest
             self._base = manifest.entries
@@ -161,7 +161,7 @@ class Log:
 
     def _get_twice(self, sequence: int) -> bytes:
         """Return a record's bytes if they arrive twice: a record damaged in transit must not be skipped."""
-        name = paths.record(sequence)
+        name = paths.record_name(sequence)
         data = self._commits.get(name)
         if data != self._commits.get(name):
             # Cause: The network, a proxy or the store altered the bytes of one answer.
@@ -176,7 +176,7 @@ class Log:
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         """Return the newest listed record and its bytes."""
-        name = paths.record(sequences[-1])
+        name = paths.record_name(sequences[-1])
         data = self._commits.get(name)
         if data is None:
             # Cause: The store's LIST lags behind, or another driver deletes old records.
@@ -192,9 +192,9 @@ class Log:
         """Raise ``ConflictError`` if a record between the newest full record and the newest record is missing."""
         present = set(sequences)
         if newest.sequence - self.first > len(present) + _UNLISTED_MAX:
-            raise paths.far_beyond(newest.sequence)
+            raise paths.far_beyond_error(newest.sequence)
         unlisted = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
-        lost = [s for s in unlisted if not self._store.exists(paths.record(s))]
+        lost = [s for s in unlisted if not self._store.exists(paths.record_name(s))]
         if lost:
             others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             target = newest.version if newest.full not in lost else "BATCH"
@@ -203,7 +203,7 @@ class Log:
                 f"{self._root} has lost record {lost[0]}{others} of its log.",
                 remedy="Restore the objects from a backup, or roll back to a batch that riffle verify finds undamaged: "
                 + command("rollback", "--execute", root=self._root, to=target, checkpoint="CHECKPOINT"),
-                where=paths.record(lost[0]),
+                where=paths.record_name(lost[0]),
                 id="RIFFLE-0406",
             )
 
@@ -211,16 +211,17 @@ class Log:
         """Raise ``CorruptStateError`` if the newest record has another digest of the record before it."""
         if newest.sequence <= self.first:
             return
-        previous = self._commits.get(paths.record(newest.sequence - 1))
+        previous = self._commits.get(paths.record_name(newest.sequence - 1))
         if previous is not None and digest(previous) != newest.previous:
             raise CorruptStateError(
                 "The newest record does not follow the one before it: one of them was changed.",
                 remedy=_ONE_BACKUP,
-                where=paths.record(newest.sequence),
+                where=paths.record_name(newest.sequence),
                 id="RIFFLE-0407",
             )
 
     def _set_tail(self, record: Record, data: bytes) -> None:
+        """Make a record the tail, and read its manifest. ``data`` are the record's bytes."""
         full = record if record.full == record.sequence else self.read(record.full)
         self._base = full.entries
         self._full = full
@@ -229,23 +230,29 @@ class Log:
         self._digest = digest(data)
 
     def read(self, sequence: int) -> Record:
-        """Return a record. Raises ``CorruptStateError`` if it is missing or damaged."""
+        """Return the record with this number. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
             # Cause: A person or a lifecycle rule deleted the object, or objects of two backups were mixed.
             raise CorruptStateError(
-                "A record of the log is missing.", remedy=_ONE_BACKUP, where=paths.record(sequence), id="RIFFLE-0408"
+                "A record of the log is missing.",
+                remedy=_ONE_BACKUP,
+                where=paths.record_name(sequence),
+                id="RIFFLE-0408",
             )
         return record
 
     def find(self, sequence: int) -> Record | None:
-        """Return a record, or ``None`` if it does not exist. Raises ``CorruptStateError`` if it is damaged."""
-        name = paths.record(sequence)
+        """Return the record with this number, or ``None`` if it does not exist.
+
+        Raises ``CorruptStateError`` if it is damaged.
+        """
+        name = paths.record_name(sequence)
         data = self._commits.get(name)
         return None if data is None else decode(data, name)
 
-    def after(self, sequence: int) -> Iterator[Record]:
-        """Yield the records after ``sequence``.
+    def records_after(self, sequence: int) -> Iterator[Record]:
+        """Yield the records with higher numbers than ``sequence``, in order.
 
         Raises ``CorruptStateError`` at a damaged record, and ``UnavailableError`` if they do not end.
         """
@@ -254,10 +261,10 @@ class Log:
             if record is None:
                 return
             yield record
-        raise _endless(sequence + 1)
+        raise _endless_log_error(sequence + 1)
 
     def manifest_of(self, record: Record) -> Manifest:
-        """Return the manifest of a record and its full record."""
+        """Return the manifest of a record, for which its full record is read."""
         if record.full == record.sequence:
             return Manifest(record.entries)
         return manifest_of_record(record, self.read(record.full).entries)
@@ -282,12 +289,12 @@ class Log:
             manifest = manifest_of_record(record, full.entries)
             if is_full_listed:
                 manifest = Manifest(record.entries)
-            yield manifest.objects() | {link.object for _, link in record.outputs}
+            yield manifest.object_names() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
         """Return whether no driver has appended after ``tail``. Sends one request, after a pause three."""
         started = self._clocks()
-        is_free = not self._store.exists(paths.record(self._next_sequence())) and not self._is_left_behind()
+        is_free = not self._store.exists(paths.record_name(self._next_sequence())) and not self._is_left_behind()
         if is_free:
             self._checked_at = started
         return is_free
@@ -301,9 +308,9 @@ class Log:
         # A clock that was set back proves nothing, so the absolute difference counts.
         if max(map(abs, map(sub, self._clocks(), self._checked_at))) < SURE_SECONDS:
             return False
-        if self.tail is not None and not self._store.exists(paths.record(self.tail.sequence)):
+        if self.tail is not None and not self._store.exists(paths.record_name(self.tail.sequence)):
             return True
-        is_last = self._store.list(paths.LOG)[-1:] <= [paths.record(self._next_sequence())]
+        is_last = self._store.list(paths.LOG)[-1:] <= [paths.record_name(self._next_sequence())]
         return not is_last and not (own_digest and self._is_followed(own_digest))
 
     def _is_followed(self, own_digest: str) -> bool:
@@ -315,22 +322,26 @@ class Log:
         """Append ``draft`` with ``manifest``, and return the record as written.
 
         Sets ``sequence``, ``previous``, ``full``, ``entries``, ``weights`` and ``members``. Raises ``FencedError`` if
-        another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle`` first). Records
-        other than batches and operator requests also check that the store refuses a second put.
+        another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle_append`` first).
+        Records other than batches and operator requests also check that the store refuses a second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
-        record = self._completed(draft, manifest)
+        record = self._complete_draft(draft, manifest)
         takes_over = draft.kind not in ("batch", "orders")
         data = encode(record)
-        assert not takes_over or is_record(data, paths.record(record.sequence)), "the record cannot be read"
+        assert not takes_over or is_record(data, paths.record_name(record.sequence)), "the record cannot be read"
         self._unclear = _Append(record, data, manifest, self._clocks())
-        self.settle()
+        self.settle_append()
         if takes_over:
             self._commits.check_store_refuses(record, data)
         return record
 
-    def settle(self) -> Record:
-        """Settle an unclear append: put the same bytes until it is known which driver wrote the record."""
+    def settle_append(self) -> Record:
+        """Determine the outcome of an append whose answer was lost: put the same bytes until it is known which driver
+        wrote the record. Return the record if it is this driver's.
+
+        Raises ``FencedError`` if another driver wrote it, ``UnavailableError`` if the outcome stays unknown.
+        """
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
@@ -342,8 +353,8 @@ class Log:
             if self._is_left_behind(own_digest):
                 # The put may have been the first one, with other drivers continuing from it since.
                 if not self._is_followed(own_digest):
-                    self._store.delete([paths.record(record.sequence)])
-                raise self._commits.fenced(record)
+                    self._store.delete([paths.record_name(record.sequence)])
+                raise self._commits.fenced_error(record)
         except FencedError:
             self._unclear = None
             raise
@@ -359,19 +370,22 @@ class Log:
 
     @property
     def weights(self) -> Mapping[str, object]:
-        """The load in the newest record and its full record."""
+        """The measured load of the key-groups, from the newest record and its full record."""
         return {**(self._full.weights if self._full else {}), **(self.tail.weights if self.tail else {})}
 
     @property
-    def unclear(self) -> bool:
+    def is_unclear(self) -> bool:
         """Whether the outcome of the last append is unknown."""
         return self._unclear is not None
 
     def _next_sequence(self) -> int:
+        """Return the number of the next record."""
         return self.tail.sequence + 1 if self.tail else 0
 
-    def _completed(self, draft: Record, manifest: Manifest) -> Record:
-        """Return a draft as the next record: numbered, with the digest of the tail, and full if it is due."""
+    def _complete_draft(self, draft: Record, manifest: Manifest) -> Record:
+        """Return a draft as the next record: numbered, with the digest of the tail, and with all entries if a full
+        record is due.
+        """
         sequence = self._next_sequence()
         is_full = (
             self.tail is None
@@ -381,19 +395,21 @@ class Log:
         full_members = self._full.members if self._full else ()
         members = draft.members or full_members
         base = self._base
-        changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
+        changed = {a: e.cut_to_changes(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
         return replace(
             draft,
             sequence=sequence,
             previous=self._digest,
             full=sequence if is_full or self.tail is None else self.tail.full,
             entries=manifest.entries if is_full else changed,
-            weights=self._weights(draft, is_full=is_full),
+            weights=self._weights_to_store(draft, is_full=is_full),
             members=members if is_full or members != full_members else (),
         )
 
-    def _weights(self, draft: Record, *, is_full: bool) -> Mapping[str, object]:
-        """Return the weights of a record: all if it is full, otherwise the changed weights that are not measured."""
+    def _weights_to_store(self, draft: Record, *, is_full: bool) -> Mapping[str, object]:
+        """Return the weights that a record stores: all if it is full, otherwise the changed ones that are not
+        measured.
+        """
         if draft.kind in ("rollback", "dispatch"):  # the tasks may have changed
             return draft.weights
         weights = {**self.weights, **draft.weights}
@@ -406,21 +422,22 @@ class Log:
 
 
 def first_sequence(store: ObjectStore, listed: Collection[int], needed: int) -> int:
-    """Return the number of a log's first record: after the last free number below ``needed``.
+    """Return the number of a log's first record: the one after the last number below ``needed`` that is not ``listed``.
 
     Late puts may have restored records below it.
     """
     present = set(listed)
     smallest = min(listed)
-    while needed > smallest and (needed - 1 in present or store.exists(paths.record(needed - 1))):
+    while needed > smallest and (needed - 1 in present or store.exists(paths.record_name(needed - 1))):
         needed -= 1
     return max(needed, smallest)
 
 
-def _endless(first: int) -> UnavailableError:
+def _endless_log_error(first: int) -> UnavailableError:
+    """Return the error for a log that grows faster than it is read."""
     return UnavailableError(
         f"The log has more than {_UNLISTED_MAX} records from {first} on, and grows faster than it is read.",
         remedy="Try again. If that fails too, find out which driver writes to the log.",
-        where=paths.record(first),
+        where=paths.record_name(first),
         id="RIFFLE-0409",
     )

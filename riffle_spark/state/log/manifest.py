@@ -38,7 +38,9 @@ EMPTY_HEAD = Head(-1, "")
 
 
 class Link(NamedTuple):
-    """A key-group's part of a delta: byte range, checksum (XXH3-64), and number of changed rows."""
+    """A key-group's part of one delta: the head that it leads to, byte range, checksum (XXH3-64), and number of changed
+    rows.
+    """
 
     head: Head
     start: int
@@ -48,8 +50,8 @@ class Link(NamedTuple):
 
     @property
     def object(self) -> str:
-        """The name of the delta."""
-        return paths.delta(self.head.version, self.head.attempt)
+        """The object name of the delta."""
+        return paths.delta_name(self.head.version, self.head.attempt)
 
 
 class Snapshot(NamedTuple):
@@ -63,13 +65,14 @@ class Snapshot(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the driver."""
+        """The epoch of the driver whose attempt made the snapshot's state."""
         return int(self.id.split("-")[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key-group of one store: a snapshot, the chain after it, and the due time of its earliest timer (ms).
+    """One key-group of one store in the log: a snapshot, the chain of links (parts of deltas) after it, and the due
+    time of its earliest timer (ms).
 
     A cut entry omits the snapshot and earlier links. ``cut`` is the head that they lead to.
     """
@@ -81,57 +84,62 @@ class Entry:
 
     @property
     def head(self) -> Head:
-        """The head of the state."""
+        """The head of the state that the entry leads to."""
         if self.chain:
             return self.chain[-1].head
         return self.base
 
     @property
     def base(self) -> Head:
-        """The head that the chain starts from."""
+        """The head that the chain starts from: the snapshot's, or the cut."""
         if self.cut is not None:
             return self.cut
         return self.snapshot.head if self.snapshot else EMPTY_HEAD
 
     @property
     def chain_bytes(self) -> int:
-        """Bytes of the chain."""
+        """The number of bytes of all links of the chain."""
         return sum(link.length for link in self.chain)
 
-    def after(self, head: Head) -> tuple[Link, ...] | None:
-        """Return the links after ``head``, or ``None`` if it is not on the chain."""
+    def links_after(self, head: Head) -> tuple[Link, ...] | None:
+        """Return the links that lead from ``head`` to the entry's head, or ``None`` if ``head`` is not on the chain."""
         for index in range(len(self.chain) - 1, -1, -1):  # most copies are near the end
             if self.chain[index].head == head:
                 return self.chain[index + 1 :]
         return self.chain if head == self.base else None
 
-    def recent(self, links: int) -> "Entry":
-        """Return the entry cut to its last ``links`` links."""
+    def cut_to_last(self, links: int) -> "Entry":
+        """Return the entry with only its last ``links`` links, cut before them."""
         if len(self.chain) <= links:
             return self
         return Entry(None, self.chain[-links:], self.timer_ms, cut=self.chain[-links - 1].head)
 
-    def since(self, base: "Entry") -> "Entry":
-        """Return the entry cut to the links after ``base``. Return it whole if anything else changed."""
+    def cut_to_changes(self, base: "Entry") -> "Entry":
+        """Return the entry with only the links that ``base`` does not have, cut before them.
+
+        Return it whole if it differs in anything else.
+        """
         length = len(base.chain)
         if self.snapshot != base.snapshot or self.chain[:length] != base.chain:
             return self
         return Entry(None, self.chain[length:], self.timer_ms, cut=base.head)
 
-    def joined(self, base: "Entry") -> "Entry":
-        """Return the whole entry for an entry that was cut to the links after ``base``."""
+    def restore_whole(self, base: "Entry") -> "Entry":
+        """Return the whole entry of an entry that ``cut_to_changes`` cut, given the same ``base``."""
         if self.cut is None:
             return self
         assert self.cut == base.head, f"cut at {self.cut}, but the base has head {base.head}"
         return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
 
-    def extended(self, link: Link, timer_ms: int | None = None) -> "Entry":
-        """Return the entry with one more link."""
+    def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
+        """Return the entry with one more link and this timer."""
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
 
-    def replaced(self, snapshot: Snapshot) -> "Entry | None":
-        """Return the entry with the links up to the snapshot replaced by it, ``None`` if no link has its head."""
-        later_links = self.after(snapshot.head) if self.chain else None
+    def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
+        """Return the entry with the snapshot in place of the links up to it; ``None`` if no link has the snapshot's
+        head.
+        """
+        later_links = self.links_after(snapshot.head) if self.chain else None
         if later_links is None or len(later_links) == len(self.chain):
             return None
         return replace(self, snapshot=snapshot, chain=later_links)
@@ -147,25 +155,25 @@ class Manifest:
     entries: Mapping[Address, Entry] = field(default_factory=dict)
 
     def entry(self, store: str, key_group: int) -> Entry:
-        """Return a key-group's entry."""
+        """Return a key-group's entry, an empty one if it has no state."""
         return self.entries.get((store, key_group), EMPTY)
 
-    def changed(self, changes: Mapping[Address, Entry]) -> "Manifest":
-        """Return the manifest with some entries replaced."""
+    def with_entries(self, changes: Mapping[Address, Entry]) -> "Manifest":
+        """Return the manifest with the entries in ``changes`` added or replaced."""
         return Manifest({**self.entries, **changes}) if changes else self
 
-    def rows(self) -> dict[str, int]:
-        """Return the rows in the parts of each store. A key that is in several parts counts several times."""
+    def count_rows(self) -> dict[str, int]:
+        """Return the number of rows in all parts of each store. A key that is in several parts counts several times."""
         rows: dict[str, int] = {}
         for (store, _), entry in self.entries.items():
             chain_rows = sum(link.rows for link in entry.chain)
             rows[store] = rows.get(store, 0) + chain_rows + (entry.snapshot.rows if entry.snapshot else 0)
         return rows
 
-    def objects(self) -> set[str]:
-        """Return the names of all listed objects."""
+    def object_names(self) -> set[str]:
+        """Return the names of all deltas and snapshots that the entries need."""
         names = {link.object for entry in self.entries.values() for link in entry.chain}
         for (store, key_group), entry in self.entries.items():
             if entry.snapshot:
-                names.add(paths.snapshot(store, key_group, entry.snapshot.id))
+                names.add(paths.snapshot_name(store, key_group, entry.snapshot.id))
         return names

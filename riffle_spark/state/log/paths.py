@@ -20,22 +20,22 @@ __all__ = [
     "QUERIES",
     "QUERY",
     "ObjectName",
-    "base",
     "check_store_name",
-    "delta",
+    "delta_name",
     "delta_place",
-    "far_beyond",
+    "far_beyond_error",
     "is_of_shared_root",
     "merged_place",
-    "no_log",
+    "no_log_error",
     "output_place",
-    "parse",
-    "record",
-    "record_sequence",
+    "parse_object_name",
+    "parse_record_name",
+    "record_name",
     "shared_root",
-    "snapshot",
     "snapshot_id",
+    "snapshot_name",
     "snapshot_place",
+    "snapshot_prefix",
 ]
 
 LOG = "log/"
@@ -63,7 +63,7 @@ def check_store_name(name: str) -> str:
     return name
 
 
-def no_log(root: str, foreign: str | None) -> ConfigError:
+def no_log_error(root: str, foreign: str | None) -> ConfigError:
     """Return the error for a root with objects but no log, or with a ``foreign`` object among the log's records."""
     if foreign is None:
         # Cause: `root` points to data of another program, or the log was deleted.
@@ -98,61 +98,61 @@ def shared_root(root: str) -> ConfigError:
     )
 
 
-def far_beyond(sequence: int) -> CorruptStateError:
-    """Return the error for an object with the name of a record that the log never reached."""
+def far_beyond_error(sequence: int) -> CorruptStateError:
+    """Return the error for an object that has the name of a record which the log never reached."""
     # Cause: The object was copied from another log, or restored without the records before it.
     return CorruptStateError(
         f"The log has record {sequence}, far ahead of all others.",
         remedy="Move it elsewhere and run riffle verify, or restore the log's objects from one backup.",
-        where=record(sequence),
+        where=record_name(sequence),
         id="RIFFLE-0413",
     )
 
 
-def record(sequence: int) -> str:
-    """Return the name of a record."""
+def record_name(sequence: int) -> str:
+    """Return the object name of the record with this number."""
     return f"{LOG}{sequence:0{_DIGITS}d}"
 
 
-def record_sequence(name: str) -> int | None:
-    """Return the number in a record's name, or ``None`` for other names."""
+def parse_record_name(name: str) -> int | None:
+    """Return the number in the object name of a record, or ``None`` for other names."""
     digits = name.removeprefix(LOG)
     return int(digits) if len(digits) == _DIGITS and digits.isascii() and digits.isdigit() else None
 
 
-def delta(version: int, attempt: str) -> str:
-    """Return the name of the delta that attempt ``<epoch>-<attempt id>`` sealed in ``version``."""
+def delta_name(version: int, attempt: str) -> str:
+    """Return the object name of the delta that attempt ``<epoch>-<attempt id>`` sealed in batch ``version``."""
     return f"delta/{version:0{_DIGITS}d}/{attempt}"
 
 
-def snapshot(store: str, key_group: int, snapshot_id: str) -> str:
-    """Return the name of a snapshot; its id is ``<version>-<epoch>-<attempt id>``."""
-    return f"{base(store, key_group)}/snapshot/{snapshot_id}"
+def snapshot_name(store: str, key_group: int, snapshot_id: str) -> str:
+    """Return the object name of a key-group's snapshot; its id is ``<version>-<epoch>-<attempt id>``."""
+    return f"{snapshot_prefix(store, key_group)}/snapshot/{snapshot_id}"
 
 
-def base(store: str, key_group: int) -> str:
-    """Return the prefix of a key-group's snapshots."""
+def snapshot_prefix(store: str, key_group: int) -> str:
+    """Return the prefix of the object names of a key-group's snapshots."""
     return f"{store}/key_group={key_group:04d}"
 
 
 def delta_place(store: str, key_group: int, version: int, attempt: str) -> Place:
     """Return where a key-group's part in a delta is stored, for its encryption."""
-    return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta(version, attempt)}/{key_group}")
+    return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta_name(version, attempt)}/{key_group}")
 
 
 def output_place(store: str, version: int, attempt: str) -> Place:
     """Return where a store's output rows in a delta are stored, for their encryption."""
-    return Place(f"output/{store}/{version}/{attempt}", f"{delta(version, attempt)}/output")
+    return Place(f"output/{store}/{version}/{attempt}", f"{delta_name(version, attempt)}/output")
 
 
 def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
     """Return where a snapshot is stored, for its encryption."""
-    return Place(f"snapshot/{store}/{key_group}/{snapshot_id}", base(store, key_group))
+    return Place(f"snapshot/{store}/{key_group}/{snapshot_id}", snapshot_prefix(store, key_group))
 
 
 def merged_place(store: str, key_group: int, unique: str) -> Place:
     """Return where a merged part is stored, for its encryption: in a local file with this unique name."""
-    return Place(f"merged/{store}/{key_group}/{unique}", base(store, key_group))
+    return Place(f"merged/{store}/{key_group}/{unique}", snapshot_prefix(store, key_group))
 
 
 def snapshot_id(version: int, attempt: str) -> str:
@@ -171,8 +171,8 @@ class ObjectName(NamedTuple):
     epoch: int
 
 
-def parse(name: str) -> ObjectName | None:
-    """Return the parts of a delta's or snapshot's name, or ``None`` for other names."""
+def parse_object_name(name: str) -> ObjectName | None:
+    """Return the kind, version and epoch in the name of a delta or snapshot, or ``None`` for other names."""
     if match := _DELTA.match(name):
         return ObjectName("delta", int(match[1]), int(match[3]))
     if match := _SNAPSHOT.match(name):

@@ -13,7 +13,8 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
+from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["add_query", "has_query", "only_root", "query_names", "root_of", "safe_name", "stores_of"]
@@ -65,12 +66,16 @@ def stores_of(objects: ObjectStore, name: str) -> list[str]:
 def only_root(root: str, options: StoreOptions = _DEFAULTS) -> str:
     """Return the root with the log that ``root`` names: itself, or that of the only query below it.
 
+    A query that ended before its first batch has no log, and does not count.
+
     Raises ``ConfigError`` if several queries have their roots below it.
     """
     objects = open_store(root, options)
     names = query_names(objects)
     if not names or objects.list(paths.LOG):
         return root
+    if len(names) > 1:
+        names = [name for name in names if objects.list(f"{paths.QUERY}{name}/{paths.LOG}")] or names
     if len(names) == 1:
         return root_of(root, names[0])
     # Cause: riffle_spark.on was given this root for several queries, and each has its own root below it.

@@ -230,7 +230,7 @@ def decode(data: bytes, name: str) -> Record:
             "The record is truncated or altered: its checksum differs.", remedy=_REMEDY, where=name, id="RIFFLE-0417"
         )
     try:
-        body = bounded_json.parse(_unpacked(packed, header), len(packed))
+        body = bounded_json.parse_json(_unpack(packed, header), len(packed))
         record = _record_of_body(cast("dict[str, object]", body), record_format)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
@@ -238,7 +238,7 @@ def decode(data: bytes, name: str) -> Record:
         raise CorruptStateError(
             f"The record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
         ) from error
-    if paths.record_sequence(name) not in (None, record.sequence):
+    if paths.parse_record_name(name) not in (None, record.sequence):
         problem = f"The object contains record {record.sequence}, which is not the number in its name."
         # Cause: The object was copied or renamed.
         raise CorruptStateError(problem, remedy=_REMEDY, where=name, id="RIFFLE-0419")
@@ -264,8 +264,8 @@ def is_record(data: bytes, name: str) -> bool:
     return True
 
 
-def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
-    """Return the unpacked body. Raises ``ValueError`` if it is too long."""
+def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
+    """Return the uncompressed body of a record. Raises ``ValueError`` if it is too long."""
     limit = bounded_json.allowed_bytes(len(packed)) // 2  # the parsed body takes at least twice the bytes of its text
     if header["format"] == 1:
         with pa.input_stream(pa.BufferReader(packed), compression="zstd") as stream:
@@ -281,7 +281,7 @@ def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
 
 
 def _record_of_body(body: dict[str, object], record_format: int) -> Record:
-    """Return the record of a body. Raises Python's errors if it is none."""
+    """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
     later_fields = (*(_SINCE_2 if record_format < 2 else ()), *(_SINCE_4 if record_format < 4 else ()))
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
@@ -294,10 +294,10 @@ def _record_of_body(body: dict[str, object], record_format: int) -> Record:
     values["outputs"] = tuple((cast(str, store), entry_rows.link_from_json(rest)) for store, *rest in outputs)
     for store, link in cast("tuple[tuple[str, Link], ...]", values["outputs"]):
         entry_rows.check_link(store, link)
-    values["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
+    values["shards"] = tuple(map(_parse_shard, cast("list[list[object]]", body.get("shards", []))))
     values["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
     record = Record(**values)  # type: ignore[arg-type]
-    _check_order(record)
+    _check_references(record)
     assigned = record.weights.get("assigned")
     for name in (*record.owners, *record.standbys, *(assigned if isinstance(assigned, dict) else ())):
         if not _TASK.fullmatch(name):
@@ -305,14 +305,15 @@ def _record_of_body(body: dict[str, object], record_format: int) -> Record:
     return record
 
 
-def _check_order(record: Record) -> None:
+def _check_references(record: Record) -> None:
     """Raise ``ValueError`` if a record refers to later records, or to a full record far before it."""
     earlier = (record.full, record.promised, record.target or 0)
     if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
         raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
 
 
-def _shard(row: list[object]) -> tuple[str, int]:
+def _parse_shard(row: list[object]) -> tuple[str, int]:
+    """Return the topic and partition in a JSON array. Raises ``TypeError`` for other values."""
     topic, number = row
     if type(topic) is not str or type(number) is not int:
         raise TypeError(f"invalid partition {row!r}")
@@ -341,6 +342,7 @@ def check_body(body: Mapping[str, object], field_names: Collection[str], kinds: 
 
 
 def _check_values(name: str, values: Mapping[str, object]) -> None:
+    """Raise ``TypeError`` if a value of the mapping ``name`` does not have its type."""
     outer, inner = _VALUES[name]
     for value in values.values():
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -393,8 +395,8 @@ def manifest_of_record(record: Record, base: Mapping[Address, Entry]) -> Manifes
             raise CorruptStateError(
                 f"Record {record.sequence} does not fit its full record {record.full}.",
                 remedy="Restore both from one backup, or roll back (riffle rollback).",
-                where=paths.record(record.full),
+                where=paths.record_name(record.full),
                 id="RIFFLE-0420",
             )
-    changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
+    changes = {address: entry.restore_whole(base.get(address, EMPTY)) for address, entry in record.entries.items()}
     return Manifest(changes if record.full == record.sequence else {**base, **changes})

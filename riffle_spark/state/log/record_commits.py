@@ -19,7 +19,9 @@ class RecordCommits:
         self._root = root
 
     def get(self, name: str) -> bytes | None:
-        """Return the bytes of a record, up to the size that a record can have."""
+        """Return the bytes of the record with this object name, up to the largest size of a record; ``None`` if it does
+        not exist.
+        """
         return self._store.get(name, 0, RECORD_BYTES_MAX)
 
     def put(self, record: Record, data: bytes) -> None:
@@ -27,7 +29,7 @@ class RecordCommits:
 
         Raises ``FencedError`` if another record has the number, ``UnavailableError`` if that stays unknown.
         """
-        name = paths.record(record.sequence)
+        name = paths.record_name(record.sequence)
         damaged: bytes | None = None
         failure: ConfigError | UnavailableError | None = None
         for _ in range(_TRIES):
@@ -44,7 +46,7 @@ class RecordCommits:
                 return
             # Bytes that are not a record may be damaged in transit, so they count only if they arrive twice.
             if stored is not None and (stored == damaged or is_record(stored, name)):
-                raise self.fenced(record)
+                raise self.fenced_error(record)
             damaged = stored
         first = failure.remedy if isinstance(failure, ConfigError) else "Make the store reachable."
         # Cause: The store stopped answering during the commit.
@@ -62,7 +64,7 @@ class RecordCommits:
         the store overwrites, or that another driver continued and swept the record. In the second case later records
         exist.
         """
-        name = paths.record(record.sequence)
+        name = paths.record_name(record.sequence)
         failure: UnavailableError | None = None
         for _ in range(_TRIES):
             try:
@@ -74,19 +76,19 @@ class RecordCommits:
             if was_put and has_later:
                 self._store.delete([name])
             if has_later:
-                raise self.fenced(record)
+                raise self.fenced_error(record)
             if not was_put:
                 return
             raise overwrite_error(self._store, f"{self._root} ({name})")
         assert failure is not None
         raise failure
 
-    def fenced(self, record: Record) -> FencedError:
-        """Return the error for a number that another driver's record has."""
+    def fenced_error(self, record: Record) -> FencedError:
+        """Return the error for a record whose number another driver's record has."""
         # Cause: A second driver was started on this root, or a command with --execute ran on it.
         return FencedError(
             f"Another driver appended record {record.sequence} to {self._root}.",
             remedy="Stop this query: a newer driver owns its state.",
-            where=paths.record(record.sequence),
+            where=paths.record_name(record.sequence),
             id="RIFFLE-0422",
         )

@@ -17,6 +17,7 @@ from riffle_spark.state.objects import http_store, store
 from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
 from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = ["AzureStore"]
 
@@ -95,7 +96,7 @@ class AzureStore(http_store.HttpStore):
         ),
     )
 
-    def __init__(self, host: str, container: str, prefix: str, options: store.StoreOptions) -> None:
+    def __init__(self, host: str, container: str, prefix: str, options: StoreOptions) -> None:
         super().__init__(container, prefix, options)
         self.host = host
         if _ALTERED.search(prefix):
@@ -107,11 +108,11 @@ class AzureStore(http_store.HttpStore):
                 id="RIFFLE-1091",
             )
 
-    def __reduce__(self) -> "tuple[type[AzureStore], tuple[str, str, str, store.StoreOptions]]":
+    def __reduce__(self) -> "tuple[type[AzureStore], tuple[str, str, str, StoreOptions]]":
         return AzureStore, (self.host, self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
-        endpoint = f", {self.options.azure_endpoint!r}" if self.options.azure_endpoint else ""
+        endpoint = f", {self.options.azure.endpoint!r}" if self.options.azure.endpoint else ""
         return f"AzureStore({self.host!r}, {self.bucket!r}, {self.prefix.rstrip('/')!r}{endpoint})"
 
     @property

@@ -24,6 +24,7 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 from riffle_spark.optional_packages import check_importable
 from riffle_spark.state.objects import store
 from riffle_spark.state.objects.http_store import Authorize, Client, new_session
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = ["CREDENTIAL_CHAIN", "create_client"]
 
@@ -50,7 +51,7 @@ _SIGNED_HEADERS: Final = (
 )
 
 
-def create_client(host: str, place: str, options: store.StoreOptions) -> Client:
+def create_client(host: str, place: str, options: StoreOptions) -> Client:
     """Return a client of the account with this host in the root's URL. Without a host the environment names it.
 
     Raises ``ConfigError`` if no account is named, or if two different ones are.
@@ -70,7 +71,7 @@ def create_client(host: str, place: str, options: store.StoreOptions) -> Client:
         )
     suffix = connection.get("EndpointSuffix", "core.windows.net")
     blob_host = re.sub(r"\.dfs\.", ".blob.", host, count=1) or f"{account}.blob.{suffix}"
-    endpoint = options.azure_endpoint or (not host and connection.get("BlobEndpoint")) or f"https://{blob_host}"
+    endpoint = options.azure.endpoint or (not host and connection.get("BlobEndpoint")) or f"https://{blob_host}"
     store.check_endpoint(endpoint, "azure_endpoint")
     endpoint = endpoint.rstrip("/")
     session = new_session(options.max_connections)

@@ -20,6 +20,7 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 from riffle_spark.state.objects import http_store, store
 from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = ["GcsStore"]
 
@@ -110,11 +111,11 @@ class GcsStore(http_store.HttpStore):
         ),
     )
 
-    def __reduce__(self) -> "tuple[type[GcsStore], tuple[str, str, store.StoreOptions]]":
+    def __reduce__(self) -> "tuple[type[GcsStore], tuple[str, str, StoreOptions]]":
         return GcsStore, (self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
-        endpoint = f", {self.options.gcs_endpoint!r}" if self.options.gcs_endpoint else ""
+        endpoint = f", {self.options.gcs.endpoint!r}" if self.options.gcs.endpoint else ""
         return f"GcsStore({self.bucket!r}, {self.prefix.rstrip('/')!r}{endpoint})"
 
     @property
@@ -127,7 +128,7 @@ class GcsStore(http_store.HttpStore):
         return ("gcs", self.options)
 
     def _create_client(self) -> Client:
-        endpoint = (self.options.gcs_endpoint or _ENDPOINT).rstrip("/")
+        endpoint = (self.options.gcs.endpoint or _ENDPOINT).rstrip("/")
         store.check_endpoint(endpoint, "gcs_endpoint")
         session = http_store.new_session(self.options.max_connections)
         return Client(endpoint, session, _Token(session, f"{self.place} at {endpoint}"))

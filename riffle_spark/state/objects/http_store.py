@@ -196,7 +196,12 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         """Return when the object was written, by the server's clock."""
         response = self._exchange(self._head_request(self._key(name)), Patience(self.options))
         with closing(response):
-            return None if response.status_code == 404 else self._written_at(response)
+            if response.status_code == 404:
+                return None
+            try:
+                return self._written_at(response)
+            except (*UNREADABLE, urllib3.exceptions.HTTPError):
+                raise self._invalid_answer("head_object") from None
 
     @abstractmethod
     def _written_at(self, response: Response) -> float:
@@ -342,10 +347,10 @@ class HttpStore(RemoteStore[Client, Request, Response]):
             id="RIFFLE-1062",
         )
 
-    def _invalid_answer(self) -> ConfigError:
+    def _invalid_answer(self, operation: str = "list_objects") -> ConfigError:
         # Cause: Another service or a proxy answers at the endpoint.
         return ConfigError(
-            "The answer to list_objects is not valid.",
+            f"The answer to {operation} is not valid.",
             remedy=f"Check {self.ENDPOINT_SETTING}: another service or a proxy may answer there.",
             where=self._where,
             id="RIFFLE-1063",

@@ -7,7 +7,8 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.optional_packages import check_importable
-from riffle_spark.state.objects.store import ObjectStore, StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
@@ -69,7 +70,7 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
     if scheme == "file":
         from riffle_spark.state.objects.directory import DirectoryStore
 
-        mode = options.root_file_mode
+        mode = options.file.mode
         return DirectoryStore(Path("/", *parts), None if mode is None else int(mode, 8))
     prefix = "/".join(parts[1:])
     if scheme == "gs":

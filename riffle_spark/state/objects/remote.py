@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import store
 from riffle_spark.state.objects.answers import Action
+from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = ["Body", "BodyInterrupted", "Failure", "Patience", "RemoteStore"]
 
@@ -34,7 +35,7 @@ class Patience:
     Both limits start again after each partial success.
     """
 
-    def __init__(self, options: store.StoreOptions) -> None:
+    def __init__(self, options: StoreOptions) -> None:
         self._seconds = options.patience_seconds
         self.restart()
 
@@ -87,7 +88,7 @@ class Body(Protocol):
 class RemoteStore(ABC, Generic[_Client, _Request, _Answer]):
     """A store below a prefix of a bucket or container. It sends nothing before its first call."""
 
-    def __init__(self, bucket: str, prefix: str, options: store.StoreOptions) -> None:
+    def __init__(self, bucket: str, prefix: str, options: StoreOptions) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.options = options

@@ -23,6 +23,7 @@ from botocore.response import StreamingBody
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import s3_client, store
 from riffle_spark.state.objects.answers import Action, Rule, is_definite
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.remote import BodyInterrupted, Failure, Patience, RemoteStore
 from riffle_spark.state.objects.s3_answers import rule_of
 
@@ -75,23 +76,23 @@ class _Body:
 class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
     """A store below ``s3://bucket/prefix``. It sends nothing before its first call."""
 
-    def __init__(self, bucket: str, prefix: str, options: store.StoreOptions) -> None:
+    def __init__(self, bucket: str, prefix: str, options: StoreOptions) -> None:
         super().__init__(bucket, prefix, options)
         self._deletes_singly = False
 
-    def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
+    def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
-        endpoint = f", {self.options.s3_endpoint!r}" if self.options.s3_endpoint else ""
+        endpoint = f", {self.options.s3.endpoint!r}" if self.options.s3.endpoint else ""
         return f"S3Store({self.bucket!r}, {self.prefix.rstrip('/')!r}{endpoint})"
 
     @property
     def _encryption(self) -> dict[str, object]:
         """The arguments of a put that request encryption by the server."""
-        key = self.options.s3_kms_key
+        key = self.options.s3.kms_key
         if key is None:
-            algorithm = self.options.s3_server_side_encryption
+            algorithm = self.options.s3.server_side_encryption
             return {} if algorithm is None else {"ServerSideEncryption": algorithm}
         key_id = {} if key == _AWS_OWN_KEY else {"SSEKMSKeyId": key}
         return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **key_id}
@@ -229,7 +230,7 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
     def _send(self, client: BaseClient, request: _Request, patience: Patience) -> _Answer | Failure:
         """Send a request. botocore may repeat it. Return the answer or the failure."""
         operation, parameters = request
-        payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
+        payer = {"RequestPayer": "requester"} if self.options.s3.requester_pays else {}
         sending = s3_client.SENDING
         sending.requests = self.requests
         sending.sent = patience.sent

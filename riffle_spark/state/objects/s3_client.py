@@ -17,8 +17,9 @@ from botocore.parsers import ResponseParserError
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.printable import escape_unprintable
 from riffle_spark.state.objects.answers import Action, Rule
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, rule_of
-from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint, content_md5
+from riffle_spark.state.objects.store import RequestCounts, check_endpoint, content_md5
 
 __all__ = [
     "SENDING",
@@ -67,7 +68,7 @@ def forget_client(options: StoreOptions, client: BaseClient) -> None:
 
 
 def _create_client(options: StoreOptions) -> BaseClient:
-    endpoint = options.s3_endpoint
+    endpoint = options.s3.endpoint
     config = Config(
         connect_timeout=options.connect_timeout_seconds,
         read_timeout=options.read_timeout_seconds,
@@ -82,7 +83,7 @@ def _create_client(options: StoreOptions) -> BaseClient:
     check_endpoint(endpoint or "")
     try:
         session = boto3.session.Session()
-        client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
+        client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3.region, config=config)
     except (boto_errors.BotoCoreError, ValueError) as error:
         problem = str(error)
     else:

@@ -7,18 +7,15 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import Settings
 
 __all__ = [
     "PIECE_BYTES",
     "DatedStore",
     "ObjectStore",
     "RequestCounts",
-    "StoreOptions",
     "check_endpoint",
     "check_name",
     "check_prefix",
@@ -168,54 +165,6 @@ def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
             where=where,
             id="RIFFLE-0456",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """Settings of all kinds of stores. Stores with equal options share one client in each process."""
-
-    root_file_mode: str | None = Settings.root_file_mode
-    """Octal mode of files below a ``file://`` root. ``None``: the umask decides."""
-    s3_endpoint: str | None = Settings.s3_endpoint
-    """Base URL of an S3-compatible server (path-style requests). ``None``: AWS, or as its own tools are set."""
-    s3_region: str | None = Settings.s3_region
-    """``None``: the region of AWS's environment variables and files."""
-    s3_kms_key: str | None = Settings.s3_kms_key
-    """The KMS key that encrypts objects on the server, ``aws/s3`` for the account's own."""
-    s3_server_side_encryption: str | None = Settings.s3_server_side_encryption
-    """The algorithm of every put, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
-    s3_requester_pays: bool = Settings.s3_requester_pays
-    """Whether every request accepts that the requester pays."""
-    gcs_endpoint: str | None = Settings.gcs_endpoint
-    """Base URL of Google Cloud Storage. ``None``: the public one."""
-    azure_endpoint: str | None = Settings.azure_endpoint
-    """Base URL of the Blob service, up to the account. ``None``: that of the account in the root's URL."""
-    connect_timeout_seconds: float = 5.0
-    read_timeout_seconds: float = 20.0
-    max_attempts: int = 4
-    """Attempts per call, the first included."""
-    patience_seconds: float = Settings.s3_patience
-    """How long a call is retried in any case, if a retry can help."""
-    max_connections: int = 16
-    """Open connections per process. More threads wait for a connection."""
-
-    def __post_init__(self) -> None:
-        if self.s3_kms_key is not None and self.s3_server_side_encryption not in {None, "aws:kms"}:
-            raise ConfigError(
-                f"s3_kms_key is set, but s3_server_side_encryption = {self.s3_server_side_encryption!r} uses no key.",
-                remedy="Unset `s3_kms_key`, or set `s3_server_side_encryption` to aws:kms.",
-                where="s3_server_side_encryption",
-                id="RIFFLE-0457",
-            )
-        for name in ("s3_endpoint", "s3_kms_key", "gcs_endpoint", "azure_endpoint"):
-            value = getattr(self, name)
-            if value is not None and not (value.strip() and value.isprintable()):  # such as an unset variable's value
-                raise ConfigError(
-                    f"{name} is empty or contains unprintable characters.",
-                    remedy="Set a value, or remove the setting.",
-                    where=name,
-                    id="RIFFLE-0458",
-                )
 
 
 def overwrite_error(store: ObjectStore, where: str) -> ConfigError:

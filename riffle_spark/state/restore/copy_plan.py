@@ -30,7 +30,7 @@ from typing import Literal
 
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 
-__all__ = ["CopyPlan", "plan_copy", "plan_of_entry"]
+__all__ = ["CopyPlan", "plan_by_entry", "plan_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class CopyPlan:
     """How a copy reaches its entry's head.
 
     ``fold`` adds ``links`` to the copy at ``base``. ``restore`` makes a new copy from the entry's snapshot, if there is
-    one, and adds ``links``.
+    one, and adds ``links``. ``beyond``: the copy is newer than the entry. ``cut``: the cut entry does not decide.
+    ``drop``: the key-group has no state, so the copy is deleted.
     """
 
     action: Literal["fold", "restore", "beyond", "cut", "drop"]
@@ -47,12 +48,13 @@ class CopyPlan:
     links: tuple[Link, ...] = ()
 
 
-def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool = False) -> CopyPlan:
-    """Return the plan for the copy at ``head`` (``None``: no intact copy), for a driver of ``epoch``.
+def plan_by_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool = False) -> CopyPlan:
+    """Return the plan for the copy at ``head`` (``None``: no intact copy) by this entry alone, for a driver of
+    ``epoch``.
 
-    ``newest``: nothing was committed after the entry, so a copy beyond it is of a line that a rollback gave up.
+    ``newest``: nothing was committed after the entry, so a copy beyond it is of batches that a rollback gave up.
     """
-    links = None if head is None else entry.after(head)
+    links = None if head is None else entry.links_after(head)
     if head is not None and links is not None:
         return CopyPlan("fold", entry, head, links)
     if head is not None and not newest and _is_beyond(head, entry.head, epoch):
@@ -67,13 +69,17 @@ def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool =
 def plan_copy(
     head: Head | None, entry: Entry, epoch: int, read_whole: Callable[[], Entry], *, newest: bool = False
 ) -> CopyPlan:
-    """Return ``plan_of_entry``, of the whole entry if the cut entry does not decide."""
-    plan = plan_of_entry(head, entry, epoch, newest=newest)
+    """Return the plan for the copy at ``head``, as ``plan_by_entry`` does.
+
+    If a cut entry does not decide, ``read_whole`` reads the whole entry.
+    """
+    plan = plan_by_entry(head, entry, epoch, newest=newest)
     if plan.action == "cut":
-        plan = plan_of_entry(head, read_whole(), epoch, newest=True)  # the cut entry has shown that it is not beyond
+        plan = plan_by_entry(head, read_whole(), epoch, newest=True)  # the cut entry has shown that it is not beyond
         assert plan.action != "cut", "the whole entry is cut"
     return plan
 
 
 def _is_beyond(copy_head: Head, entry_head: Head, epoch: int) -> bool:
+    """Return whether a copy is newer than the entry: of a later epoch, or of a later version of this ``epoch``."""
     return copy_head.epoch > epoch or (copy_head.epoch == epoch and copy_head.version > entry_head.version)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.private_folders import make_private
-from riffle_spark.state.copies.disk import DamagedCopy, disk_refused, incoming_files
+from riffle_spark.state.copies.disk import DamagedCopy, disk_refused_error, list_incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
-from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
+from riffle_spark.state.restore.copy_plan import plan_by_entry, plan_copy
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
 __all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "read_head"]
@@ -33,23 +33,29 @@ class IncomingSnapshots:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "incoming"
-        self._files = {(*file.address, file.snapshot_id) for file in incoming_files(self._path)}
+        self._files = {(*file.address, file.snapshot_id) for file in list_incoming_files(self._path)}
         self._ranges: dict[tuple[str, int, str], list[FetchedRange]] = {}
 
     def fetched_bytes(self, address: Address, snapshot: Snapshot) -> int:
-        """Return how many bytes of the snapshot are present. Remove other snapshots of the key-group."""
+        """Return how many bytes of the snapshot were fetched before.
+
+        Delete other partly fetched snapshots of the key-group.
+        """
         self.remove(address, but=snapshot.id)
         if (*address, snapshot.id) not in self._files:
             return 0
-        size = self._file(address, snapshot.id).stat().st_size
+        size = self._path_of(address, snapshot.id).stat().st_size
         if size <= snapshot.length:
             return size
         self.remove(address)
         return 0
 
-    def add(self, address: Address, snapshot: Snapshot, start: int, data: bytes) -> None:
-        """Append the bytes from ``start`` on. Raises ``LocalDiskError`` if the disk refuses."""
-        file = self._file(address, snapshot.id)
+    def append_bytes(self, address: Address, snapshot: Snapshot, start: int, data: bytes) -> None:
+        """Append fetched bytes, which start at ``start`` of the snapshot.
+
+        Raises ``LocalDiskError`` if the disk refuses.
+        """
+        file = self._path_of(address, snapshot.id)
         self._files.add((*address, snapshot.id))
         ranges = self._ranges.setdefault((*address, snapshot.id), [])
         ranges.append(FetchedRange(start, len(data), part_codec.checksum(data)))
@@ -58,22 +64,26 @@ class IncomingSnapshots:
             with file.open("ab") as appended:
                 appended.write(data)
         except OSError as error:
-            raise disk_refused(f"Cannot store a snapshot: {error}", file) from error
+            raise disk_refused_error(f"Cannot store a snapshot: {error}", file) from error
 
     def move(self, address: Address, snapshot: Snapshot, path: Path) -> list[FetchedRange]:
-        """Move a complete, unchecked snapshot to ``path``. Return the ranges that arrived in this piece."""
-        self._file(address, snapshot.id).replace(path)
+        """Move a completely fetched, unchecked snapshot to ``path``.
+
+        Return the ranges that arrived in this piece of upkeep.
+        """
+        self._path_of(address, snapshot.id).replace(path)
         self._files.discard((*address, snapshot.id))
         return self._ranges.pop((*address, snapshot.id), [])
 
     def remove(self, address: Address, but: str = "") -> None:
-        """Remove the incoming snapshots of a key-group, except one."""
+        """Delete the partly fetched snapshots of a key-group, except the one with the id ``but``."""
         for store, key_group, snapshot_id in [file for file in self._files if file[:2] == address and file[2] != but]:
-            self._file(address, snapshot_id).unlink(missing_ok=True)
+            self._path_of(address, snapshot_id).unlink(missing_ok=True)
             self._files.discard((store, key_group, snapshot_id))
             self._ranges.pop((store, key_group, snapshot_id), None)
 
-    def _file(self, address: Address, snapshot_id: str) -> Path:
+    def _path_of(self, address: Address, snapshot_id: str) -> Path:
+        """Return the path of a partly fetched snapshot."""
         store, key_group = address
         return self._path / store / f"{key_group:04d}.{snapshot_id}"
 
@@ -92,12 +102,12 @@ class CopyProgress:
     error: str | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether the copy is at its entry's head or beyond."""
+    def is_finished(self) -> bool:
+        """Whether the copy is at its entry's head or beyond, without an error."""
         return not self.links and not self.restore and self.error is None
 
     def fail(self, error: Exception) -> None:
-        """Store the copy's first error."""
+        """Record an error of the copy, unless it has one."""
         self.error = self.error or str(error)
 
 
@@ -119,8 +129,8 @@ class CopyPlanner:
             self._stacks[store] = self._folder.stacks(store)
         return self._stacks[store]
 
-    def planned(self, address: Address, entry: Entry) -> CopyProgress:
-        """Return the progress of a copy, with its plan or the error of planning."""
+    def start_copy(self, address: Address, entry: Entry) -> CopyProgress:
+        """Return the progress of a copy, with its plan, or with the error of planning it."""
         copy = CopyProgress(address, entry)
         try:
             self.plan(copy)
@@ -129,7 +139,7 @@ class CopyPlanner:
         return copy
 
     def plan(self, copy: CopyProgress) -> None:
-        """Read the copy's head, and set the links that it lacks. Drop the copy of an empty key-group.
+        """Read the copy's head, and set in ``copy`` the links that it lacks. Delete the copy of an empty key-group.
 
         Raises the errors of ``read_whole``.
         """
@@ -149,24 +159,29 @@ class CopyPlanner:
             copy.fetched = self._incoming.fetched_bytes(copy.address, copy.entry.snapshot)
 
     def replan(self, copy: CopyProgress, error: OutOfDate) -> None:
-        """Accept a copy that another process advanced to its entry's head or beyond. Otherwise store the error."""
+        """Accept the copy if another process advanced it to its entry's head or beyond.
+
+        Otherwise record ``error`` in ``copy``.
+        """
         copy.head = self._read_head(copy)
-        plan = plan_of_entry(copy.head, copy.entry, self._epoch)
+        plan = plan_by_entry(copy.head, copy.entry, self._epoch)
         if plan.action == "beyond" or (plan.action == "fold" and not plan.links):
             copy.links = ()
         else:
             copy.error = str(error)
 
     def drop_damaged(self, copy: CopyProgress, error: DamagedCopy) -> None:
-        """Drop a damaged copy. The next piece restores it."""
+        """Delete a damaged copy, and record the error. The next piece of upkeep restores it."""
         copy.error = str(error)
         self._drop(copy)
 
     def _read_head(self, copy: CopyProgress) -> Head | None:
+        """Return the head of the copy on the disk, or ``None``."""
         store, key_group = copy.address
         return read_head(self._folder, self.stacks(store), key_group)
 
     def _drop(self, copy: CopyProgress) -> None:
+        """Delete the copy on the disk."""
         self._folder.drop(*copy.address, self.stacks(copy.address[0]))
         copy.head = None
 

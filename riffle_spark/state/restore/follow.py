@@ -18,19 +18,19 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
-from riffle_spark.state.restore.prefetch import Budget, prefetched
-from riffle_spark.state.restore.reader import Reader, next_range
+from riffle_spark.state.restore.prefetch import Budget, run_ahead
+from riffle_spark.state.restore.reader import Reader, next_range_bytes
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import StackFollower
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Follower", "restored"]
+__all__ = ["Follower", "restore_tables"]
 
 _CREATED_AT_ONCE = 64
 _CREATED_BYTES = 8 << 20
@@ -89,11 +89,19 @@ class Follower:
 
     def follow(self, entries: Mapping[Address, Entry]) -> list[CopyProgress]:
         """Advance the copies, and return their progress in the order given. Errors are stored per copy."""
-        copies = [self._planner.planned(address, entry) for address, entry in entries.items()]
+        copies = [self._planner.start_copy(address, entry) for address, entry in entries.items()]
         for copy in copies:
             store = copy.address[0]
             if store not in self._stores:
-                copy.fail(ConfigError("The order has no schema for this store.", where=store, id="RIFFLE-0460"))
+                # Cause: The driver and the executors run different versions of riffle_spark.
+                copy.fail(
+                    ConfigError(
+                        "The order has no schema for this store.",
+                        remedy="Install the same version of riffle_spark on the driver and every executor.",
+                        where=store,
+                        id="RIFFLE-0460",
+                    )
+                )
         restores = [copy for copy in copies if copy.restore]
         self._advance([copy for copy in copies if not copy.restore])
         self._restore(restores)
@@ -104,18 +112,19 @@ class Follower:
         return copies
 
     def _advance(self, copies: Sequence[CopyProgress]) -> None:
+        """Add the missing links to the copies that have no error."""
         for store, follower in self._stores.items():
             self.folds += follower.advance([copy for copy in copies if copy.address[0] == store and copy.error is None])
 
     def _restore(self, copies: Sequence[CopyProgress]) -> None:
         """Fetch the snapshots of copies in ranges, and create the copies with complete snapshots."""
         complete: list[CopyProgress] = []
-        fetching = prefetched(self._fetch, self._ranges(copies), lambda range_: range_.length)
+        fetching = run_ahead(self._fetch_range, self._ranges(copies), lambda range_: range_.length)
         with closing(fetching):
             for range_, data in fetching:
                 if range_.copy.error is None:
                     try:
-                        complete += self._add(range_, data.result())
+                        complete += self._append_range(range_, data.result())
                     except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
                         range_.copy.fail(error)
                 complete_bytes = sum(copy.fetched for copy in complete)
@@ -131,29 +140,33 @@ class Follower:
                 continue
             start = copy.fetched
             size = copy.entry.snapshot.length if copy.entry.snapshot else 0
-            if not self._has_room() or (start == size and not self._budget.allows()):
+            if not self._has_room() or (start == size and not self._budget.start_item()):
                 return
             if start == size:
                 yield _Range(copy, start, 0)
             while start < size and copy.error is None:
-                granted = self._budget.grant(next_range(size - start), part=True)
+                granted = self._budget.grant(next_range_bytes(size - start), part=True)
                 if not granted:
                     return
                 yield _Range(copy, start, granted)
                 start += granted
 
-    def _fetch(self, range_: _Range) -> bytes:
+    def _fetch_range(self, range_: _Range) -> bytes:
+        """Return the bytes of a range of a snapshot; none for an empty range."""
         snapshot = range_.copy.entry.snapshot
         if snapshot is None or not range_.length:
             return b""
-        return self._reader.snapshot_range(range_.copy.address, snapshot, range_.start, range_.length)
+        return self._reader.fetch_snapshot_range(range_.copy.address, snapshot, range_.start, range_.length)
 
-    def _add(self, range_: _Range, data: bytes) -> list[CopyProgress]:
-        """Append a fetched range to the snapshot's file. Return the copy if the snapshot is complete."""
+    def _append_range(self, range_: _Range, data: bytes) -> list[CopyProgress]:
+        """Append a fetched range to the snapshot's file.
+
+        Return the copy in a list if its snapshot is now complete, else an empty list.
+        """
         copy = range_.copy
         snapshot = copy.entry.snapshot
         if snapshot is not None and len(data) != range_.length:
-            name = paths.snapshot(*copy.address, snapshot.id)
+            name = paths.snapshot_name(*copy.address, snapshot.id)
             # Cause: A person or a tool replaced the object.
             raise CorruptStateError(
                 "The object is shorter than the log lists.",
@@ -162,7 +175,7 @@ class Follower:
                 id="RIFFLE-0461",
             )
         if snapshot is not None and data:
-            self._incoming.add(copy.address, snapshot, range_.start, data)
+            self._incoming.append_bytes(copy.address, snapshot, range_.start, data)
             copy.fetched += len(data)
         return [copy] if snapshot is None or copy.fetched == snapshot.length else []
 
@@ -177,6 +190,7 @@ class Follower:
                 copy.fail(error)
 
     def _create(self, copy: CopyProgress) -> None:
+        """Create a new copy from its complete snapshot, unless its plan has changed."""
         self._planner.plan(copy)
         if copy.restore:
             self.restores += self._stores[copy.address[0]].create(copy)
@@ -184,9 +198,11 @@ class Follower:
             copy.restore = False
 
 
-def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
-    """Return the whole state of each shard with state, with a snapshot's columns and order.
+def restore_tables(
+    schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path
+) -> dict[int, pa.Table]:
+    """Return the whole state of each shard that has state, with a snapshot's columns and order.
 
     Creates copies below the empty ``folder``. Raises the errors of ``StackKeeper.advance``.
     """
-    return StackKeeper(claim(folder, "reader", ()), schema, reader, _EVERY_EPOCH).tables(entries)
+    return StackKeeper(claim_folder(folder, "reader", ()), schema, reader, _EVERY_EPOCH).read_tables(entries)

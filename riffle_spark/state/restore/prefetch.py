@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from riffle_spark.state.copies.mapped_bytes import threads_within_limit
 
-__all__ = ["Budget", "prefetched"]
+__all__ = ["Budget", "run_ahead"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -17,14 +17,14 @@ _GRANT_BYTES_MIN = 64 * 1024
 """A grant is never smaller, so that the end of a budget does not become many small requests."""
 
 
-def prefetched(
+def run_ahead(
     work: Callable[[_Item], _Result],
     items: Iterable[_Item],
     size_bytes: Callable[[_Item], int],
     bytes_ahead: int = _BYTES_AHEAD,
     max_threads: int = _THREADS,
 ) -> Generator[tuple[_Item, Future[_Result]], None, None]:
-    """Yield each item, in order, with the future result of ``work`` for it.
+    """Run ``work`` for items in threads, ahead of the consumer. Yield each item, in order, with its future result.
 
     Uses up to ``max_threads`` threads, fewer if addresses are limited. Without room for a thread the caller's thread
     does the work. An item starts while the started items that were not yet yielded have fewer than ``bytes_ahead``
@@ -54,7 +54,7 @@ def prefetched(
 
 
 def _run_here(work: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
-    """Return the finished result of ``work``."""
+    """Run ``work`` in this thread, and return its result or error as a finished future."""
     future = Future[_Result]()
     try:
         future.set_result(work(item))
@@ -72,20 +72,21 @@ class Budget:
         self._bytes_left = fetch_bytes
         self._has_started = False
 
-    def allows(self) -> bool:
-        """Return whether another item may start, and count it as started."""
+    def start_item(self) -> bool:
+        """Return whether another item may start, and count it as started if so."""
         allowed = not self._has_started or self._clock() < self._deadline
         self._has_started = True
         return allowed
 
     def grant(self, length: int, *, part: bool = False) -> int:
-        """Return how many of ``length`` bytes may be fetched now: all or none, with ``part`` some.
+        """Return how many of ``length`` bytes may be fetched now, and take them from the budget: all or none, with
+        ``part`` some.
 
-        The last grant may exceed the budget, by one run of a delta or up to the smallest useful request.
+        The last grant may exceed the budget, by one GET of a delta or up to the smallest useful request.
         """
         if not length or self._bytes_left is None:
-            return length if self.allows() else 0
-        if self._bytes_left <= 0 or not self.allows():
+            return length if self.start_item() else 0
+        if self._bytes_left <= 0 or not self.start_item():
             return 0
         granted = min(length, max(self._bytes_left, _GRANT_BYTES_MIN)) if part else length
         self._bytes_left -= granted

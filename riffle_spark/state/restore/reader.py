@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.copies.disk import disk_refused
+from riffle_spark.state.copies.disk import disk_refused_error
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import threads_within_limit
 from riffle_spark.state.copies.stack import StackedPart
@@ -34,13 +34,13 @@ __all__ = [
     "Reader",
     "SnapshotFile",
     "Totals",
-    "fetched_links",
-    "fetched_snapshots",
-    "next_range",
-    "range_of",
-    "ranges",
-    "runs_of",
+    "choose_range_bytes",
+    "fetch_links",
+    "fetch_snapshots",
+    "group_into_bounded_runs",
+    "next_range_bytes",
     "span_bytes",
+    "split_into_ranges",
     "write_parts",
 ]
 
@@ -72,61 +72,73 @@ class Reader:
         self.totals = Totals()
         self._counting = threading.Lock()
 
-    def outputs(self, store: str, links: Iterable[Link]) -> dict[Link, pa.Table]:
-        """Return a store's sealed output rows, per link.
+    def read_outputs(self, store: str, links: Iterable[Link]) -> dict[Link, pa.Table]:
+        """Return a store's sealed output rows of each link.
 
         Raises ``CorruptStateError`` if an object is damaged or missing, ``ConfigError`` if its key is missing.
         """
         tables: dict[Link, pa.Table] = {}
-        for run_tables in in_parallel(partial(self._read_run, store), self.runs(links)):
+        for run_tables in in_parallel(partial(self._read_run, store), self.group_into_runs(links)):
             tables.update(run_tables)
         return tables
 
-    def runs(self, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-        """Return the links as runs for ``fetched``, oldest first: parts of one object with small gaps."""
-        return [run for parts in _by_object(links) for run in joined(parts, gap_bytes)]
+    def group_into_runs(self, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
+        """Group links into *runs* for ``fetch_run``, oldest first.
 
-    def fetched(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
-        """Return the bytes of each part of a run, or its error, with one GET.
+        A run has links of one object with small gaps, to be fetched with one GET.
+        """
+        return [run for parts in _group_by_object(links) for run in join_into_runs(parts, gap_bytes)]
+
+    def fetch_run(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
+        """Fetch a run, links of one object with small gaps, with one GET. Return the bytes of each link, or its error.
 
         Raises ``CorruptStateError`` if the object is missing.
         """
-        view = memoryview(self._get(run))
+        view = memoryview(self._get_run(run))
         parts: dict[Link, memoryview | CorruptStateError] = {}
         for link in run:
             data = view[link.start - run[0].start :][: link.length]
             is_intact = part_codec.checksum(data) == link.checksum
-            parts[link] = data if is_intact else part_codec.altered(_range_of(link))
+            parts[link] = data if is_intact else part_codec.altered_error(_name_range(link))
         return parts
 
     def _read_run(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
-        view = memoryview(self._get(run))
+        """Return the output rows of each link of a run, fetched with one GET."""
+        view = memoryview(self._get_run(run))
         start = run[0].start
-        return {link: self._decoded(store, view[link.start - start :][: link.length], link) for link in run}
+        return {link: self._decode_output(store, view[link.start - start :][: link.length], link) for link in run}
 
-    def _decoded(self, store: str, data: memoryview, link: Link) -> pa.Table:
-        where = _range_of(link)
+    def _decode_output(self, store: str, data: memoryview, link: Link) -> pa.Table:
+        """Return the output rows in the bytes of a link, after decryption.
+
+        Raises ``CorruptStateError`` if they are damaged.
+        """
+        where = _name_range(link)
         keys = self.keys
         if keys is None:
             return part_codec.decode(data, link.checksum, where)
         place = paths.output_place(store, *link.head)
         return part_codec.decode(data, link.checksum, where, lambda data: keys.decrypt(data, place, where))
 
-    def _get(self, run: list[Link]) -> bytes:
+    def _get_run(self, run: list[Link]) -> bytes:
+        """Return the bytes from the start to the end of a run.
+
+        Raises ``CorruptStateError`` if the object is missing.
+        """
         data = self._objects.get(run[0].object, run[0].start, span_bytes(run))
         if data is None:
-            raise missing(run[0].object)
+            raise missing_object_error(run[0].object)
         with self._counting:
             self.totals.fetched_parts += len(run)
             self.totals.fetched_bytes += len(data)
         return data
 
-    def snapshot_range(self, address: Address, snapshot: Snapshot, start: int, length: int) -> bytes:
-        """Return a range of a snapshot, unchecked. Raises ``CorruptStateError`` if the object is missing."""
-        name = paths.snapshot(*address, snapshot.id)
+    def fetch_snapshot_range(self, address: Address, snapshot: Snapshot, start: int, length: int) -> bytes:
+        """Return a byte range of a snapshot, unchecked. Raises ``CorruptStateError`` if the object is missing."""
+        name = paths.snapshot_name(*address, snapshot.id)
         data = self._objects.get(name, start, length)
         if data is None:
-            raise missing(name)
+            raise missing_object_error(name)
         self._count_snapshot(start, len(data))
         return data
 
@@ -134,19 +146,23 @@ class Reader:
         self, address: Address, snapshot: Snapshot, start: int, length: int, write: Callable[[bytes], object]
     ) -> None:
         """Pass a range of a snapshot to ``write``, in pieces, unchecked. Raises like ``snapshot_range``."""
-        name = paths.snapshot(*address, snapshot.id)
+        name = paths.snapshot_name(*address, snapshot.id)
         size = self._objects.copy_to(name, start, length, write)
         if size is None:
-            raise missing(name)
+            raise missing_object_error(name)
         self._count_snapshot(start, size)
 
-    def checksum_start(self, address: Address, snapshot: Snapshot, length: int) -> FetchedRange:
-        """Fetch the first bytes of a snapshot, and return only their checksum. Raises like ``snapshot_range``."""
+    def checksum_snapshot_start(self, address: Address, snapshot: Snapshot, length: int) -> FetchedRange:
+        """Fetch the first ``length`` bytes of a snapshot, and return only their checksum.
+
+        Raises like ``fetch_snapshot_range``.
+        """
         checksum = part_codec.Checksum()
         self.copy_snapshot(address, snapshot, 0, length, checksum.update)
         return FetchedRange(0, length, checksum.intdigest())
 
     def _count_snapshot(self, start: int, size: int) -> None:
+        """Add ``size`` fetched bytes of a snapshot to the totals, and the snapshot if they are its first."""
         with self._counting:
             self.totals.fetched_snapshots += start == 0
             self.totals.fetched_bytes += size
@@ -165,8 +181,8 @@ def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> lis
         return list(pool.map(work, items))
 
 
-def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-    """Return the parts of one object as runs without large gaps. Each run is a ranged GET."""
+def join_into_runs(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
+    """Group links of one object into runs with gaps of at most ``gap_bytes``. Each run is one ranged GET."""
     runs: list[list[Link]] = []
     for link in parts:
         if runs and link.start - _end(runs[-1]) <= gap_bytes:
@@ -176,23 +192,27 @@ def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Lin
     return runs
 
 
-def next_range(remaining: int, range_bytes: int | None = None) -> int:
-    """Return the length of a snapshot's next range. The last range may be up to half longer than the others."""
+def next_range_bytes(remaining: int, range_bytes: int | None = None) -> int:
+    """Return the length of a snapshot's next range if ``remaining`` bytes are left.
+
+    The last range may be up to half longer than the others.
+    """
     range_bytes = range_bytes or RANGE_BYTES
     return remaining if remaining <= range_bytes + range_bytes // 2 else range_bytes
 
 
-def ranges(length: int, range_bytes: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the start and length of each range of a snapshot."""
+def split_into_ranges(length: int, range_bytes: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield the start and length of each range of a snapshot of ``length`` bytes."""
     start = 0
     while start < length:
-        size = next_range(length - start, range_bytes)
+        size = next_range_bytes(length - start, range_bytes)
         yield start, size
         start += size
 
 
-def range_of(total: int) -> int:
-    """Return the length of ranges for snapshots of ``total`` bytes: as long as all GETs that run at once stay busy.
+def choose_range_bytes(total: int) -> int:
+    """Return the length of ranges for fetching snapshots of ``total`` bytes. Longer ranges are used as long as all GETs
+    that run at once stay busy.
 
     A snapshot of one range is checked while it arrives.
     """
@@ -204,17 +224,19 @@ def span_bytes(run: list[Link]) -> int:
     return _end(run) - run[0].start
 
 
-def _by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
+def _group_by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
+    """Return the distinct links of each object, in order, oldest object first."""
     ordered = sorted(set(links), key=lambda link: (link.head, link.start))
     return (list(parts) for _, parts in groupby(ordered, key=lambda link: link.head))
 
 
 def _end(run: list[Link]) -> int:
+    """Return the position in the object at which a run ends."""
     return run[-1].start + run[-1].length
 
 
-def missing(name: str) -> CorruptStateError:
-    """Return the error for a listed object that the store does not have."""
+def missing_object_error(name: str) -> CorruptStateError:
+    """Return the error for an object that the log lists and the store does not have."""
     # Cause: A person or a lifecycle rule deleted the object.
     return CorruptStateError(
         "An object that the log lists is missing.",
@@ -224,7 +246,8 @@ def missing(name: str) -> CorruptStateError:
     )
 
 
-def _range_of(link: Link) -> str:
+def _name_range(link: Link) -> str:
+    """Return the name and byte range of a link for errors."""
     return f"{link.object}[{link.start}:{link.start + link.length}]"
 
 
@@ -237,9 +260,9 @@ class SnapshotFile(NamedTuple):
     path: Path
 
 
-def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
+def group_into_bounded_runs(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
     """Yield the links as runs, one per GET, of at most ``RANGE_BYTES`` unless one link is longer."""
-    for run in reader.runs(links):
+    for run in reader.group_into_runs(links):
         first = 0
         for index in range(1, len(run)):
             if span_bytes(run[first : index + 1]) > RANGE_BYTES:
@@ -248,12 +271,15 @@ def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
         yield run[first:]
 
 
-def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
-    """Fetch runs of links into files of a member's folder. Raises the errors of ``Reader``."""
+def fetch_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
+    """Fetch runs of links into files of a member's folder.
+
+    Return the local part of each link. Raises the errors of ``Reader``.
+    """
 
     def fetch(run: list[Link]) -> dict[Link, StackedPart]:
         intact: dict[Link, memoryview] = {}
-        for link, data in reader.fetched(run).items():
+        for link, data in reader.fetch_run(run).items():
             if isinstance(data, CorruptStateError):
                 raise data
             intact[link] = data
@@ -266,11 +292,11 @@ def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) ->
 
 
 def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
-    """Write intact parts of an object into a new file of a member's folder."""
+    """Write intact parts of one object into a new file of a member's folder. Return the local part of each link."""
     if not parts:
         return {}
     head = next(iter(parts)).head
-    path = folder.new_fetched_file(head.version, head.attempt)
+    path = folder.new_fetched_path(head.version, head.attempt)
     name = f"{path.parent.name}/{path.name}"
     written: dict[Link, StackedPart] = {}
     start = 0
@@ -281,25 +307,26 @@ def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, 
     return written
 
 
-def fetched_snapshots(reader: Reader, files: Sequence[SnapshotFile]) -> dict[Path, list[FetchedRange]]:
-    """Fetch snapshots into their files, unchecked. Return the ranges of each as they arrived.
+def fetch_snapshots(reader: Reader, files: Sequence[SnapshotFile]) -> dict[Path, list[FetchedRange]]:
+    """Fetch snapshots into their files, unchecked. Return the ranges of each file as they arrived.
 
     Raises the errors of ``Reader``, and ``LocalDiskError`` if a file disappears, which users of the folder do not
     remove.
     """
-    range_bytes = range_of(sum(file.snapshot.length for file in files))
-    work = [fetch for file in files for fetch in _range_fetches(reader, file, range_bytes)]
+    range_bytes = choose_range_bytes(sum(file.snapshot.length for file in files))
+    work = [fetch for file in files for fetch in _make_range_fetches(reader, file, range_bytes)]
     ranges_by_path: dict[Path, list[FetchedRange]] = {file.path: [] for file in files}
     for path, fetched in in_parallel(lambda fetch: fetch(), work):
         ranges_by_path[path].append(fetched)
     return ranges_by_path
 
 
-def _range_fetches(
+def _make_range_fetches(
     reader: Reader, file: SnapshotFile, range_bytes: int
 ) -> Iterator[Callable[[], tuple[Path, FetchedRange]]]:
+    """Create the file, and yield a function per range that fetches it into the file."""
     file.path.touch()
-    for start, size in ranges(file.snapshot.length, range_bytes):
+    for start, size in split_into_ranges(file.snapshot.length, range_bytes):
         yield partial(_fetch_range, reader, file, start, size)
 
 
@@ -310,7 +337,7 @@ def _fetch_range(reader: Reader, target: SnapshotFile, start: int, size: int) ->
     try:
         file = target.path.open("r+b")
     except FileNotFoundError as error:
-        raise disk_refused("The file of a snapshot disappeared while it was fetched.", target.path) from error
+        raise disk_refused_error("The file of a snapshot disappeared while it was fetched.", target.path) from error
     with file:
         file.seek(start)
 

@@ -19,8 +19,14 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
-from riffle_spark.state.restore.reader import Reader, SnapshotFile, fetched_links, fetched_snapshots, runs_of
-from riffle_spark.state.restore.stack_parts import OpenStack, StackParts, timer_of
+from riffle_spark.state.restore.reader import (
+    Reader,
+    SnapshotFile,
+    fetch_links,
+    fetch_snapshots,
+    group_into_bounded_runs,
+)
+from riffle_spark.state.restore.stack_parts import OpenStack, StackParts, timer_at_head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["OpenStack", "StackKeeper"]
@@ -43,23 +49,25 @@ class SnapshotData(NamedTuple):
     rows: int
 
 
-def no_whole_entry(key_group: int) -> Entry:
-    """Stand in for ``read_whole`` if no entry can be cut."""
+def refuse_cut_entry(key_group: int) -> Entry:
+    """Raise ``AssertionError``. This is the ``read_whole`` of callers whose entries are never cut."""
     raise AssertionError(f"the entry of key-group {key_group} is cut, and read_whole is not set")
 
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
+    """A copy to advance: its present stack, if any, and its plan."""
+
     key_group: int
     stack: Stack | None
     plan: CopyPlan
 
 
 class StackKeeper:
-    """Keeps the copies of a store in a member's folder, for a driver of ``epoch``.
+    """Keeps the copies of one store in a member's folder at the heads that a driver of ``epoch`` names.
 
-    ``read_whole`` reads an entry that arrived cut. ``newest``: nothing was committed after the entries, so a copy
-    beyond them is of a line that a rollback gave up.
+    ``read_whole`` reads the whole entry of a key-group whose entry arrived cut. ``newest``: nothing was committed after
+    the entries, so a copy beyond them is of batches that a rollback gave up.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class StackKeeper:
         schema: StoreSchema,
         reader: Reader,
         epoch: int,
-        read_whole: Callable[[int], Entry] = no_whole_entry,
+        read_whole: Callable[[int], Entry] = refuse_cut_entry,
         *,
         newest: bool = False,
     ) -> None:
@@ -82,13 +90,14 @@ class StackKeeper:
         self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
     def advance(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
-        """Return a copy at exactly the entry's head for each key-group with state.
+        """Bring each key-group with state to exactly the entry's head. Return the copies, and how many were restored
+        and how many deltas were added.
 
         A damaged copy is dropped and restored. Raises ``OutOfDate`` if a copy is beyond its entry,
         ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store fails, and
         ``OSError`` if the local disk does.
         """
-        with self._folder.deltas_kept():
+        with self._folder.protect_deltas():
             opened, counts = self._advance_with_retries(entries)
         self._parts.close_removed()
         return opened, counts
@@ -108,7 +117,7 @@ class StackKeeper:
             opened |= newly_opened
             if not damaged:
                 return opened, AdvanceCounts(restores, folds)
-            self._parts.look_again()
+            self._parts.forget_verification()
             self._stacks.refresh()
             for key_group in damaged:
                 if self._stacks.read(key_group) == stacks[key_group]:  # otherwise another process has replaced it
@@ -122,7 +131,7 @@ class StackKeeper:
 
         The files are checked again, because time has passed and a merged part gets a checksum of its own.
         """
-        self._parts.look_again()
+        self._parts.forget_verification()
         self._parts.merge_some(opened)
 
     def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
@@ -157,15 +166,17 @@ class StackKeeper:
             raise OutOfDate(
                 f"The copy is at version {head.version} of epoch {head.epoch}, but the batch starts from version "
                 f"{plan.entry.head.version}.",
+                remedy="Do nothing. The batch runs again.",
                 where=f"{self._schema.store}, key-group {key_group}",
                 id="RIFFLE-0463",
             )
         return plan
 
     def _replace(self, advance: _Advance, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
-        """Make a stack at the entry's head the copy, and return it.
+        """Put a stack of the parts ``base`` and ``added`` in place of the copy, and return it.
 
-        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy.
+        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy and
+        is returned.
         """
         former = advance.stack
         for _ in range(_TRIES):
@@ -183,17 +194,20 @@ class StackKeeper:
 
     def _parts_of(self, links: Sequence[Link]) -> dict[Link, StackedPart]:
         """Return a local part for each link: sealed by this member, or fetched now."""
-        parts = self._parts.sealed(links)
+        parts = self._parts.find_sealed_parts(links)
         self._reader.totals.local_parts += len(parts)
         missing = [link for link in links if link not in parts]
         if missing:
-            fetched = fetched_links(self._reader, self._folder, runs_of(self._reader, missing))
+            fetched = fetch_links(self._reader, self._folder, group_into_bounded_runs(self._reader, missing))
             self._parts.mark_verified(fetched.values())
             parts |= fetched
         return parts
 
     def _fetch_bases(self, advances: Iterable[_Advance]) -> dict[int, tuple[StackedPart, ...]]:
-        """Fetch the snapshots of copies to restore, and return each as a stack's lowest part."""
+        """Fetch the snapshots of the copies to restore.
+
+        Return each as the lowest part of a stack; none for a copy without a snapshot.
+        """
         store = self._schema.store
         files = [
             SnapshotFile(store, advance.key_group, snapshot, self._stacks.new_file(advance.key_group, snapshot.id))
@@ -201,8 +215,8 @@ class StackKeeper:
             if (snapshot := advance.plan.entry.snapshot) is not None
         ]
         try:
-            ranges = fetched_snapshots(self._reader, files)
-            return {file.key_group: (self._parts.base(file, ranges[file.path]),) for file in files}
+            ranges = fetch_snapshots(self._reader, files)
+            return {file.key_group: (self._parts.make_base(file, ranges[file.path]),) for file in files}
         except BaseException:
             for file in files:
                 file.path.unlink(missing_ok=True)
@@ -211,13 +225,13 @@ class StackKeeper:
     def _open(
         self, stacks: Mapping[int, Stack], entries: Mapping[int, Entry]
     ) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
-        """Return the intact stacks with their runs, and the errors of the damaged stacks."""
+        """Open the stacks. Return the intact ones with their runs, and the errors of the damaged ones."""
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
             timer_ms = entries[key_group].timer_ms
             try:
-                opened[key_group] = OpenStack(stack, self._parts.runs(key_group, stack.parts, timer_ms), timer_ms)
+                opened[key_group] = OpenStack(stack, self._parts.read_runs(key_group, stack.parts, timer_ms), timer_ms)
             except DamagedCopy as error:
                 damaged[key_group] = error
         return opened, damaged
@@ -227,13 +241,13 @@ class StackKeeper:
         for key_group in key_groups:
             self._stacks.drop(key_group)
 
-    def snapshot(self, key_group: int, entry: Entry, attempt: str) -> SnapshotData:
-        """Return the state of a copy at the entry's head, or at its own head if that is beyond.
+    def make_snapshot(self, key_group: int, entry: Entry, attempt: str) -> SnapshotData:
+        """Return the state of a copy as a snapshot, at the entry's head, or at the copy's own head if that is beyond.
 
         A copy holds committed effects only. The bytes are encrypted as the snapshot of this attempt. Raises
         ``DamagedCopy``, ``OutOfDate`` if a newer driver has advanced the copy, and the errors of ``advance``.
         """
-        self._parts.look_again()  # time passes from one snapshot to the next
+        self._parts.forget_verification()  # time passes from one snapshot to the next
         if not self._stacks.has(key_group):
             self._stacks.refresh()
         try:
@@ -245,21 +259,31 @@ class StackKeeper:
             stack = beyond
         stack = self._stacks.read(key_group) or stack  # it may be merged meanwhile
         if stack.head.epoch > self._epoch:
-            raise OutOfDate("A newer driver has advanced the copy, and its schema is unknown here.", id="RIFFLE-0464")
+            raise OutOfDate(
+                "A newer driver has advanced the copy, and its schema is unknown here.",
+                remedy="Do nothing. The newer driver takes the snapshot.",
+                id="RIFFLE-0464",
+            )
         snapshot_id = paths.snapshot_id(stack.head.version, attempt)
-        return SnapshotData(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head), snapshot_id))
+        return SnapshotData(
+            stack.head, *self._parts.encode_snapshot(key_group, stack, timer_at_head(entry, stack.head), snapshot_id)
+        )
 
-    def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
-        """Return the whole state of each key-group with state, with the columns of ``part_schema``."""
+    def read_tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
+        """Return the whole state of each key-group with state, with the columns of ``part_schema``.
+
+        Raises the errors of ``advance``.
+        """
         return {
             key_group: read_all_rows(copy.runs, self._schema) for key_group, copy in self.advance(entries)[0].items()
         }
 
     def prepare_caches(self, entries: Mapping[int, Entry]) -> set[int]:
-        """Ensure that every copy of a cache can reach its entry's head from local files. Return the lost copies.
+        """Prepare the copies of a cache, a store without objects: each must be able to reach its entry's head from
+        local files. Return the key-groups whose copy is lost.
 
-        Nothing of a cache can be fetched. A copy is lost unless it is at the head, or before the last link whose file
-        is local. A lost copy is started again, empty, at the head.
+        A copy is lost unless it is at the head, or before the last link whose file is local. A lost copy is started
+        again, empty, at the head.
         """
         lost: set[int] = set()
         for key_group, entry in entries.items():
@@ -267,7 +291,7 @@ class StackKeeper:
                 self._stacks.drop(key_group)
                 continue
             link = entry.chain[-1]
-            is_local = link in self._parts.sealed([link])
+            is_local = link in self._parts.find_sealed_parts([link])
             for _ in range(_TRIES):
                 stack = self._stacks.read(key_group)
                 start = empty_cache_head(stack.head if stack else None, entry, is_local=is_local)
@@ -281,7 +305,8 @@ class StackKeeper:
 
 
 def empty_cache_head(head: Head | None, entry: Entry, *, is_local: bool) -> Head | None:
-    """Return where an empty copy of a cache starts, ``None`` if the copy at ``head`` can reach the entry's head.
+    """Return the head at which an empty copy of a cache must start; ``None`` if the copy at ``head`` can reach the
+    entry's head.
 
     ``is_local``: the newest delta is in a local file.
     """

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
-from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
+from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, merge_rows, place_of
+from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
@@ -22,12 +22,12 @@ from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_id_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_stored
-from riffle_spark.state.restore.prefetch import Budget, prefetched
+from riffle_spark.state.restore.prefetch import Budget, run_ahead
 from riffle_spark.state.restore.reader import Reader, SnapshotFile, span_bytes, write_parts
 from riffle_spark.state.schemas.history import FIRST
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["UNKNOWN_MS", "OpenStack", "StackFollower", "StackParts", "timer_of"]
+__all__ = ["UNKNOWN_MS", "OpenStack", "StackFollower", "StackParts", "timer_at_head"]
 
 _GAP_BYTES = 8 << 20
 """Upkeep gets a delta with one GET unless two parts are further apart."""
@@ -49,8 +49,10 @@ class OpenStack:
     timer_ms: int | None
 
 
-def timer_of(entry: Entry, head: Head) -> int | None:
-    """Return the timer at a copy's head, ``UNKNOWN_MS`` if that is not the entry's."""
+def timer_at_head(entry: Entry, head: Head) -> int | None:
+    """Return the due time of the earliest timer at a copy's head: the entry's if the heads are equal, else
+    ``UNKNOWN_MS``.
+    """
     return entry.timer_ms if head == entry.head else UNKNOWN_MS
 
 
@@ -64,8 +66,8 @@ class StackParts:
         self._keys = keys
         self._files = PartFiles(folder.path, keys)
 
-    def sealed(self, links: Collection[Link]) -> dict[Link, StackedPart]:
-        """Return the intact parts of links that this member sealed itself."""
+    def find_sealed_parts(self, links: Collection[Link]) -> dict[Link, StackedPart]:
+        """Return the local parts of those links that this member sealed itself and whose files are intact."""
         folder = self._folder.sealed.name
         parts = {}
         for link in links:
@@ -73,37 +75,38 @@ class StackParts:
             parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
         return {link: part for link, part in parts.items() if self._files.is_intact(part)}
 
-    def runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
-        """Return the rows of a key-group's parts, newest first. Raises ``DamagedCopy``.
+    def read_runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
+        """Return the rows of a key-group's parts as runs, newest first. Raises ``DamagedCopy``.
 
         ``timer_ms`` is the entry's at the stack's head, or ``UNKNOWN_MS``. Rows that were due before it are expired.
         """
-        runs = tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema, key_group))
+        runs = tuple(run for part in reversed(parts) for run in self._files.read_runs(part, self._schema, key_group))
         if self._schema.due is None:
             return runs
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
     def close_removed(self) -> None:
-        """Release files that were removed."""
+        """Close files that were deleted, so that the disk frees their blocks."""
         self._files.close_removed()
 
-    def look_again(self) -> None:
-        """Verify the checksum of every file again at its next use."""
+    def forget_verification(self) -> None:
+        """Make every file be verified again at its next use."""
         self._files = PartFiles(self._folder.path, self._keys)
 
     def mark_verified(self, parts: Iterable[StackedPart]) -> None:
-        """Mark parts as intact that were checked while they were fetched. Raises ``LocalDiskError``."""
+        """Record that these parts were checked while they were fetched. Raises ``LocalDiskError`` if a file is gone."""
         for part in parts:
             self._files.mark_verified(part)
 
-    def base(self, fetched: SnapshotFile, ranges: Iterable[FetchedRange]) -> StackedPart:
-        """Return a fetched snapshot as the lowest part of a stack. A snapshot in an old format is converted.
+    def make_base(self, fetched: SnapshotFile, ranges: Iterable[FetchedRange]) -> StackedPart:
+        """Return a fetched snapshot as the lowest part of a stack, after checking it. A snapshot in an old format is
+        converted.
 
-        ``ranges`` are read only as far as needed. Raises ``CorruptStateError`` if the object was altered after it was
-        sealed, and ``LocalDiskError`` if the disk altered the fetched bytes.
+        ``ranges`` are the ranges as they arrived, read only as far as needed. Raises ``CorruptStateError`` if the
+        object was altered after it was sealed, and ``LocalDiskError`` if the disk altered the fetched bytes.
         """
         snapshot = fetched.snapshot
-        file_name = self._stacks.name_of(fetched.path)
+        file_name = self._stacks.relative_name(fetched.path)
         part = StackedPart(file_name, 0, snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch)
         try:
             if ranges == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
@@ -113,46 +116,48 @@ class StackParts:
             raise self._cause_of_damage(fetched, part, ranges, error) from error
         if self._keys is not None and key_id_of(data) != PLAIN:
             return part  # encrypted parts always have the current format
-        name = paths.snapshot(fetched.store, fetched.key_group, snapshot.id)
+        name = paths.snapshot_name(fetched.store, fetched.key_group, snapshot.id)
         table = part_codec.open_part(data, name)
         if part_codec.HASH in table.column_names:
             return part
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
         fetched.path.unlink()
         data = part_codec.encode(table, self._schema.due)
-        return self._written(fetched.key_group, data, table.num_rows, part.epoch)
+        return self._write_part(fetched.key_group, data, table.num_rows, part.epoch)
 
     def _cause_of_damage(
         self, fetched: SnapshotFile, part: StackedPart, ranges: Iterable[FetchedRange], error: DamagedCopy
     ) -> RiffleError:
-        """Remove a damaged snapshot's file.
-
-        Return the object's error if the file has the fetched bytes, else the disk's.
+        """Delete a damaged snapshot's file, and return the error for its cause: the object, if the file has the fetched
+        bytes, else the disk.
         """
-        disk_error = disk_refused(f"A snapshot was altered after it was fetched: {error.problem}", fetched.path)
+        disk_error = disk_refused_error(f"A snapshot was altered after it was fetched: {error.problem}", fetched.path)
         if isinstance(error.__cause__, OSError):
             return disk_error
         try:
             is_disk = self._files.verify(part) or not are_stored(fetched.path, ranges)
         finally:
             fetched.path.unlink(missing_ok=True)
-        name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
-        return disk_error if is_disk else part_codec.altered(name)
+        name = paths.snapshot_name(fetched.store, fetched.key_group, fetched.snapshot.id)
+        return disk_error if is_disk else part_codec.altered_error(name)
 
-    def _sealed(self, data: bytes, place: Place) -> bytes:
-        """Return a part's bytes, encrypted if there are keys."""
+    def _encrypt(self, data: bytes, place: Place) -> bytes:
+        """Return a part's bytes for a place, encrypted if there are keys."""
         return data if self._keys is None else self._keys.new_encryption()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
-        """Remove the files of parts that are in no stack."""
+        """Delete the files of parts that are in no stack."""
         for part in parts:
             (self._folder.path / part.file).unlink(missing_ok=True)
 
-    def _written(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
-        """Write a part's plain bytes as a new file of this key-group, encrypted if there are keys."""
+    def _write_part(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
+        """Write a part's plain bytes into a new file of this key-group, encrypted if there are keys.
+
+        Return the part.
+        """
         path = self._stacks.new_file(key_group)
-        name = self._stacks.name_of(path)
-        data = self._sealed(data, place_of(name, self._schema.store, key_group))
+        name = self._stacks.relative_name(path)
+        data = self._encrypt(data, encryption_place(name, self._schema.store, key_group))
         try:
             path.write_bytes(data)
         except OSError:
@@ -190,33 +195,36 @@ class StackParts:
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
         """Replace parts by one merged part, if they are still in the stack. Return its plain bytes and its rows."""
-        self._files.unverify(parts)
-        table = merge_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
+        self._files.forget_verification(parts)
+        table = merge_rows(self.read_runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
-        part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
+        part = self._write_part(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replace_parts(key_group, parts, part) is None:
             self.discard([part])
         else:
             self._files.release_rows(parts)
         return data, table.num_rows
 
-    def whole(self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str) -> tuple[bytes, int]:
-        """Return the state of a stack as the bytes of this snapshot, and its rows. A merge that it needs stays.
+    def encode_snapshot(
+        self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str
+    ) -> tuple[bytes, int]:
+        """Return the state of a stack as the bytes of the snapshot with this id, and its number of rows. The stack is
+        merged for it, if necessary.
 
-        ``timer_ms`` is that of ``runs``. Raises ``DamagedCopy``.
+        ``timer_ms`` is that of ``read_runs``. Raises ``DamagedCopy``.
         """
-        self._files.unverify(stack.parts)
+        self._files.forget_verification(stack.parts)
         place = paths.snapshot_place(self._schema.store, key_group, snapshot_id)
         if len(stack.parts) == 1:
-            data = self._files.as_snapshot(stack.parts[0], self._schema.store, key_group)
+            data = self._files.read_as_snapshot(stack.parts[0], self._schema.store, key_group)
             if data is not None:
-                return self._sealed(bytes(data), place), stack.parts[0].rows
+                return self._encrypt(bytes(data), place), stack.parts[0].rows
         merged, rows = self._merge(key_group, stack.parts, timer_ms, bottom=True)
-        return self._sealed(merged, place), rows
+        return self._encrypt(merged, place), rows
 
 
 def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
-    """Return the index of the first part to merge, ``None`` if the stack is fine.
+    """Return the index of the first part to merge, ``None`` if no merge is needed.
 
     If the parts above the lowest have grown, that is 0. If there are too many parts, it is the start of those at the
     top that have similar sizes. Compressed parts take more bytes once merged, so rows count too. They also bound the
@@ -224,7 +232,7 @@ def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
     """
     upper_bytes = sum(part.length for part in parts[1:])
     if upper_bytes > _MERGED_BYTES_MIN and (
-        upper_bytes > share * parts[0].length or _rows(parts[1:]) > 2 * share * parts[0].rows
+        upper_bytes > share * parts[0].length or _count_rows(parts[1:]) > 2 * share * parts[0].rows
     ):
         return 0
     if len(parts) <= _PARTS_MAX:
@@ -234,10 +242,11 @@ def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
     while start > 1 and parts[start - 1].length <= 2 * size:
         start -= 1
         size += parts[start].length
-    return start if _rows(parts[start:]) <= share * parts[0].rows else 0
+    return start if _count_rows(parts[start:]) <= share * parts[0].rows else 0
 
 
-def _rows(parts: Iterable[StackedPart]) -> int:
+def _count_rows(parts: Iterable[StackedPart]) -> int:
+    """Return the number of rows of all parts."""
     return sum(part.rows for part in parts)
 
 
@@ -262,25 +271,26 @@ class StackFollower:
         self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
     def advance(self, copies: Sequence[CopyProgress]) -> int:
-        """Add the links that these copies lack, within the budget. Return how many."""
-        with self._folder.deltas_kept():
+        """Add the links that these copies lack, within the budget. Return how many were added."""
+        with self._folder.protect_deltas():
             copies_by_link = {link: copy for copy in copies for link in copy.links}
             parts = self._sealed_parts(copies_by_link)
-            runs = iter(self._reader.runs(copies_by_link.keys() - parts.keys(), _GAP_BYTES))
-            with closing(prefetched(self._reader.fetched, self._granted(runs), span_bytes)) as fetching:
+            runs = iter(self._reader.group_into_runs(copies_by_link.keys() - parts.keys(), _GAP_BYTES))
+            with closing(run_ahead(self._reader.fetch_run, self._take_granted(runs), span_bytes)) as fetching:
                 for run, data in fetching:
                     parts |= self._write(run, data, copies_by_link)
             return sum(self._add(copy, parts) for copy in copies)
 
     def _sealed_parts(self, links: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
         """Return the intact parts of deltas that this member sealed itself."""
-        parts = self._parts.sealed(links)
-        if not parts or not self._budget.allows():
+        parts = self._parts.find_sealed_parts(links)
+        if not parts or not self._budget.start_item():
             return {}
         self._reader.totals.local_parts += len(parts)
         return parts
 
-    def _granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
+    def _take_granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
+        """Yield runs of links as long as the budget grants their bytes."""
         for run in runs:
             if not self._budget.grant(span_bytes(run)):
                 return
@@ -292,7 +302,10 @@ class StackFollower:
         fetching: Future[dict[Link, memoryview | CorruptStateError]],
         copies_by_link: Mapping[Link, CopyProgress],
     ) -> dict[Link, StackedPart]:
-        """Write the fetched parts of a run. Errors are stored in their copies."""
+        """Write the fetched parts of a run into a file, and return them.
+
+        Errors are recorded in the copies that need the parts.
+        """
         fetched: Mapping[Link, memoryview | Exception]
         try:
             fetched = fetching.result()
@@ -308,13 +321,13 @@ class StackFollower:
         return parts
 
     def _add(self, copy: CopyProgress, parts: Mapping[Link, StackedPart]) -> int:
-        """Add the next links of a copy to its stack, as far as they are present. Return how many."""
+        """Add the next links of a copy to its stack, as far as their parts are present. Return how many were added."""
         links = list(takewhile(parts.__contains__, copy.links))
         if not links:
             return 0
         try:
             stack = self._replace(copy, links, parts)
-            self._parts.merge_if_large(copy.address[1], stack, timer_of(copy.entry, stack.head))
+            self._parts.merge_if_large(copy.address[1], stack, timer_at_head(copy.entry, stack.head))
         except OutOfDate as error:
             self._planner.replan(copy, error)
         except DamagedCopy as error:
@@ -329,6 +342,10 @@ class StackFollower:
         return 0
 
     def _replace(self, copy: CopyProgress, links: Sequence[Link], parts: Mapping[Link, StackedPart]) -> Stack:
+        """Put the copy's stack with these links added in its place, and return it.
+
+        Raises ``OutOfDate`` if another process removed or advanced the copy.
+        """
         key_group = copy.address[1]
         former = self._stacks.read(key_group)
         if former is None:
@@ -348,7 +365,10 @@ class StackFollower:
         )
 
     def create(self, copy: CopyProgress) -> bool:
-        """Create a copy at the entry's base, unless another process did. Return whether it was created."""
+        """Create a copy at the entry's base, from the fetched snapshot.
+
+        Return ``False`` if another process created it.
+        """
         key_group = copy.address[1]
         snapshot = copy.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
@@ -356,7 +376,7 @@ class StackFollower:
             file = SnapshotFile(*copy.address, snapshot, self._stacks.new_file(key_group, snapshot.id))
             ranges = self._incoming.move(copy.address, snapshot, file.path)
             try:
-                parts = (self._parts.base(file, self._all_ranges(file, ranges)),)
+                parts = (self._parts.make_base(file, self._all_ranges(file, ranges)),)
             except Exception:
                 file.path.unlink(missing_ok=True)
                 raise
@@ -374,6 +394,6 @@ class StackFollower:
         yield from own_ranges
         start_bytes = own_ranges[0].start if own_ranges else file.snapshot.length
         if start_bytes:
-            start = self._reader.checksum_start((file.store, file.key_group), file.snapshot, start_bytes)
+            start = self._reader.checksum_snapshot_start((file.store, file.key_group), file.snapshot, start_bytes)
             if not are_stored(file.path, [start]):
-                raise damaged("The start of a snapshot's file is not what the store has.", file.path)
+                raise damaged_copy_error("The start of a snapshot's file is not what the store has.", file.path)

@@ -41,29 +41,37 @@ class History:
         """The id of the current declaration."""
         return self.ids[-1] if self.ids else FIRST
 
-    def leads_from(self, declaration: int) -> bool:
-        """Return whether the declaration with this id is the current declaration or an earlier one."""
+    def includes(self, declaration: int) -> bool:
+        """Return whether the declaration with this id is the current one or an earlier one of this history.
+
+        Declarations that were rolled back are not.
+        """
         return declaration == FIRST or declaration in self.ids
 
-    def changed(self, old_names: Set[Name], new_names: Set[Name], epoch: int) -> "History":
-        """Return the history after the declared names changed in ``epoch``."""
+    def with_change(self, old_names: Set[Name], new_names: Set[Name], epoch: int) -> "History":
+        """Return the history after the driver of ``epoch`` changed the declared names from ``old_names`` to
+        ``new_names``.
+        """
         since = {name: added for name, added in self.since if name in new_names}
         since |= dict.fromkeys(new_names - old_names, epoch)
         text = json.dumps([self.ids, epoch, sorted(new_names)]).encode()
         declaration = xxhash.xxh3_64_intdigest(text) % (1 << _ID_BITS)
         return History((*self.changes, epoch), tuple(sorted(since.items())), (*self.ids, declaration))
 
-    def later_than(self, epoch: int) -> Set[Name]:
-        """Return the names declared since a later epoch. Values of this epoch are not theirs."""
+    def names_declared_after(self, epoch: int) -> Set[Name]:
+        """Return the names that were declared after ``epoch``.
+
+        Values of this epoch under these names belong to earlier declarations.
+        """
         return {name for name, since in self.since if since > epoch}
 
     def to_text(self) -> str:
-        """Return the history as JSON, for ``of_text``."""
+        """Return the history as JSON text, for ``of_text``."""
         return json.dumps({"changes": self.changes, "since": self.since, "ids": self.ids})
 
     @staticmethod
     def of_text(text: str | None) -> "History":
-        """Return the history of ``to_text``. ``None`` means no change."""
+        """Return the history that ``to_text`` wrote. ``None`` means that nothing changed."""
         if text is None:
             return NEVER_CHANGED
         body = json.loads(text)

@@ -45,7 +45,7 @@ class PlainColumns:
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
-        """Return the schema of ``to_text``: the same object each time, because it caches codecs."""
+        """Return the schema that ``to_text`` wrote: the same object each time, because it caches codecs."""
         times = text.get("due"), text.get("time_mode", "None")
         return _of_text(store, text["key"], text["state"], *times, text.get("history"), text.get(_ROUTED_BY))
 
@@ -55,7 +55,7 @@ class PlainColumns:
         return self.routed_by or tuple(self.key.names)
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a StoreSchema
-        """Return the result of ``columns``, the function for this kind of schema."""
+        """Return the result of ``columns``, the function for schemas of this kind. ``variables`` is ignored."""
         return columns(self)
 
     def to_text(self) -> dict[str, str]:
@@ -86,22 +86,24 @@ class PlainColumns:
 
     @property
     def _times(self) -> dict[str, str]:
+        """Return the stored text of the due column and its clock; empty without one."""
         return {} if self.due is None else {"due": self.due, "time_mode": self.time_mode}
 
     @property
     def _routed(self) -> dict[str, str]:
+        """Return the stored text of the number of routing columns; empty if rows are routed by the whole key."""
         return {_ROUTED_BY: str(len(self.routed_by))} if self.routed_by else {}
 
     @property
     def names_read(self) -> frozenset[Name]:
-        """The declared names."""
+        """The names of the declared columns."""
         return frozenset((name,) for name in self.state.names)
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
         """Return a part's rows without values under names that were declared after ``epoch``."""
         if not self.history.since:
             return table
-        later = [column for (column,) in self.history.later_than(epoch) if column in table.column_names]
+        later = [column for (column,) in self.history.names_declared_after(epoch) if column in table.column_names]
         return table.drop_columns(later) if later else table
 
     def encoded(self, table: pa.Table) -> pa.Array:
@@ -144,6 +146,7 @@ class PlainColumns:
 def _of_text(
     store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None, routed_by: str | None
 ) -> PlainColumns:
+    """Return the schema of its stored texts. Raises ``CorruptStateError`` for a schema that cannot be read."""
     columns = schema_from_text(key)
     routed = tuple(columns.names[: int(routed_by or 0)])
     mode = parse_time_mode(time_mode)

@@ -13,13 +13,13 @@ from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = [
     "StoreSchema",
-    "check_key",
-    "key_in",
-    "meanings_in",
-    "operator_in",
+    "check_encryption_key",
+    "make_recorded_text",
+    "read_encryption_key",
+    "read_meanings",
+    "read_operator_meanings",
     "schema_of_text",
-    "text_after",
-    "with_key",
+    "with_encryption_key",
 ]
 
 _MEANINGS = "meanings"
@@ -78,7 +78,9 @@ class StoreSchema(Protocol):
     def either(
         self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
     ) -> Result:
-        """Return the result of the function for this kind of schema: ``columns`` or ``variables``."""
+        """Return the result of the function for this kind of schema: ``columns`` for one row per key, ``variables`` for
+        state variables.
+        """
         ...
 
     def to_text(self) -> dict[str, str]:
@@ -90,11 +92,11 @@ class StoreSchema(Protocol):
         ...
 
     def encoded(self, table: pa.Table) -> pa.Array:
-        """Return the keys of a table's rows (binary, order-preserving)."""
+        """Return the stored keys of a table's rows: binary, in the order of the keys."""
         ...
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """Return a snapshot's rows in the order of snapshots, ready to encode."""
+        """Return a snapshot's rows sorted in the order of snapshots, ready to encode."""
         ...
 
     def earliest_ms(self, table: pa.Table) -> int | None:
@@ -107,14 +109,15 @@ class StoreSchema(Protocol):
 
 
 def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
-    """Return the schema of ``StoreSchema.to_text``. Raises ``CorruptStateError`` for other text."""
+    """Return the schema that ``StoreSchema.to_text`` wrote. Raises ``CorruptStateError`` for other text."""
     try:
         return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
     except UNREADABLE as error:
-        raise _unreadable("schema", error, f"store {store}") from error
+        raise _unreadable_error("schema", error, f"store {store}") from error
 
 
-def _unreadable(field: str, error: Exception, where: str = "schemas") -> CorruptStateError:
+def _unreadable_error(field: str, error: Exception, where: str = "schemas") -> CorruptStateError:
+    """Return the error for a ``field`` of a stored schema that cannot be read."""
     # Cause: A newer version of riffle-spark wrote the record, or the record was altered.
     return CorruptStateError(
         f"Cannot read the stored {field} of a store: {error!r}",
@@ -124,14 +127,14 @@ def _unreadable(field: str, error: Exception, where: str = "schemas") -> Corrupt
     )
 
 
-def text_after(
+def make_recorded_text(
     stored: Mapping[str, str] | None,
     schema: StoreSchema,
     epoch: int,
     meanings: Mapping[str, str] | None = None,
     operator: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """Return a declared schema with its history, as the driver of an epoch records it.
+    """Return a declared schema as the driver of an epoch records it: its text, with the history of the declared names.
 
     ``stored`` is the store's text in the newest record. ``meanings`` describe the columns of a wrapped query, and
     ``operator`` the results of any other operator.
@@ -145,45 +148,51 @@ def text_after(
         is_same = all(stored.get(name) == value for name, value in descriptions.items())
         return stored if is_same else {**stored, **descriptions}
     former = schema_of_text(schema.store, stored)
-    history = former.history.changed(former.names_read, schema.names_read, epoch).to_text()
+    history = former.history.with_change(former.names_read, schema.names_read, epoch).to_text()
     return {**text, **descriptions, "history": history}
 
 
-def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored meanings of a wrapped query's columns. Other operators store none."""
+def read_meanings(text: Mapping[str, str]) -> dict[str, str]:
+    """Return the meaning of each column of a wrapped query in a stored schema. Other operators store none."""
     return _names_in(text, _MEANINGS)
 
 
-def operator_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored meanings of an operator's results. Older versions stored none."""
+def read_operator_meanings(text: Mapping[str, str]) -> dict[str, str]:
+    """Return the meaning of each result of an operator in a stored schema. Older versions stored none."""
     return _names_in(text, _OPERATOR)
 
 
 def _names_in(text: Mapping[str, str], field: str) -> dict[str, str]:
+    """Return the names and texts in a field of a stored schema; empty without it.
+
+    Raises ``CorruptStateError`` if they cannot be read.
+    """
     try:
         return {str(name): str(meaning) for name, meaning in json.loads(text.get(field, "{}")).items()}
     except UNREADABLE as error:
-        raise _unreadable(field, error) from error
+        raise _unreadable_error(field, error) from error
 
 
-def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
-    """Return a stored schema with the key (``Keys.write_key``) that the store's newest parts are encrypted with."""
+def with_encryption_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
+    """Return a stored schema with the encryption key (``Keys.write_key``) of the store's newest parts."""
     if key in _NO_KEY:
         return {name: value for name, value in text.items() if name != _KEY} if _KEY in text else text
     return {**text, _KEY: key}
 
 
-def key_in(text: Mapping[str, str]) -> str | None:
-    """Return the key that a store's newest parts are encrypted with, ``None`` if they are not encrypted."""
+def read_encryption_key(text: Mapping[str, str]) -> str | None:
+    """Return the encryption key of the store's newest parts from a stored schema, ``None`` if they are not
+    encrypted.
+    """
     return text.get(_KEY)
 
 
-def check_key(text: Mapping[str, str], key: str, where: str) -> None:
-    """Raise ``ConfigError`` if ``key`` has the id of the stored key, but other bytes.
+def check_encryption_key(text: Mapping[str, str], key: str, where: str) -> None:
+    """Raise ``ConfigError`` if ``key`` has the id of the encryption key in a stored schema, but other bytes.
 
     Older versions stored keys without their check. Such keys match every key of that id.
     """
-    stored_key = key_in(text) or ""
+    stored_key = read_encryption_key(text) or ""
     name, _, check = stored_key.partition("/")
     if check and stored_key != key and name == key.partition("/")[0]:
         # Cause: A new key got this id after the state was written.

@@ -28,7 +28,7 @@ from riffle_spark.state.formats.nested_keys import (
     KeyEncoder,
     check_map_key_type,
     encode_nested_keys,
-    with_maps_in_order,
+    sort_map_entries,
 )
 from riffle_spark.state.formats.part_codec import VARIABLE, fit_columns
 
@@ -77,7 +77,7 @@ class Variable:
     ttl_ms: int | None = None
 
     def check(self) -> None:
-        """Raise ``ConfigError`` for fields that state cannot hold."""
+        """Raise ``ConfigError`` for fields that state cannot store."""
         for kind in self.value.types:
             check_storable(kind)
         for field in self.key or ():
@@ -100,26 +100,26 @@ class Variable:
         assert self.key is not None, f"{self.name} is not a map"
         return KeyEncoder(self.key.types)
 
-    def canonical(self, structs: pa.StructArray) -> pa.StructArray:
-        """Return entries of a map. Maps inside their keys are brought into canonical order."""
+    def sort_map_keys(self, structs: pa.StructArray) -> pa.StructArray:
+        """Return a map's entries with the maps inside their keys in canonical order, so that equal keys are equal."""
         key, value = structs.flatten()
-        ordered = with_maps_in_order(key)
+        ordered = sort_map_entries(key)
         if ordered is key:
             return structs
         return _like(structs, [ordered, value], list(self.type))
 
     def keys(self, structs: pa.StructArray) -> pa.Table:
-        """Return the keys of a map's entries."""
+        """Return the map keys of a map's entries."""
         return pa.Table.from_arrays(_part(structs, _KEY).flatten(), schema=self.key)
 
     def values(self, structs: pa.StructArray) -> pa.Table:
-        """Return the values of elements."""
+        """Return the values of elements as a table of the declared fields."""
         return pa.Table.from_arrays(
             (structs if self.key is None else _part(structs, _VALUE)).flatten(), schema=self.value
         )
 
-    def fitted(self, structs: pa.StructArray) -> pa.StructArray:
-        """Return elements of an earlier declaration with the current fields."""
+    def fit_to_fields(self, structs: pa.StructArray) -> pa.StructArray:
+        """Return elements that were written under an earlier declaration with the current fields."""
         if structs.type == self.type:
             return structs
         values = self._values_of(structs)
@@ -129,8 +129,10 @@ class Variable:
         fields = [one_array(column) for column in table.columns]
         return self._with_values(structs, _like(values, fields, list(self.value)))
 
-    def without(self, structs: pa.StructArray, fields: Collection[str]) -> pa.StructArray:
-        """Return elements with some fields of their values hidden, under a name that no field has."""
+    def hide_fields(self, structs: pa.StructArray, fields: Collection[str]) -> pa.StructArray:
+        """Return elements with some fields of their values under a name that no declared field has, so that they read
+        as absent.
+        """
         values = self._values_of(structs)
         renamed = [field.with_name(f"\0{field.name}") if field.name in fields else field for field in values.type]
         return self._with_values(structs, _like(values, values.flatten(), renamed))
@@ -149,13 +151,14 @@ class Variable:
         return _part(structs, _VALUE)
 
     def _with_values(self, structs: pa.StructArray, values: pa.StructArray) -> pa.StructArray:
+        """Return elements with other values. A map's entries keep their keys."""
         if self.key is None:
             return values
         return _like(structs, [_part(structs, _KEY), values], [self.type[0], pa.field(_VALUE, values.type)])
 
     @classmethod
     def from_json(cls, row: Sequence[object]) -> "Variable":
-        """Return the variable of ``to_json``."""
+        """Return the variable that ``to_json`` wrote."""
         name, kind, value, key, ttl_ms = row
         return cls(name, kind, schema_from_text(value), None if key is None else schema_from_text(key), ttl_ms)  # type: ignore[arg-type]
 
@@ -164,8 +167,8 @@ class Variable:
         key = None if self.key is None else schema_to_text(self.key)
         return [self.name, self.kind, schema_to_text(self.value), key, self.ttl_ms]
 
-    def described(self) -> str:
-        """Return the variable as text for people."""
+    def describe(self) -> str:
+        """Return the declaration of the variable as text for people."""
         key = "" if self.key is None else f"({describe_schema(self.key)}) to "
         lives = "" if self.ttl_ms is None else f" for {self.ttl_ms} ms"
         return f"{self.kind} {self.name}: {key}({describe_schema(self.value)}){lives}"
@@ -186,7 +189,7 @@ def _part(structs: pa.StructArray, name: str) -> pa.StructArray:
 
 
 def ids_of_keys(structs: pa.StructArray) -> Ids:
-    """Return the ids of a map's entries, ``NO_ELEMENT`` for nulls."""
+    """Return the element ids of a map's entries, made of their keys; ``NO_ELEMENT`` for nulls."""
     data, offsets = byte_slices(encoded_keys(structs))
     seeds = np.full(len(structs), _SEED, dtype=np.uint64)
     ids = hash_bytes(data, offsets[:-1], np.diff(offsets), seeds).view(np.int64)
@@ -195,12 +198,12 @@ def ids_of_keys(structs: pa.StructArray) -> Ids:
 
 
 def encoded_keys(structs: pa.StructArray) -> pa.LargeBinaryArray:
-    """Return the stored keys of a map's entries."""
+    """Return the encoded map keys of a map's entries."""
     return encode_nested_keys(_part(structs, _KEY).flatten())
 
 
 def id_of_key(encoded: bytes) -> int:
-    """Return the id of the entry with this stored key."""
+    """Return the element id of the map entry with this encoded map key."""
     bits = xxhash.xxh64_intdigest(encoded, seed=_SEED)
     signed = bits - (1 << 64) if bits >> 63 else bits
     return signed if signed != NO_ELEMENT else NO_ELEMENT + 1

@@ -23,7 +23,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.state.formats.arrow_schemas import describe_schema, schema_from_text, schema_to_text
 from riffle_spark.state.formats.due_times import DUE_ORDER
-from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows
 from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE, fit_columns
 from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 from riffle_spark.state.schemas.variable_kinds import (
@@ -39,7 +39,7 @@ from riffle_spark.state.schemas.variable_kinds import (
     ids_of_keys,
 )
 
-__all__ = ["NAMES", "OURS", "VariableColumns", "numbers_of"]
+__all__ = ["NAMES", "OURS", "VariableColumns", "number_variables"]
 
 Result = TypeVar("Result")
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -70,6 +70,7 @@ class VariableColumns:
     history: History = NEVER_CHANGED
 
     def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for repeated column names, too many variables, and variables that cannot be stored."""
         names = [*self.key.names, *OURS, *(variable.column for variable in self.variables)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -90,20 +91,21 @@ class VariableColumns:
             variable.check()
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the declaration without its cached properties."""
         return VariableColumns, (self.store, self.key, self.variables, self.indexed, self.history)
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
-        """Return the schema of ``to_text``: the same object each time, because it caches codecs."""
+        """Return the schema that ``to_text`` wrote: the same object each time, because it caches codecs."""
         return _of_text(store, text["key"], text["variables"], text["indexed"], text.get("history"))
 
     def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a StoreSchema
-        """Return the result of ``variables``, the function for this kind of schema."""
+        """Return the result of ``variables``, the function for schemas of this kind. ``columns`` is ignored."""
         return variables(self)
 
     def to_text(self) -> dict[str, str]:
         """Return the schema as a record stores it."""
-        variables = ", ".join(variable.described() for variable in self.variables)
+        variables = ", ".join(variable.describe() for variable in self.variables)
         return {
             "key": schema_to_text(self.key),
             "variables": json.dumps([variable.to_json() for variable in self.variables]),
@@ -138,7 +140,7 @@ class VariableColumns:
 
     @property
     def names_read(self) -> frozenset[Name]:
-        """The declared names."""
+        """The names of the declared variables and fields."""
         fields = ((variable.name, field) for variable in self.variables for field in variable.value.names)
         return frozenset([*fields, *((variable.name,) for variable in self.variables)])
 
@@ -146,22 +148,22 @@ class VariableColumns:
         """Return a part's rows without values under names that were declared after ``epoch``."""
         if not self.history.since:
             return table
-        later_names = self.history.later_than(epoch)
+        later_names = self.history.names_declared_after(epoch)
         later_variables = [variable for variable in self.variables if (variable.name,) in later_names]
         if later_variables:
-            is_later = numbers_of(table.column(VARIABLE), [variable.name for variable in later_variables]) >= 0
+            is_later = number_variables(table.column(VARIABLE), [variable.name for variable in later_variables]) >= 0
             columns = {variable.column for variable in later_variables} & set(table.column_names)
             table = table.filter(pa.array(~is_later)).drop_columns(list(columns))
         for name, paths in groupby(sorted(later_names), key=lambda path: path[0]):
             variable = self.by_name[name]
             fields = {field for _, *rest in paths for field in rest}
             if fields and variable.column in table.column_names:
-                column = variable.without(one_array(table.column(variable.column)), fields)
+                column = variable.hide_fields(one_array(table.column(variable.column)), fields)
                 table = _with_column(table, variable.column, column)
         return table
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
-        """Return the columns of wide rows of a snapshot or a delta."""
+        """Return the columns of *wide* rows, which have a column for each variable, in a snapshot or a delta."""
         fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
         fields += [pa.field(variable.column, variable.type) for variable in self.variables]
         return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
@@ -171,7 +173,7 @@ class VariableColumns:
         schema = self.part_schema(delta=DELETED in table.column_names)
         if table.schema.equals(schema):
             return table
-        is_declared = numbers_of(table.column(VARIABLE), self.names) >= 0
+        is_declared = number_variables(table.column(VARIABLE), self.names) >= 0
         return fit_columns(table if is_declared.all() else table.filter(pa.array(is_declared)), schema)
 
     @property
@@ -189,28 +191,28 @@ class VariableColumns:
 
     def sealed(self, table: pa.Table) -> pa.Table:
         """Return a snapshot's rows in the order of snapshots."""
-        return self.sealed_by_group(self.fit(table))
+        return self.sort_by_group(self.fit(table))
 
-    def sealed_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
-        """Return wide rows sorted like parts, per key-group. ``key_groups`` ascend.
+    def sort_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
+        """Return wide rows sorted like parts, within each key-group. ``key_groups`` has that of each row, ascending.
 
         Many bytes are sorted some key-groups at a time, because Arrow accepts at most 2 GiB of text at once.
         """
-        pieces = [self._sorted(rows, groups) for rows, groups in _pieces(table, key_groups)]
+        pieces = [self._sort_rows(rows, groups) for rows, groups in _split_for_sorting(table, key_groups)]
         rows, sections = zip(*pieces, strict=True)
-        return self.as_part(pa.concat_tables(rows), np.concatenate(sections))
+        return self.make_part(pa.concat_tables(rows), np.concatenate(sections))
 
-    def _sorted(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None) -> tuple[pa.Table, Numbers]:
-        """Return the rows in the order of parts, and the section (key-group and variable) of each."""
+    def _sort_rows(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None) -> tuple[pa.Table, Numbers]:
+        """Return the rows in the order of parts, and the number of each row's section (key-group and variable)."""
         for variable in self.variables:
             if variable.key is not None:
                 column = one_array(table.column(variable.column))
-                ordered = variable.canonical(column)
+                ordered = variable.sort_map_keys(column)
                 if ordered is not column:
                     table = _with_column(table, variable.column, ordered)
-        numbers = numbers_of(table.column(VARIABLE), self.names)
+        numbers = number_variables(table.column(VARIABLE), self.names)
         sections = numbers if key_groups is None else key_groups * np.int64(len(self.names)) + numbers
-        ids = self._ids(table, numbers)
+        ids = self._compute_ids(table, numbers)
         hashes = self.hashes(table)
         order = np.lexsort((ids, hashes, sections))
         if self._has_shared_hashes(table, order, hashes, sections):
@@ -221,24 +223,25 @@ class VariableColumns:
         if is_timer.any():  # their due times are their ids
             dues = pa.array(dues.fill_null(0).to_numpy(), mask=is_timer | dues.is_null().to_numpy())
         names = [name for name in table.column_names if name not in {VARIABLE, INDEX, DUE}]
-        columns = [pa.array(hashes), self.named(numbers), *table.select(names).columns, pa.array(ids), dues]
+        columns = [pa.array(hashes), self.name_variables(numbers), *table.select(names).columns, pa.array(ids), dues]
         return pa.table(columns, names=[HASH, VARIABLE, *names, ELEMENT, DUE]).take(pa.array(order)), sections[order]
 
-    def named(self, numbers: Numbers) -> pa.DictionaryArray:
-        """Return the names of variables with these numbers."""
+    def name_variables(self, numbers: Numbers) -> pa.DictionaryArray:
+        """Return the names of the variables with these numbers."""
         return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int8)), list(self.names))
 
     def _has_shared_hashes(
         self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers
     ) -> bool:
+        """Return whether two neighbours in ``order`` have the same hash and section but different keys."""
         left = order[:-1]
         right = order[1:]
         pairs = np.flatnonzero((hashes[left] == hashes[right]) & (sections[left] == sections[right]))
         keys = table.select(self.key.names)
-        return bool(len(differing(keys.take(pa.array(left[pairs])), keys.take(pa.array(right[pairs])))))
+        return bool(len(find_differing_rows(keys.take(pa.array(left[pairs])), keys.take(pa.array(right[pairs])))))
 
-    def _ids(self, table: pa.Table, numbers: Numbers) -> Ids:
-        """Return the element ids of wide rows."""
+    def _compute_ids(self, table: pa.Table, numbers: Numbers) -> Ids:
+        """Return the element ids of wide rows. ``numbers`` are the rows' variables."""
         ids = np.zeros(table.num_rows, np.int64)
         for number, name in enumerate(self.names):
             is_variable = numbers == number
@@ -250,8 +253,8 @@ class VariableColumns:
             ids[is_variable] = ids_of_keys(values) if kind == "map" else values.fill_null(NO_ELEMENT).to_numpy()
         return ids
 
-    def as_part(self, rows: pa.Table, sections: Numbers) -> pa.Table:
-        """Return sorted rows with their order by due time, without empty columns.
+    def make_part(self, rows: pa.Table, sections: Numbers) -> pa.Table:
+        """Return sorted rows as the rows of a part: with their order by due time, without empty columns.
 
         ``sections`` ascend. Rows of another variable or key-group have another section.
         """
@@ -264,7 +267,7 @@ class VariableColumns:
             rows = rows.append_column(DUE_ORDER, pa.array(order.astype(np.uint32)))
         columns = [DUE, *(variable.column for variable in self.variables)]
         empty = [name for name in columns if rows.column(name).null_count == rows.num_rows]
-        if not ids_in(rows).any():
+        if not read_ids(rows).any():
             empty.append(ELEMENT)
         return rows.drop_columns(empty)
 
@@ -273,9 +276,9 @@ class VariableColumns:
         dues = np.full(rows.num_rows, NO_DUE)
         if DUE in rows.column_names:
             dues = rows.column(DUE).fill_null(NO_DUE).to_numpy()
-        is_timer = numbers_of(rows.column(VARIABLE), self.names) == len(self.variables)
+        is_timer = number_variables(rows.column(VARIABLE), self.names) == len(self.variables)
         if is_timer.any():
-            dues = np.where(is_timer, ids_in(rows), dues)
+            dues = np.where(is_timer, read_ids(rows), dues)
         if DELETED in rows.column_names:
             dues = np.where(rows.column(DELETED).to_numpy(), NO_DUE, dues)
         return dues
@@ -285,24 +288,27 @@ class VariableColumns:
         dues = self.due_ms(table)
         return int(dues[dues != NO_DUE].min()) if (dues != NO_DUE).any() else None
 
-    def wide(self, rows: pa.Table) -> pa.Table:
+    def to_wide_rows(self, rows: pa.Table) -> pa.Table:
         """Return the rows of a part without deletions as wide rows, sorted by key, variable and element."""
-        rows = rows.take(self._by_key(rows))
-        numbers = numbers_of(rows.column(VARIABLE), self.names)
+        rows = rows.take(self._order_by_key(rows))
+        numbers = number_variables(rows.column(VARIABLE), self.names)
         list_numbers = [number for number, variable in enumerate(self.variables) if variable.kind == "list"]
         is_list = np.isin(numbers, list_numbers)
         dues = self.due_ms(rows)
         schema = self.part_schema()
         if is_list.any():
-            rows = rows.append_column(INDEX, pa.array(ids_in(rows), mask=~is_list))
+            rows = rows.append_column(INDEX, pa.array(read_ids(rows), mask=~is_list))
         rows = rows.drop_columns([DUE]) if DUE in rows.column_names else rows
         rows = rows.append_column(DUE, pa.array(dues, mask=dues == NO_DUE))
         return fit_columns(rows.select([name for name in schema.names if name in rows.column_names]), schema)
 
-    def _by_key(self, rows: pa.Table) -> pa.Array:
-        """Return the order of rows by stored key, variable and element, with keys of maps by their stored bytes."""
-        numbers = numbers_of(rows.column(VARIABLE), self.names)
-        ids = ids_in(rows)
+    def _order_by_key(self, rows: pa.Table) -> pa.Array:
+        """Return the order of rows by stored key, variable and element.
+
+        Map entries are ordered by their encoded map keys.
+        """
+        numbers = number_variables(rows.column(VARIABLE), self.names)
+        ids = read_ids(rows)
         map_keys = np.full(rows.num_rows, b"", dtype=object)
         for number, variable in enumerate(self.variables):
             is_variable = numbers == number
@@ -315,13 +321,14 @@ class VariableColumns:
 
 
 def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """Return the table with other values in a column."""
     return table.set_column(table.column_names.index(name), name, values)
 
 
-def _pieces(
+def _split_for_sorting(
     table: pa.Table, key_groups: npt.NDArray[np.int32] | None
 ) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32] | None]]:
-    """Yield rows of whole key-groups, as many as can be sorted at once."""
+    """Yield rows of whole key-groups, as many as can be sorted at once, with their key-groups."""
     if key_groups is None or table.nbytes <= _SORTED_BYTES:
         yield table, key_groups
         return
@@ -333,16 +340,19 @@ def _pieces(
             start = end
 
 
-def ids_in(rows: pa.Table) -> Ids:
-    """Return the element ids of a part's rows, 0 if the column is omitted."""
+def read_ids(rows: pa.Table) -> Ids:
+    """Return the element ids of a part's rows, 0 if the part omits the column."""
     if ELEMENT in rows.column_names:
         ids: Ids = one_array(rows.column(ELEMENT)).to_numpy()
         return ids
     return np.zeros(rows.num_rows, np.int64)
 
 
-def numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> Numbers:
-    """Return the index in ``names`` of each row's variable, -1 for others. Chunks may have different dictionaries."""
+def number_variables(column: pa.ChunkedArray, names: Sequence[str]) -> Numbers:
+    """Return the index in ``names`` of each row's variable, -1 for other names.
+
+    Chunks may have different dictionaries.
+    """
     indexes = {name: index for index, name in enumerate(names)}
     pieces = [np.empty(0, np.int64)]
     for chunk in column.chunks:
@@ -353,5 +363,6 @@ def numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> Numbers:
 
 @lru_cache(maxsize=64)
 def _of_text(store: str, key: str, variables: str, indexed: str, history: str | None) -> VariableColumns:
+    """Return the schema of its stored texts. Raises Python's errors for texts that cannot be read."""
     declared = tuple(Variable.from_json(row) for row in json.loads(variables))
     return VariableColumns(store, schema_from_text(key), declared, json.loads(indexed), History.of_text(history))

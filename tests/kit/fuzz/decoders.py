@@ -56,10 +56,11 @@ from riffle_spark.state.objects.encryption import (
     parse_keys,
     read_key_source,
 )
-from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
+from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, operator_in, schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings, read_operator_meanings, schema_of_text
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
@@ -137,9 +138,9 @@ def _record(data: bytes) -> None:
     apply_stored_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
         schema_of_text(store, text)
-        meanings_in(text)
-        operator_in(text)
-    for name in Manifest(record.entries).objects():
+        read_meanings(text)
+        read_operator_meanings(text)
+    for name in Manifest(record.entries).object_names():
         check_name(name)
     partitions_in(record.offsets)
 
@@ -241,7 +242,7 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.runs_of(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
+            part_files.split_into_runs(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
 
 
 def _encrypted_part(data: bytes) -> None:
@@ -297,12 +298,12 @@ def _schema_texts() -> list[bytes]:
 def _schema_text(data: bytes) -> None:
     text = _object(data)
     schema = schema_of_text("totals", text)
-    meanings_in(text)
-    operator_in(text)
+    read_meanings(text)
+    read_operator_meanings(text)
     for schema_known in SCHEMAS:
         schema_known.can_read(text)
     schema.part_schema(delta=True)
-    schema.history.later_than(3)
+    schema.history.names_declared_after(3)
 
 
 def _object(data: bytes) -> dict[str, str]:
@@ -580,8 +581,8 @@ def _checkpoints() -> list[bytes]:
 
 
 def _names(text: str) -> None:
-    paths.parse(text)
-    paths.record_sequence(text)
+    paths.parse_object_name(text)
+    paths.parse_record_name(text)
     for line in text.split("\n"):
         for check in (paths.check_store_name, check_name, normalised, open_store):
             with suppress(ConfigError):

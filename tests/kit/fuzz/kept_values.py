@@ -20,7 +20,7 @@ from riffle_spark.columns import is_text_or_bytes
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.process.blocks.arrow_function import ArrowFunction, arrow_function
-from riffle_spark.state.formats.key_codec import encode_keys, with_one_zero
+from riffle_spark.state.formats.key_codec import encode_keys, normalise_zeros
 from riffle_spark.testing import Harness
 from tests.kit.fuzz.odd_values import ROWS, Example, drawn_example, raw_values
 
@@ -77,7 +77,7 @@ def _run(chance: random.Random, key: Example, values: list[Example], keys: str |
     fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(value.field for value in values)]
     rows = pa.table([key.column, ids, *(value.column for value in values)], schema=pa.schema(fields))
     ordered = [value.field.name for value in values if _can_be_order(value.field.type)][:1]
-    last = with_one_zero(
+    last = normalise_zeros(
         _last_of_keys(rows.sort_by([(name, "ascending") for name in ordered]) if ordered else rows), "k"
     )
     operator = Stateful("odd", "k", _latest(rows.schema), order_by=ordered)

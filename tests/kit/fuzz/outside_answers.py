@@ -14,17 +14,19 @@ import urllib3
 from botocore.awsrequest import AWSResponse
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.state.copies.abandoned import is_dead, is_free, remove_leftovers
-from riffle_spark.state.copies.disk import incoming_files
+from riffle_spark.state.copies.abandoned import has_process_ended, is_owner_dead, remove_leftovers
+from riffle_spark.state.copies.disk import list_incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.objects import s3_client
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.s3 import S3Store
-from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = ["ANSWERS", "NAMES_IN_A_FOLDER", "answering", "read_answer", "read_folder"]
 
-_OPTIONS = StoreOptions(s3_endpoint="http://fuzz.invalid", s3_region="north", max_attempts=1, patience_seconds=0.0)
+_OPTIONS = StoreOptions(
+    s3=S3Options(endpoint="http://fuzz.invalid", region="north"), max_attempts=1, patience_seconds=0.0
+)
 _LIST = b"""200
 <ListBucketResult><IsTruncated>%s</IsTruncated><KeyCount>2</KeyCount><Contents><Key>p/log/00000000000000000000</Key>
 <Size>5</Size></Contents><Contents><Key>p/totals/</Key></Contents>%s</ListBucketResult>"""
@@ -126,12 +128,12 @@ def read_folder(data: bytes, folder: Path) -> None:
             stacks.replace(key_group, stacks.read(key_group), Stack())
     member_folder.sealed_attempts()
     member_folder.remove_unused_deltas()
-    incoming_files(member / "incoming")
+    list_incoming_files(member / "incoming")
     for file_name in ("owner", "process"):
         if (member / file_name).is_file():
-            is_dead((member / file_name).read_text(errors="replace"))
+            has_process_ended((member / file_name).read_text(errors="replace"))
     if (member / "owner").is_file():
-        is_free(member / "owner", ["app/2"])
+        is_owner_dead(member / "owner", ["app/2"])
     remove_leftovers(member, 0.0)
 
 

@@ -70,7 +70,7 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
     retention.start(log.first, tail, log.manifest, 0)
     retention.oldest_after(tail.sequence + 1, 0)
     retention.take_deletable(tail.promised)
-    set().union(*log.listed_objects(log.after(max(log.first, tail.sequence - 20)), log.first))
+    set().union(*log.listed_objects(log.records_after(max(log.first, tail.sequence - 20)), log.first))
     run_to_end(scan(store, tail, 20, 0, first=log.first))
 
 
@@ -81,7 +81,7 @@ def _put(store: ObjectStore, line: bytes, previous: bytes) -> bytes:
         if isinstance(body, dict) and isinstance(body.get("previous"), str):
             body["previous"] = digest(previous) if previous else ""
         data = framed_record(json.dumps(body).encode())
-        name = paths.record(number) if isinstance(number, int) else str(number)
+        name = paths.record_name(number) if isinstance(number, int) else str(number)
     except (ValueError, TypeError, RecursionError):
         return previous
     with suppress(RiffleError):

@@ -12,7 +12,7 @@ from riffle_spark.state.copies.elements import ElementRun, element_runs, merge_e
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
-_QUESTIONS = {"elements", "entry", "next_indexes", "due", "due_by"}
+_QUESTIONS = {"read_elements", "read_entry", "next_indexes", "find_due_elements", "find_due_time"}
 
 
 class _Asked(Reading):
@@ -33,7 +33,7 @@ class _Asked(Reading):
 class _Noted(CopyRuns):
     asked: list[str] = field(default_factory=list)
 
-    def reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
+    def open_reading(self, schema: VariableColumns, keys: pa.Table) -> Reading:
         """See ``CopyRuns``."""
         return _Asked(schema, self, keys)
 
@@ -63,4 +63,4 @@ class MemoryReading:
 
     def rows(self) -> pa.Table:
         """Return all that it holds, as wide rows."""
-        return self.schema.wide(merge_elements(self.schema, self.runs, bottom=True))
+        return self.schema.to_wide_rows(merge_elements(self.schema, self.runs, bottom=True))

@@ -81,8 +81,8 @@ def object_of(world: World, kind: str) -> str:
     sequence = log.tail.sequence
     chosen = {"record": sequence, "full record": log.tail.full, "record between": sequence - 2}
     if kind in chosen:
-        return paths.record(chosen[kind])
-    listed = sorted(log.manifest.objects(), key=lambda name: (name.startswith("delta/"), name))
+        return paths.record_name(chosen[kind])
+    listed = sorted(log.manifest.object_names(), key=lambda name: (name.startswith("delta/"), name))
     return next(name for name in listed if name.startswith("delta/") == (kind == "delta"))
 
 
@@ -144,7 +144,7 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
             for link in entry.chain
         )
         snapshot = entry.snapshot
-        if snapshot is not None and paths.snapshot(*address, snapshot.id) == name:
+        if snapshot is not None and paths.snapshot_name(*address, snapshot.id) == name:
             snapshot = snapshot._replace(checksum=changed(0, snapshot.length))
         entries[address] = replace(entry, chain=chain, snapshot=snapshot)
     outputs = tuple(
@@ -152,7 +152,7 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
         for store, link in log.tail.outputs
     )
     record = replace(log.tail, entries=entries, outputs=outputs, full=log.tail.sequence)
-    return put_back(world, {name: bytes(data), paths.record(record.sequence): encode(record)})
+    return put_back(world, {name: bytes(data), paths.record_name(record.sequence): encode(record)})
 
 
 def newest_without(world: World, name: str) -> int:
@@ -161,7 +161,11 @@ def newest_without(world: World, name: str) -> int:
     assert log.tail is not None
     for sequence in range(log.tail.sequence, -1, -1):
         record = log.read(sequence)
-        if name not in {paths.record(sequence), paths.record(record.full)} | log.manifest_of(record).objects():
+        if (
+            name
+            not in {paths.record_name(sequence), paths.record_name(record.full)}
+            | log.manifest_of(record).object_names()
+        ):
             return record.version
     raise AssertionError("all need it")
 

@@ -18,7 +18,7 @@ from apps.demo.cache import cache_folder, one_at_a_time
 from apps.demo.gateway import ensure_program
 from apps.demo.servers import Child, Launch, Server, free_port
 from riffle_spark.state.objects.azure_client import _SharedKey  # private: the store creates no containers
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, StoreOptions
 from tests.kit.folders import CHECKOUT
 
 __all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "AzureServer", "CloudServer", "GcsServer", "TokenServer"]
@@ -103,7 +103,7 @@ class GcsServer(CloudServer):
     @property
     def options(self) -> StoreOptions:
         """Options to reach the server with."""
-        return StoreOptions(gcs_endpoint=self.endpoint, max_attempts=2, patience_seconds=0)
+        return StoreOptions(gcs=GcsOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
         """Return the URL of a root that nobody has used."""
@@ -140,7 +140,7 @@ class AzureServer(CloudServer):
     @property
     def options(self) -> StoreOptions:
         """Options to reach the server with."""
-        return StoreOptions(azure_endpoint=self.endpoint, max_attempts=2, patience_seconds=0)
+        return StoreOptions(azure=AzureOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
         """Return the URL of a root that nobody has used."""

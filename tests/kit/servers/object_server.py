@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 
 START_SECONDS = 60.0
 BUCKET = "riffle"
@@ -29,7 +29,9 @@ class ObjectServer:
     @property
     def options(self) -> StoreOptions:
         """Options to reach the server with."""
-        return StoreOptions(s3_endpoint=self.endpoint, s3_region="us-east-1", max_attempts=2, patience_seconds=0)
+        return StoreOptions(
+            s3=S3Options(endpoint=self.endpoint, region="us-east-1"), max_attempts=2, patience_seconds=0
+        )
 
     def new_root(self) -> str:
         """Return the URL of a root that nobody has used."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
 
@@ -70,9 +71,9 @@ class ScriptedServer:
         return open_store(
             root,
             StoreOptions(
-                s3_endpoint=self.endpoint,
-                gcs_endpoint=self.endpoint,
-                azure_endpoint=self.endpoint,
+                s3=S3Options(endpoint=self.endpoint),
+                gcs=GcsOptions(endpoint=self.endpoint),
+                azure=AzureOptions(endpoint=self.endpoint),
                 max_attempts=attempts,
                 read_timeout_seconds=0.3,
                 patience_seconds=patience_seconds,

@@ -60,13 +60,13 @@ class History:
         if head is not None and head == self._looked_at:
             return
         log = Log(self.world.memory, self.world.home.root)
-        present = [paths.record_sequence(name) for name in self.world.memory.list(paths.LOG)]
+        present = [paths.parse_record_name(name) for name in self.world.memory.list(paths.LOG)]
         self.swept |= self.bytes.keys() - set(present)
         for sequence in present:
             assert sequence is not None
             if sequence in self.swept:
                 continue
-            data = self.world.memory.get(paths.record(sequence))
+            data = self.world.memory.get(paths.record_name(sequence))
             assert data is not None
             assert self.bytes.setdefault(sequence, data) == data, f"I3: record {sequence} was changed"
             if sequence not in self.records:
@@ -207,10 +207,12 @@ class History:
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
-            assert paths.record(sequence) in present, f"I5: record {sequence}, that a rollback may go back to, is gone"
+            assert paths.record_name(sequence) in present, (
+                f"I5: record {sequence}, that a rollback may go back to, is gone"
+            )
             missing = self.listed_by(sequence) - present if sequence in self.manifests else set()
             assert not missing, f"I5: {missing}, of record {sequence} that a rollback may go back to, are gone"
-            full = paths.record(self.records[sequence].full) if sequence in self.records else ""
+            full = paths.record_name(self.records[sequence].full) if sequence in self.records else ""
             assert not full or full in present, f"I5: {full}, which record {sequence} changes, is gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
             for _, link in self.records[sequence].outputs:
@@ -219,7 +221,7 @@ class History:
                 for link in entry.chain:
                     self._check_part(link)
                 if entry.snapshot:
-                    name = paths.snapshot(store, key_group, entry.snapshot.id)
+                    name = paths.snapshot_name(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
                     table = self._snapshot(
@@ -246,7 +248,7 @@ class History:
         record = self.records[sequence]
         if record.commit_id not in self._listed:
             outputs = {link.object for _, link in record.outputs}
-            self._listed[record.commit_id] = self.manifests[sequence].objects() | outputs
+            self._listed[record.commit_id] = self.manifests[sequence].object_names() | outputs
         return self._listed[record.commit_id]
 
     def _check_part(self, link: Link) -> None:

@@ -19,7 +19,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variable_kinds import DUE, VARIABLE
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
@@ -239,7 +239,7 @@ class World:
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         state: dict[object, tuple[object, ...]] = {}
-        for table in restored(schema, entries, Reader(self.memory, keys_of(self.home)), folder).values():
+        for table in restore_tables(schema, entries, Reader(self.memory, keys_of(self.home)), folder).values():
             rows_by_key = held_by_key(table)
             assert not rows_by_key.keys() & state.keys()
             state |= rows_by_key

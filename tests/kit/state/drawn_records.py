@@ -110,6 +110,6 @@ def grown(store: ObjectStore, count: int) -> Log:
     log.append(PLAIN, Manifest())
     for version in range(count - 1):
         address = ("totals", version % 8)
-        changed = log.manifest.entries.get(address, Entry()).extended(entry(version).chain[0])
-        log.append(drafted(f"c{version}", version), log.manifest.changed({address: changed}))
+        changed = log.manifest.entries.get(address, Entry()).add_link(entry(version).chain[0])
+        log.append(drafted(f"c{version}", version), log.manifest.with_entries({address: changed}))
     return log

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.state.copies import part_files, stack
-from riffle_spark.state.copies.disk import damaged
+from riffle_spark.state.copies.disk import damaged_copy_error
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
@@ -33,7 +33,9 @@ def rows_of_stack(
 ) -> pa.Table:
     """Return all that a stack holds, as a snapshot's table. ``key_group`` counts where ``keys`` are."""
     files = PartFiles(folder, keys)
-    return read_all_rows([run for part in reversed(found.parts) for run in files.runs(part, schema, key_group)], schema)
+    return read_all_rows(
+        [run for part in reversed(found.parts) for run in files.read_runs(part, schema, key_group)], schema
+    )
 
 
 def checksum_on_disk(folder: Path, part: StackedPart) -> int:
@@ -43,7 +45,7 @@ def checksum_on_disk(folder: Path, part: StackedPart) -> int:
             file.seek(part.start)
             return part_codec.checksum(file.read(part.length))
     except FileNotFoundError as error:
-        raise damaged("a file of it is gone", folder / part.file) from error
+        raise damaged_copy_error("a file of it is gone", folder / part.file) from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.run import merge_runs
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -33,7 +33,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.store = FaultyStore(MemoryStore(), sleep=lambda _: None)
-        self.folder = claim(folder, "app/1", ())
+        self.folder = claim_folder(folder, "app/1", ())
         self.entries: dict[int, Entry] = {}
         self.wanted: dict[int, dict[str, int]] = {}
         self.reader = Reader(self.store)
@@ -47,14 +47,14 @@ class Place:
             part = part_codec.encode(delta_table(rows))
             links.append(Link(Head(version, name), len(data), len(part), part_codec.checksum(part), len(rows)))
             data += part
-            self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(links[-1])
+            self.entries[key_group] = self.entries.get(key_group, EMPTY).add_link(links[-1])
             holding = self.wanted.setdefault(key_group, {})
             holding.update({k: v for k, v in rows.items() if v is not None})
             for gone in (k for k, v in rows.items() if v is None):
                 holding.pop(gone, None)
-        self.store.put_if_absent(paths.delta(version, name), data)
+        self.store.put_if_absent(paths.delta_name(version, name), data)
         if kept:
-            assert self.folder.keep_sealed(version, name, data)
+            assert self.folder.write_sealed_file(version, name, data)
         return links
 
     def snapshot(self, key_group: int) -> Snapshot:
@@ -64,8 +64,8 @@ class Place:
         data = part_codec.encode(SCHEMA.sealed(pa.table([list(rows), list(rows.values())], schema=schema)))
         taken = Snapshot(paths.snapshot_id(entry.head.version, attempt(99)), entry.head, len(data), 0, len(rows))
         taken = Snapshot(taken.id, taken.head, taken.length, part_codec.checksum(data), taken.rows)
-        self.store.put_if_absent(paths.snapshot(SCHEMA.store, key_group, taken.id), data)
-        replaced = entry.replaced(taken)
+        self.store.put_if_absent(paths.snapshot_name(SCHEMA.store, key_group, taken.id), data)
+        replaced = entry.replace_by_snapshot(taken)
         assert replaced is not None
         self.entries[key_group] = replaced
         return taken

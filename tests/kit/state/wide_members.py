@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import SnapshotOrder
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
@@ -126,9 +126,9 @@ class Log:
             part = part_codec.encode(sealed, packed=self.version % 2 == 0)
             link = Link(Head(self.version, name), len(data), len(part), part_codec.checksum(part), len(of_group))
             data += part
-            self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(link)
+            self.entries[key_group] = self.entries.get(key_group, EMPTY).add_link(link)
             self.models[key_group] = applied(self.models.get(key_group, {}), of_group)
-        self.store.put_if_absent(paths.delta(self.version, name), data)
+        self.store.put_if_absent(paths.delta_name(self.version, name), data)
         self.version += 1
 
     def snapshot(self, key_group: int, folder: Folder) -> None:
@@ -137,7 +137,7 @@ class Log:
         keeper = StackKeeper(folder, SCHEMA, Reader(self.store), 1)
         taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
         assert taken.rows == len(self.models[key_group])
-        replaced = self.entries[key_group].replaced(taken)
+        replaced = self.entries[key_group].replace_by_snapshot(taken)
         assert replaced is not None
         self.entries[key_group] = replaced
 
@@ -160,4 +160,4 @@ class Log:
 
 def member(path: Path) -> Folder:
     """Return the folder of a new member."""
-    return claim(path, "app/1", ())
+    return claim_folder(path, "app/1", ())

@@ -119,5 +119,5 @@ class Member:
     def changes_sealed(self, receipt: Receipt) -> list[dict[str, object]]:
         """Return the rows of all parts that an attempt sealed."""
         links = [receipt.link(part) for part in receipt.parts]
-        tables = Reader(self.store).outputs("", links)
+        tables = Reader(self.store).read_outputs("", links)
         return [row for link in links for row in tables[link].to_pylist()]

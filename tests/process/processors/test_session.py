@@ -29,7 +29,7 @@ def test_values_of_all_keys_are_read_at_once() -> None:
     for number in range(100):
         store.session.select_key(number)
         assert store.value("n").get() == (number, "x")
-    assert store.reading.asked == ["elements"]
+    assert store.reading.asked == ["read_elements"]
 
 
 def test_a_batch_that_writes_nothing_changes_nothing() -> None:
@@ -108,7 +108,7 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
         return rows.ids.tolist()
 
     table = pa.table({"k": keys})
-    scope = Scope(store.schema, store.reading.held.reading(store.schema, table), 0, 1000)
+    scope = Scope(store.schema, store.reading.held.open_reading(store.schema, table), 0, 1000)
     ahead = ReadAhead(scope, "l", decode)
     assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
     assert window_sizes == [2, 4, 8, 16, 32, 64, 128, 256, 490]
@@ -126,7 +126,7 @@ def test_one_key_of_a_map_costs_one_lookup() -> None:
     assert store.map("m").get(("7",)) == (7,)
     store.map("m").update(("7",), (8,))
     assert store.commit().num_rows == 1
-    assert store.reading.asked == ["entry"]
+    assert store.reading.asked == ["read_entry"]
 
 
 def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> None:

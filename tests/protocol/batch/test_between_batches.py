@@ -168,7 +168,7 @@ def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
     tail = world.log().tail
     assert tail is not None
     assert tail.kind == "orders"
-    assert {name for name in world.log().manifest.objects() if "/snapshot/" in name} == taken
+    assert {name for name in world.log().manifest.object_names() if "/snapshot/" in name} == taken
     world.feed(20)
     world.check_state()
 

@@ -164,5 +164,5 @@ def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path) -> None:
         log = query.log()
         links = sum(len(entry.chain) for entry in log.manifest.entries.values())
         assert log.tail is not None
-        size = (query.root / paths.record(log.tail.sequence)).stat().st_size
+        size = (query.root / paths.record_name(log.tail.sequence)).stat().st_size
         assert size <= 15 * links + 1250  # counted: 13.6, 1214: about 40 tell what each result is

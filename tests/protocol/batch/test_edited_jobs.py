@@ -21,7 +21,7 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, sum_
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.settings import Settings
-from riffle_spark.state.schemas.store_schema import operator_in
+from riffle_spark.state.schemas.store_schema import read_operator_meanings
 from riffle_spark.testing import SimSink
 from tests.kit.simulated.world import World
 
@@ -389,7 +389,7 @@ def test_a_root_that_says_nothing_of_results_is_continued(tmp_path: Path) -> Non
     assert answered(world)["total"] == 5
     tail = world.log().tail
     assert tail is not None
-    assert operator_in(tail.schemas["s"]) == {"total": "max_('v')"}
+    assert read_operator_meanings(tail.schemas["s"]) == {"total": "max_('v')"}
     edited(world, [counted(**TOTAL)()])
     with pytest.raises(ConfigError, match="RIFFLE-0224"):
         feed(world, 2, AFTER)

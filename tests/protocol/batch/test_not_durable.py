@@ -195,7 +195,7 @@ def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run
     """A batch whose commit is found later left nothing in the cache: that begins anew, and goes on from there."""
     world = mixed(tmp_path)
     world.feed(3)
-    record = paths.record(world.log().tail.sequence + 1)  # type: ignore[union-attr]
+    record = paths.record_name(world.log().tail.sequence + 1)  # type: ignore[union-attr]
     world.store.script(Fault("answer_lost", "put", record), Fault("unavailable", "put", record, times=None))
     world.store.script(Fault("unavailable", "get", record, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):

@@ -220,13 +220,13 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
     world.store.script(Fault(kind, "put", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest()
-    puts = world.store.calls.count(("put", paths.record(5)))
+    puts = world.store.calls.count(("put", paths.record_name(5)))
     world.rest(1, 0.5)
-    assert world.store.calls.count(("put", paths.record(5))) == puts, "it is not tried at once"
+    assert world.store.calls.count(("put", paths.record_name(5))) == puts, "it is not tried at once"
     world.store.heal()
     if kind == "unavailable":
         world.rest(1, 2)
-        assert not world.driver._log.unclear
+        assert not world.driver._log.is_unclear
     world.settle()
     assert world.owned("1") == set()
     kinds = [world.log().read(sequence).kind for sequence in range(5, 7)]

@@ -275,7 +275,7 @@ def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
     before = Manifest({("seen", 1): Entry(timer_ms=10), ("seen", 2): Entry(timer_ms=20), ("seen", 3): Entry()})
     parts = (Part(1, 0, 5, 7, 1, timer_ms=None), Part(3, 5, 5, 7, 1, timer_ms=30), Part(4, 9, 5, 7, 1, timer_ms=40))
     receipt = Receipt("seen", 0, "1-aa", 6, "m", "1", parts=parts)
-    after = before.changed(changes_of(before, [receipt]))
+    after = before.with_entries(changes_of(before, [receipt]))
     assert {kg: after.entry("seen", kg).timer_ms for kg in (1, 2, 3, 4)} == {1: None, 2: 20, 3: 30, 4: 40}
     assert after.entry("seen", 3).chain == (Link(Head(6, "1-aa"), 5, 5, 7, 1),)
 

@@ -50,7 +50,7 @@ def format_of_newest(world: Elastic) -> int:
     """Return the format in which the newest record was written."""
     tail = world.log().tail
     assert tail is not None
-    data = world.memory.get(paths.record(tail.sequence))
+    data = world.memory.get(paths.record_name(tail.sequence))
     assert data is not None
     return int(json.loads(data.partition(b"\n")[0])["format"])
 

@@ -16,7 +16,7 @@ from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ownership.reported_copies import CopyLag, ReportedCopies, lag_without_copy
 from riffle_spark.state.copies import folder
-from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
@@ -55,7 +55,7 @@ class Past:
         self.sequence += 1
         version = self.heads[-1].version + 1
         link = Link(Head(version, f"1-{version:032x}"), 0, self.chance.randint(1, 400), 0, self.chance.randint(1, 9))
-        self.entry = self.entry.extended(link)
+        self.entry = self.entry.add_link(link)
         self.heads.append(link.head)
         self.every.append(link)
 
@@ -65,7 +65,7 @@ class Past:
             self.sequence += 1
             head = self.chance.choice(self.entry.chain).head
             taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
-            after = self.entry.replaced(taken)
+            after = self.entry.replace_by_snapshot(taken)
             assert after is not None
             self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
@@ -167,8 +167,8 @@ class Real:
         self.entry: Entry = EMPTY
         self.copies = ReportedCopies()
         self.sequence = 0
-        self.folder = claim(local / "mine", "owner", ())
-        self.elsewhere = claim(local / "other", "other", ())
+        self.folder = claim_folder(local / "mine", "owner", ())
+        self.elsewhere = claim_folder(local / "other", "other", ())
         self.held: dict[bytes, int] = {}
 
     def keeper(self, where: folder.Folder) -> StackKeeper:
@@ -187,18 +187,18 @@ class Real:
             pa.array(found.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
         ]
         data = part_codec.encode(pa.table(arrays, schema=schema))
-        self.objects.put_if_absent(paths.delta(*head), data)
+        self.objects.put_if_absent(paths.delta_name(*head), data)
         link = Link(head, 0, len(data), part_codec.checksum(data), len(keys))
-        self.entry = self.entry.extended(link)
+        self.entry = self.entry.add_link(link)
 
     def snapshot(self) -> None:
         """List a snapshot of the state as it is."""
         if self.entry.chain:
             self.sequence += 1
-            head, data, rows = self.keeper(self.elsewhere).snapshot(0, self.entry, self.entry.head.attempt)
+            head, data, rows = self.keeper(self.elsewhere).make_snapshot(0, self.entry, self.entry.head.attempt)
             name = paths.snapshot_id(head.version, head.attempt)
-            self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
-            after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), rows))
+            self.objects.put_if_absent(paths.snapshot_name(*ADDRESS, name), data)
+            after = self.entry.replace_by_snapshot(Snapshot(name, head, len(data), part_codec.checksum(data), rows))
             assert after is not None
             self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after

@@ -134,7 +134,7 @@ def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Pa
     assert late
     world.run_id = "again"
     world.batch(4, rows_of(("k0", 1, 0)))
-    assert late.isdisjoint(world.log().manifest.objects())
+    assert late.isdisjoint(world.log().manifest.object_names())
 
 
 def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path: Path) -> None:

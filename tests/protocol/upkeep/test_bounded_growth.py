@@ -162,7 +162,7 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
     assert told.listable_names() == frozenset()
     told.upkeep({"1": order})
     assert seen == [(None, ["1"])]
-    name = paths.snapshot("totals", 2, snapshot.id)
+    name = paths.snapshot_name("totals", 2, snapshot.id)
     assert told.listable_names() == frozenset({name})
     told.forget_before(1)
     assert told.listable_names() == frozenset({name})
@@ -208,16 +208,16 @@ def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_pa
     clock.wrong_seconds = wrong
     for version in range(4, 8):
         world.batch(version, one(1))
-    assert world.memory.list(paths.LOG)[0] == paths.record(0), "they are seconds old"
+    assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "they are seconds old"
     clock.wrong_seconds = 0
     for version in range(8, 12):
         clock.advance(60)
         world.batch(version, one(1))
     assert len(world.memory.list(paths.LOG)) <= 4 + 4 + 2
-    world.memory.put_if_absent(paths.delta(0, f"0-{7:032x}"), b"an orphan")
+    world.memory.put_if_absent(paths.delta_name(0, f"0-{7:032x}"), b"an orphan")
     clock.advance(DAY_SECONDS)
     world.batch(12, one(1))
-    assert not world.memory.exists(paths.delta(0, f"0-{7:032x}")), "scans come by the same clock"
+    assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans come by the same clock"
     assert world.state("totals") == {"a": (13, 13)}
 
 

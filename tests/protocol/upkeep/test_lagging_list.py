@@ -28,7 +28,7 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
@@ -76,11 +76,11 @@ def grown() -> Root:
         tail = world.log().tail
         assert tail is not None
         promising = replace(tail, promised=tail.sequence)  # as far as the rule of retention allows
-        orphan = paths.delta(3, f"1-{7:032x}")
+        orphan = paths.delta_name(3, f"1-{7:032x}")
         return Root(
             {
                 **{name: world.memory.get(name) or b"" for name in world.memory.list("")},
-                paths.record(tail.sequence): encode(promising),
+                paths.record_name(tail.sequence): encode(promising),
                 orphan: b"x",
             },
             promising,
@@ -98,7 +98,7 @@ def truth(gone: int) -> set[str]:
     """Return what a scan deletes where LIST shows what is there, of a log whose first records were deleted."""
     root = grown()
     store = root.store()
-    store.inner.delete([paths.record(s) for s in range(gone)])
+    store.inner.delete([paths.record_name(s) for s in range(gone)])
     found = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
     assert len(found) > 10
     return found
@@ -111,8 +111,8 @@ def test_no_lag_of_list_deletes_what_stays_without_it_i5(
     """I5: any objects not shown yet, any records shown that are gone: a scan deletes less, or nothing."""
     root = grown()
     store = root.store()
-    store.delete([paths.record(s) for s in range(gone)])
-    tail = paths.record(root.tail.sequence)
+    store.delete([paths.record_name(s) for s in range(gone)])
+    tail = paths.record_name(root.tail.sequence)
     names = [name for name in sorted(root.objects) if not (shows_tail and name == tail)]
     store.hide(*(name for name in names if chance.random() < share))
     store.catch_up(lambda name: name in store._ghosts and chance.random() < share)
@@ -123,10 +123,10 @@ def test_a_list_without_the_last_record_ends_the_scan() -> None:
     """It lags so far that nothing it says is used; the error says that waiting is all there is to do."""
     root = grown()
     store = root.store()
-    store.hide(paths.record(root.tail.sequence))
+    store.hide(paths.record_name(root.tail.sequence))
     with pytest.raises(UnavailableError, match="RIFFLE-0244") as caught:
         run_to_end(scan(store, root.tail, VERSIONS, 0))
-    assert caught.value.where == paths.record(root.tail.sequence)
+    assert caught.value.where == paths.record_name(root.tail.sequence)
     assert {*store.inner.list("")} == {*root.objects}
     store.catch_up()
     assert root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0))) == truth(0)
@@ -139,7 +139,7 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
     log = Log(store, "")
     log.append(claim_record(log.open(), "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
     store.catch_up()
-    store.inner.delete([name := paths.record(root.tail.sequence)])
+    store.inner.delete([name := paths.record_name(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(FencedError, match="RIFFLE-0246") as caught:
         run_to_end(scan(store, root.tail, VERSIONS, 0))
@@ -155,7 +155,7 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
     log.open()
     log.append(replace(root.tail, commit_id="c", version=root.tail.version + 1), log.manifest)
     store.catch_up()
-    store.inner.delete([paths.record(root.tail.sequence)])
+    store.inner.delete([paths.record_name(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(UnavailableError, match="RIFFLE-0245"):
         run_to_end(scan(store, root.tail, VERSIONS, 0))
@@ -173,7 +173,7 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
     scans = Scans(store, work, TakenSnapshots(cluster, Lock()))
     scans.start(follows_claim=False)
     scans.submit_if_due(waits, retention, 0.0, 60.0)
-    store.inner.delete([paths.record(waits.sequence)])
+    store.inner.delete([paths.record_name(waits.sequence)])
     retention.record_scan(last - 1, last - 1)
     background.run()
     scans.submit_if_due(root.tail, retention, 1_000.0, 60.0)
@@ -186,7 +186,7 @@ def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
     root = grown()
     store = root.store()
     last = root.tail.sequence
-    store.hide(*(paths.record(sequence) for sequence in range(last - VERSIONS - 12, last)))
+    store.hide(*(paths.record_name(sequence) for sequence in range(last - VERSIONS - 12, last)))
     assert root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0))) == truth(0)
 
 
@@ -195,7 +195,7 @@ def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
     """What it listed is not known: it may come back from a backup, and its objects with it must be there."""
     root = grown()
     store = root.store()
-    store.inner.delete([paths.record(root.tail.sequence - back)])
+    store.inner.delete([paths.record_name(root.tail.sequence - back)])
     with pytest.raises(CorruptStateError, match="RIFFLE-0408"):
         run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert len(store.inner.list("")) == len(root.objects) - 1
@@ -217,7 +217,7 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again() -> None:
     """So far behind that its newest record is swept already: not taken for damage, nor for an empty root."""
     root = grown()
     store = root.store()
-    old = [paths.record(sequence) for sequence in range(FULL_EVERY)]
+    old = [paths.record_name(sequence) for sequence in range(FULL_EVERY)]
     store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
     assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
     store.delete(old)
@@ -237,7 +237,7 @@ def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns()
         log.append(replace(first, kind="batch", version=version), log.manifest)
     turn = log.append(replace(first, kind="rollback", version=1, target=1), log.manifest)
     tail = log.append(replace(first, kind="claim", version=1), log.manifest)
-    store.catch_up(lambda name: name != paths.record(turn.sequence))
+    store.catch_up(lambda name: name != paths.record_name(turn.sequence))
     log.open()
     assert target_of(log, tail, 1) == tail
     with pytest.raises(ConfigError, match="RIFFLE-0132"):
@@ -316,8 +316,8 @@ def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing
 def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which snapshots may be listed is asked after the LIST: a call may have begun and ended in between."""
     root, store, told = grown(), grown().store(), set[str]()
-    fresh = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
-    lost = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
+    fresh = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
+    lost = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
     store.put_if_absent(lost, b"x")
     store.catch_up()
     shown = store.list

@@ -66,20 +66,20 @@ class Model:
             if before.entries[a].chain
         ]
         for (store, key_group), snapshot in taken:
-            self.present.add(paths.snapshot(store, key_group, snapshot.id))
+            self.present.add(paths.snapshot_name(store, key_group, snapshot.id))
         changes = list_snapshots(before, taken)
-        unused = [paths.snapshot(*a, s.id) for a, s in taken if changes.get(a, Entry()).snapshot != s]
+        unused = [paths.snapshot_name(*a, s.id) for a, s in taken if changes.get(a, Entry()).snapshot != s]
         for slot in range(self.chance.randint(0, 2)):
             head = Head(sequence, f"{self.epoch}-{sequence * 10 + slot:032x}")
             for key_group in self.chance.sample(range(6), self.chance.randint(1, 3)):
                 address: Address = ("totals", key_group)
                 entry = changes.get(address, before.entry(*address))
                 if not entry.chain or entry.chain[-1].head.version < sequence:
-                    changes[address] = entry.extended(Link(head, key_group, 1, 0, 1))
-                    self.present.add(paths.delta(*head))
+                    changes[address] = entry.add_link(Link(head, key_group, 1, 0, 1))
+                    self.present.add(paths.delta_name(*head))
         self.now += self.chance.choice([0, 1, 50])
         self.promised = max(self.promised, self.tracker.oldest_after(sequence, self.now))
-        self.manifests.append(before.changed(changes))
+        self.manifests.append(before.with_entries(changes))
         self.written.append(self.now)
         record = self._record(sequence)
         self.tracker.record_commit(record, before, changes, self.now)
@@ -102,17 +102,17 @@ class Model:
         free = self.tracker.take_deletable(self.promised)
         objects = {name for name in free if not name.startswith(paths.LOG)}
         assert not objects & self.retained(), "I5: an object that a retained record lists would be deleted"
-        promised = set().union(*(m.objects() for m in self.manifests[self.promised :]))
+        promised = set().union(*(m.object_names() for m in self.manifests[self.promised :]))
         assert not objects & promised, "an object that a record lists which a rollback may go back to would be deleted"
         assert objects <= self.present, "what is gone is given free again, or was never there"
         self.present -= objects
-        records = [paths.record_sequence(name) for name in free if name.startswith(paths.LOG)]
+        records = [paths.parse_record_name(name) for name in free if name.startswith(paths.LOG)]
         oldest = min(s for s in range(len(self.manifests)) if s >= self.tracker.oldest)
         assert all(s is not None and s < oldest - oldest % FULL_EVERY for s in records), "a full record is still needed"
 
     def scan(self) -> None:
         """Delete orphans of older epochs; what is retained stays, and what nobody lists goes."""
-        listed_names = set().union(*(m.objects() for m in self.manifests[self.tracker.oldest :]))
+        listed_names = set().union(*(m.object_names() for m in self.manifests[self.tracker.oldest :]))
         gone = find_orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
         assert not set(gone) & self.retained()
         self.present -= set(gone)
@@ -131,7 +131,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
         assert link.object not in free, "somebody has it"
         changes = {address: Entry(taken)}
         tracker.record_commit(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
-        both = both.changed(changes)
+        both = both.with_entries(changes)
     assert link.object not in tracker.take_deletable(21)
     assert link.object in tracker.take_deletable(22)
 
@@ -142,7 +142,7 @@ def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
     tracker = Retention(2, 0)
     tracker.start(0, tail, Manifest(), 0)
     free = tracker.take_deletable(35)
-    assert free == [paths.record(sequence) for sequence in range(35 - FULL_EVERY)]
+    assert free == [paths.record_name(sequence) for sequence in range(35 - FULL_EVERY)]
 
 
 @given(
@@ -170,7 +170,7 @@ def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
         model.commit()
     model.sweep()
     model.scan()
-    kept = set().union(*(m.objects() for m in model.manifests[-versions - 2 :]))
+    kept = set().union(*(m.object_names() for m in model.manifests[-versions - 2 :]))
     epoch = [name for name in model.present - kept if f"-{model.epoch}-" in name or f"/{model.epoch}-" in name]
     assert model.present - kept <= set(epoch), "something was left behind for ever"
 
@@ -178,7 +178,7 @@ def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
 def named(epoch: int, version: int = 1) -> tuple[str, str]:
     """Return a delta's and a snapshot's name."""
     attempt = f"{epoch}-{5:032x}"
-    return paths.delta(version, attempt), paths.snapshot("totals", 1, paths.snapshot_id(version, attempt))
+    return paths.delta_name(version, attempt), paths.snapshot_name("totals", 1, paths.snapshot_id(version, attempt))
 
 
 def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
@@ -244,7 +244,7 @@ def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not
     world.start()
     for version in range(12, 24):
         world.batch(version, one(1))
-    assert not {paths.record(own.sequence), paths.record(own.sequence + 1)} & {*world.memory.list("")}
+    assert not {paths.record_name(own.sequence), paths.record_name(own.sequence + 1)} & {*world.memory.list("")}
     before = world.memory.requests["delete"]
     late.run()
     assert world.memory.requests["delete"] == before
@@ -282,7 +282,7 @@ def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
         log.append(replace(drafted(f"new {version}", version), log_id="new"), log.manifest)
     assert log.tail is not None
     assert (log.tail.sequence, log.tail.epoch) == (late.sequence, late.epoch)
-    for name in (paths.delta(3, attempt(77)), paths.snapshot("totals", 0, paths.snapshot_id(2, attempt(78)))):
+    for name in (paths.delta_name(3, attempt(77)), paths.snapshot_name("totals", 0, paths.snapshot_id(2, attempt(78)))):
         store.put_if_absent(name, b"of the next batch")
     before = store.list("")
     with pytest.raises(FencedError):
@@ -305,7 +305,7 @@ def taken_over_by_each_delete(store: MemoryStore) -> None:
 def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
     """I4: before each thousand they look whether their own record is still there, not that of who claimed since."""
     store = MemoryStore()
-    deletes, names = Deletes(store), [paths.delta(0, attempt(number)) for number in range(2_500)]
+    deletes, names = Deletes(store), [paths.delta_name(0, attempt(number)) for number in range(2_500)]
     own = grown(store, 4).tail
     assert own is not None
     for name in names:
@@ -319,7 +319,7 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
 def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
     """I4: it, too, looks again before each thousand."""
     store = MemoryStore()
-    names = [paths.delta(0, attempt(number)) for number in range(2_500)]
+    names = [paths.delta_name(0, attempt(number)) for number in range(2_500)]
     own = grown(store, 4).tail
     assert own is not None
     for name in names:
@@ -338,7 +338,7 @@ def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> No
     history = History(world)
     world.batch(0, one)
     history.look()
-    record = paths.record(2)
+    record = paths.record_name(2)
     world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.batch(1, everything)
@@ -354,7 +354,7 @@ def grown_root(tmp_path: Path, **settings: Any) -> World:
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     for version in range(31):
         world.batch(version, one(1))
-    assert paths.record(0) not in world.memory.list(paths.LOG)
+    assert paths.record_name(0) not in world.memory.list(paths.LOG)
     world.memory.put_if_absent(named(1)[0], b"given up")
     return world
 
@@ -366,7 +366,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
     """A driver that has lived for long is told neither that a record is missing, nor asks for each that it swept."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 5)
     world = grown_root(tmp_path, retained_versions=6)
-    first = paths.record_sequence(world.memory.list(paths.LOG)[0])
+    first = paths.parse_record_name(world.memory.list(paths.LOG)[0])
     assert first is not None
     world.driver.operations.pin(0, "1")
     away = [Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")]
@@ -377,7 +377,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
     world.store.calls.clear()
     assert [world.batch(version, one(1)).warnings for version in (31, 32)] == [(), ()]
     asked = {name for _, name in world.store.calls if name > paths.LOG}
-    assert min(asked & {paths.record(sequence) for sequence in range(50)}) >= paths.record(first - 1)
+    assert min(asked & {paths.record_name(sequence) for sequence in range(50)}) >= paths.record_name(first - 1)
 
 
 @pytest.mark.usefixtures("short_cycles")
@@ -385,9 +385,9 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
 def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
     """The scan of a start gets past records at the old end whose full record was swept before."""
     world = grown_root(tmp_path, retained_versions=6)
-    first = paths.record_sequence(world.memory.list(paths.LOG)[0])
+    first = paths.parse_record_name(world.memory.list(paths.LOG)[0])
     assert first is not None
-    world.memory.delete([paths.record(sequence) for sequence in range(first, first + more)])
+    world.memory.delete([paths.record_name(sequence) for sequence in range(first, first + more)])
     world.start()
     assert world.batch(31, one(1)).warnings == ()
     assert world.batch(32, one(1)).warnings == ()
@@ -411,12 +411,12 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
     assert tail is not None
     assert tail.promised > sequence + 2
     stray = replace(tail, sequence=sequence, full=sequence, written_ms=tail.written_ms - old_ms)
-    assert world.memory.put_if_absent(paths.record(sequence), encode(stray))
+    assert world.memory.put_if_absent(paths.record_name(sequence), encode(stray))
     if restart:
         world.start()
     for version in range(31, 41):
         assert world.batch(version, one(1)).warnings == ()
-    assert not {named(1)[0], paths.record(sequence)} & {*world.memory.list("")}
+    assert not {named(1)[0], paths.record_name(sequence)} & {*world.memory.list("")}
     assert not restart or world.driver._log.first > sequence  # private: what the driver holds
 
 
@@ -428,8 +428,8 @@ def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_
     while log.tail is None or log.tail.promised - log.read(log.tail.promised).full < 2:
         world.batch(version, one(1))
         version, log = version + 1, world.log()
-    needed = log.manifest_of(log.read(log.tail.promised)).objects()
-    world.memory.delete([paths.record(log.tail.promised - 1)])
+    needed = log.manifest_of(log.read(log.tail.promised)).object_names()
+    world.memory.delete([paths.record_name(log.tail.promised - 1)])
     assert run_to_end(scan.scan(world.memory, log.tail, 6, 0)).is_complete
     assert named(1)[0] not in world.memory.list("")
     assert needed <= {*world.memory.list("")}
@@ -441,7 +441,7 @@ def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
     world = grown_root(tmp_path, retained_versions=6)
     log = world.log()
     for name in world.memory.list(paths.LOG):
-        sequence = paths.record_sequence(name)
+        sequence = paths.parse_record_name(name)
         assert sequence is not None
         log.manifest_of(log.read(sequence))
 
@@ -541,8 +541,8 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
     """A name alone has nobody hold as many numbers as it is far away."""
     far, store = 10**6, MemoryStore()
     tail = replace(PLAIN, sequence=far, full=far, promised=far, kind="claim", epoch=1)
-    store.put_if_absent(paths.record(far), encode(tail))
-    store.put_if_absent(paths.record(0), b"")
+    store.put_if_absent(paths.record_name(far), encode(tail))
+    store.put_if_absent(paths.record_name(0), b"")
     tracemalloc.start()
     try:
         run_to_end(scan.scan(store, tail, 2, 0))
@@ -550,4 +550,4 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
     finally:
         tracemalloc.stop()
     assert most < 4 << 20
-    assert store.list(paths.LOG) == [paths.record(far)]
+    assert store.list(paths.LOG) == [paths.record_name(far)]

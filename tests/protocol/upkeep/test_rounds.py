@@ -13,7 +13,7 @@ from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.upkeep import rounds, upkeep
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.open import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
@@ -187,7 +187,7 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert log.tail is not None
     for sequence in range(log.first, log.tail.sequence + 1):
         entries = log.manifest_of(log.read(sequence)).entries.items()
-        listed |= {paths.snapshot(s, kg, e.snapshot.id) for (s, kg), e in entries if e.snapshot}
+        listed |= {paths.snapshot_name(s, kg, e.snapshot.id) for (s, kg), e in entries if e.snapshot}
     put = [name for name in world.memory.list("") if "/snapshot/" in name]
     by_key_group = Counter(name.rsplit("/", 1)[0] for name in put)
     assert len(by_key_group) == world.settings.key_groups

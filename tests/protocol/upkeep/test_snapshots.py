@@ -43,13 +43,13 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
     """
     policy, entry, size = SnapshotPolicy(share, links, 50), EMPTY, 0
     for version, length in enumerate(deltas):
-        entry, size = entry.extended(link(version, length)), size + length
+        entry, size = entry.add_link(link(version, length)), size + length
         held = entry.snapshot.length if entry.snapshot else 0
         assert len(entry.chain) <= (4 if entry.snapshot else 1) * links
         assert entry.chain_bytes <= max(FLOOR, share * held) + length
         assert version - entry.chain[0].head.version <= 50
         if needs_snapshot(policy, ("totals", key_group), entry, version):
-            replaced = entry.replaced(taken(entry.head, size))
+            replaced = entry.replace_by_snapshot(taken(entry.head, size))
             assert replaced is not None
             entry = replaced
 
@@ -59,11 +59,11 @@ def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], 
     """Snapshots that the share makes due write at most 1/share of the deltas' bytes, and the state once or twice."""
     policy, entry, state, written = SnapshotPolicy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
     for version, length in enumerate(deltas):
-        entry = entry.extended(link(version, length))
+        entry = entry.add_link(link(version, length))
         state = max(state, min(state + length, keys_bytes + FLOOR))
         if needs_snapshot(policy, ADDRESS, entry, version):
             written += state
-            replaced = entry.replaced(taken(entry.head, state))
+            replaced = entry.replace_by_snapshot(taken(entry.head, state))
             assert replaced is not None
             entry = replaced
     assert written <= sum(deltas) / share + 2 * (keys_bytes + FLOOR) + sum(deltas)
@@ -75,7 +75,7 @@ def test_key_groups_do_not_all_fall_due_at_once() -> None:
     for key_group in range(128):
         entry, version = EMPTY, 0
         while not needs_snapshot(policy, ("totals", key_group), entry, version):
-            entry, version = entry.extended(link(version)), version + 1
+            entry, version = entry.add_link(link(version)), version + 1
         when.append(version)
     assert max(when) == 32
     assert max(when.count(version) for version in when) <= 128 // 12
@@ -91,7 +91,7 @@ def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], cha
     for act in acts:
         entry = manifest.entry(*ADDRESS)
         if act == "batch":
-            manifest = manifest.changed({ADDRESS: entry.extended(link(version))})
+            manifest = manifest.with_entries({ADDRESS: entry.add_link(link(version))})
             version += 1
         elif act == "snapshot" and entry.chain:
             waiting.append((ADDRESS, taken(entry.head, 1)))
@@ -100,7 +100,7 @@ def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], cha
             chosen.append((ADDRESS, taken(Head(version, "1-zz"), 1)))
             changes = list_snapshots(manifest, chosen)
             _check_listed(entry, changes, chosen)
-            manifest = manifest.changed(changes)
+            manifest = manifest.with_entries(changes)
 
 
 def _check_listed(before: Entry, changes: dict[Address, Entry], chosen: list[tuple[Address, Snapshot]]) -> None:

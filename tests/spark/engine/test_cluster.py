@@ -20,7 +20,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import BackgroundThread
 from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.options import StoreOptions
 from tests.kit.streams.streaming import settings_in, wait_for
 
 pytestmark = pytest.mark.cluster

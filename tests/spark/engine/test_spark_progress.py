@@ -155,9 +155,7 @@ def test_a_spark_without_these_nodes_costs_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """If Spark has moved its classes, every batch is committed, and one warning says what listeners lack."""
-    monkeypatch.setattr(
-        spark_progress, "_PLACES", ("org.apache.spark.nowhere",)
-    )  # private: where a later Spark moves it
+    monkeypatch.setattr(spark_progress, "_PLACES", ("org.apache.spark.nowhere",))
     job = Stateful("visits", "page", aggregate(rows=count()), settings=settings_in(tmp_path)).into(
         lambda rows, batch_id: None  # noqa: ARG005
     )

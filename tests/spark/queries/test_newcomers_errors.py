@@ -30,6 +30,7 @@ def counted(events: DataFrame, checkpoint: Path | str) -> Any:
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
 
 
+@pytest.mark.long
 def test_a_checkpoint_with_sparks_own_state_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Of the same query before it was wrapped. With a new checkpoint it runs."""
     counted(feed.stream(spark), tmp_path / "c").format("noop").start().awaitTermination()
@@ -41,6 +42,7 @@ def test_a_checkpoint_with_sparks_own_state_is_refused(spark: SparkSession, feed
     counted(events, tmp_path / "c2").format("noop").start().awaitTermination()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("format_name", "remedy"), [("kafka", "riffle_spark.configure"), ("delta", "delta-spark"), ("nope", "--packages")]
 )
@@ -54,6 +56,7 @@ def test_a_sink_whose_jar_is_missing_is_refused_with_the_jar(
     assert caught.value.id == "RIFFLE-1127"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "remedy"), [("s3a", "hadoop-aws:3"), ("s3", "s3a://"), ("gs", "connector")])
 def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
     spark: SparkSession, feed: Feed, tmp_path: Path, scheme: str, remedy: str
@@ -70,7 +73,7 @@ def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
     [
         lambda events: events.groupBy("user").count(),
         lambda events: events.groupBy("page", "USER").count(),
-        lambda events: events.groupBy("session_user").count(),
+        lambda events: events.groupBy("current_user").count(),
     ],
 )
 def test_a_missing_column_named_user_is_not_sparks_user(

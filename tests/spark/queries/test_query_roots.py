@@ -166,6 +166,8 @@ def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) 
     counts = start(home, COUNTS, "c")
     assert only_root(home.root) == counts
     assert verify(home.root).is_whole
+    choose_root(home, replace(USERS, name="never_ran"))
+    assert only_root(home.root) == counts
     users = start(home, USERS, "u")
     with pytest.raises(ConfigError, match="RIFFLE-1121") as caught:
         only_root(home.root)

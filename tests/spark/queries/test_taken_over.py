@@ -23,7 +23,7 @@ from riffle_spark.process.plans.cut import Stage
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.queries.stored_stages import check_mode, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import text_after
+from riffle_spark.state.schemas.store_schema import make_recorded_text
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
 BATCHES: list[list[tuple[str, int | None]]] = [
@@ -177,7 +177,7 @@ def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMo
     key = pa.schema({"page": pa.string(), "end": pa.timestamp("us", "UTC")})
     query = replace(stage(STATE, key), late=LateRule("end", "keys"))
     schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
-    stored = {"totals": text_after(None, schema, 0, query.meanings)}
+    stored = {"totals": make_recorded_text(None, schema, 0, query.meanings)}
     with pytest.raises(ConfigError, match="RIFFLE-0327"):
         check_mode([query], stored, mode)
     for same in {"complete", "append", "update"} - ({mode} if time != "None" else {"append", "update"}):

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from riffle_spark.state.copies.abandoned import is_dead, process_name
-from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.abandoned import has_process_ended, process_name
+from riffle_spark.state.copies.folder import claim_folder
 
 
 def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
@@ -17,49 +17,49 @@ def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     name = process_name(process.pid)
     assert name
-    assert not is_dead(name)
+    assert not has_process_ended(name)
     process.send_signal(signal.SIGSTOP)
-    assert not is_dead(name)
+    assert not has_process_ended(name)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert is_dead(name)
+    assert has_process_ended(name)
     process.wait()
-    assert is_dead(name)
+    assert has_process_ended(name)
 
 
 def test_what_cannot_be_judged_counts_as_alive() -> None:
     """Another namespace, no name at all or one of another kind says nothing; another process of the same id is dead."""
     pid, started, space = process_name(os.getpid()).split()
-    assert not is_dead(f"{pid} {started} pid:[1]")
-    assert not is_dead("")
-    assert not is_dead("somebody")
-    assert not is_dead(f"{pid}\ufffd {started} {space}")
-    assert is_dead(f"{pid} {int(started) - 1} {space}")
+    assert not has_process_ended(f"{pid} {started} pid:[1]")
+    assert not has_process_ended("")
+    assert not has_process_ended("somebody")
+    assert not has_process_ended(f"{pid}\ufffd {started} {space}")
+    assert has_process_ended(f"{pid} {int(started) - 1} {space}")
 
 
 def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(tmp_path: Path) -> None:
     """An executor that is started again inside a batch finds its predecessor's folder; a living one's is left alone."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     live = ["app/1", "app/2"]
-    first = claim(tmp_path, "app/1", live, process_name(process.pid))
-    assert claim(tmp_path, "app/2", live, process_name(os.getpid())).path != first.path
+    first = claim_folder(tmp_path, "app/1", live, process_name(process.pid))
+    assert claim_folder(tmp_path, "app/2", live, process_name(os.getpid())).path != first.path
     process.kill()
     process.wait()
-    taken = claim(tmp_path, "app/3", live, process_name(os.getpid()))
+    taken = claim_folder(tmp_path, "app/3", live, process_name(os.getpid()))
     assert taken.path == first.path
-    assert not first.is_of_owner()
+    assert not first.belongs_to_owner()
 
 
 def test_a_damaged_claim_stops_nobody(tmp_path: Path) -> None:
     """Bytes that are no text are nobody's name: the folder is free, and its owner gets it or another one."""
     live = ["app/1", "app/2"]
     for name in ("owner", "process"):
-        mine = claim(tmp_path, "app/1", live, process_name(os.getpid()))
+        mine = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
         (mine.path / name).write_bytes(b"\xff\xfe \xff \xff")
-        assert mine.is_of_owner() == (name == "process")
-        others = claim(tmp_path, "app/2", live, process_name(os.getpid()))
-        again = claim(tmp_path, "app/1", live, process_name(os.getpid()))
+        assert mine.belongs_to_owner() == (name == "process")
+        others = claim_folder(tmp_path, "app/2", live, process_name(os.getpid()))
+        again = claim_folder(tmp_path, "app/1", live, process_name(os.getpid()))
         assert again.path != others.path
-        assert (again.is_of_owner(), others.is_of_owner()) == (True, True)
-        with again.used(), others.used():
+        assert (again.belongs_to_owner(), others.belongs_to_owner()) == (True, True)
+        with again.hold(), others.hold():
             pass

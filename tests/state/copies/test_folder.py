@@ -21,7 +21,7 @@ from riffle_spark.errors import ConfigError, LocalDiskError, OutOfDate, Unavaila
 from riffle_spark.state.copies import abandoned, disk
 from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.disk import default_local_dir
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots
@@ -34,12 +34,12 @@ def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
     """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
     base, before = tmp_path / "local" / "root", os.umask(0)
     try:
-        folder = claim(base, "app/1", ["app/1"]).path
+        folder = claim_folder(base, "app/1", ["app/1"]).path
         assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
         assert base.parent.stat().st_mode & 0o777 == 0o777, "what is not ours stays as it is"
         for path in (base, folder):
             path.chmod(0o755)
-        assert claim(base, "app/2", ["app/2"]).path == folder
+        assert claim_folder(base, "app/2", ["app/2"]).path == folder
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
@@ -74,7 +74,7 @@ def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: 
     base = tmp_path / "shared" / "root-log"
     planted(base, kind)
     with pytest.raises(LocalDiskError, match=said) as caught:
-        claim(base, "app/1", ["app/1"])
+        claim_folder(base, "app/1", ["app/1"])
     assert (caught.value.where, "local_dir" in caught.value.remedy) == (str(base), True)
     assert list(base.iterdir()) == []
 
@@ -82,7 +82,7 @@ def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", [pytest.param("owned by another user", marks=AS_ROOT), "a link", "writable by all"])
 def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: str) -> None:
     """Even if it says that it is this executor's. It goes out of the way, and a new folder is used."""
-    forged = claim(tmp_path, "app/1", ["app/1"]).path
+    forged = claim_folder(tmp_path, "app/1", ["app/1"]).path
     forged.joinpath("stacks").mkdir()
     if kind == "a link":
         forged.rename(tmp_path / "elsewhere")
@@ -91,7 +91,7 @@ def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: s
         forged.chmod(0o777)
     else:
         os.chown(forged, NOBODY, NOBODY)
-    folder = claim(tmp_path, "app/1", ["app/1"])
+    folder = claim_folder(tmp_path, "app/1", ["app/1"])
     assert folder.path != forged
     assert not (folder.path / "stacks").exists()
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -101,18 +101,20 @@ def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
     """A folder that others could write to may hold one: the executor raises instead."""
     os.mkfifo(tmp_path / ".claims")
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
-        claim(tmp_path, "app/1", ["app/1"])
+        claim_folder(tmp_path, "app/1", ["app/1"])
 
 
 def test_folders_below_are_private_too(tmp_path: Path) -> None:
     """Each folder that is made for copies has mode 0700, whatever the umask."""
     before = os.umask(0)
     try:
-        folder = claim(tmp_path / "root", "app/1", ["app/1"])
-        folder.keep_sealed(1, "1-aa", b"rows")
-        folder.new_fetched_file(1, "1-aa")
+        folder = claim_folder(tmp_path / "root", "app/1", ["app/1"])
+        folder.write_sealed_file(1, "1-aa", b"rows")
+        folder.new_fetched_path(1, "1-aa")
         folder.stacks("totals").new_file(3)
-        IncomingSnapshots(folder.path).add(("totals", 3), Snapshot("3-1-aa", Head(3, "1-aa"), 9, 0, 1), 0, b"rows")
+        IncomingSnapshots(folder.path).append_bytes(
+            ("totals", 3), Snapshot("3-1-aa", Head(3, "1-aa"), 9, 0, 1), 0, b"rows"
+        )
         made = [path for path in folder.path.parent.rglob("*") if path.is_dir()]
     finally:
         os.umask(before)
@@ -122,14 +124,14 @@ def test_folders_below_are_private_too(tmp_path: Path) -> None:
 
 def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:
     """But not while somebody is about to put files on stacks: who asks then asks again."""
-    folder = claim(tmp_path, "app/1", ["app/1"])
+    folder = claim_folder(tmp_path, "app/1", ["app/1"])
     for version, data in enumerate((b"old row", b"new row")):
-        folder.keep_sealed(version, "1-aa", data)
+        folder.write_sealed_file(version, "1-aa", data)
         part = StackedPart(f"sealed/{version}-1-aa", 0, 7, 0, 1, 1)
         assert folder.stacks("store").replace(version, None, Stack(Head(version, "1-aa"), (part,)))
     own = folder.stacks("store").new_file(2)
     own.write_bytes(b"old one, on no stack")
-    with folder.deltas_kept():
+    with folder.protect_deltas():
         assert folder.remove_undecryptable(lambda head: head == b"new", 3) is None
     assert len(folder.copies()) == 2
     assert folder.remove_undecryptable(lambda head: head == b"new", 3) == [("store", 0)]
@@ -140,31 +142,31 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
 
 def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
     """Static membership: who comes takes what a lost one left, copies included; the old owner finds the door shut."""
-    lost = claim(tmp_path, "app/1", ["app/1"])
+    lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "mark").write_text("warm")
-    taken = claim(tmp_path, "app/2", ["app/2"])
+    taken = claim_folder(tmp_path, "app/2", ["app/2"])
     assert (taken.path / "mark").read_text() == "warm"
-    assert not lost.is_of_owner()
-    with pytest.raises(OutOfDate, match="RIFFLE-0386"), lost.used():
+    assert not lost.belongs_to_owner()
+    with pytest.raises(OutOfDate, match="RIFFLE-0386"), lost.hold():
         pass
-    with taken.used():
+    with taken.hold():
         pass
 
 
 def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late task of a dead executor still holds its folder: the new one gets another."""
     monkeypatch.setattr(folder_module, "_CLAIM_PAUSE_SECONDS", 0.0)
-    lost = claim(tmp_path, "app/1", ["app/1"])
-    with lost.used():
-        assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
-    assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
+    lost = claim_folder(tmp_path, "app/1", ["app/1"])
+    with lost.hold():
+        assert claim_folder(tmp_path, "app/2", ["app/2"]).path != lost.path
+    assert claim_folder(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
 
 
 def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late task is in the only free folder, whose copies are worth a wait: others claim theirs meanwhile, and one of
     the same executor that comes later gets the same one.
     """
-    lost, own = claim(tmp_path, "app/1", ["app/1", "app/2"]), claim(tmp_path, "app/2", ["app/1", "app/2"])
+    lost, own = claim_folder(tmp_path, "app/1", ["app/1", "app/2"]), claim_folder(tmp_path, "app/2", ["app/1", "app/2"])
     live = ["app/2", "app/3"]
     pauses = threading.Semaphore(0)
     proceed = threading.Event()
@@ -174,10 +176,10 @@ def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch
         assert proceed.wait(SOON_SECONDS)
 
     monkeypatch.setattr(time, "sleep", pause)
-    with lost.used(), ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(claim, tmp_path, "app/3", live) for _ in range(2)]
+    with lost.hold(), ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(claim_folder, tmp_path, "app/3", live) for _ in range(2)]
         assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
-        found = claim(tmp_path, "app/2", live)
+        found = claim_folder(tmp_path, "app/2", live)
         assert not any(one.done() for one in waiting)
         proceed.set()
         begun = {one.result().path for one in waiting}
@@ -192,38 +194,38 @@ def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
     """While somebody has the lock of all claims and does not go on, executors begin in folders of their own, free ones
     stay, and each finds its own again.
     """
-    left = claim(tmp_path, "app/1", ["app/1"])
+    left = claim_folder(tmp_path, "app/1", ["app/1"])
     monkeypatch.setattr(abandoned, "_LOCK_TRIES", 2)
     with (tmp_path / ".claims").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        begun = claim(tmp_path, "app/2", ["app/2"])
-        assert claim(tmp_path, "app/2", ["app/2"]).path == begun.path != left.path
-    assert left.is_of_owner()
+        begun = claim_folder(tmp_path, "app/2", ["app/2"])
+        assert claim_folder(tmp_path, "app/2", ["app/2"]).path == begun.path != left.path
+    assert left.belongs_to_owner()
 
 
 def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> None:
     """An executor that comes back to a disk finds the warmest copies; using a folder is what counts, not making it."""
     owners = [f"app/{n}" for n in range(4)]
-    folders = [claim(tmp_path, owner, owners) for owner in owners]
+    folders = [claim_folder(tmp_path, owner, owners) for owner in owners]
     for age, folder in enumerate(folders):
         os.utime(folder.path / "owner", (1000 - age,) * 2)
-    with folders[2].used():
+    with folders[2].hold():
         pass
-    taken = [claim(tmp_path, f"new/{n}", ["new/0", "new/1", "new/2"]).path for n in range(3)]
+    taken = [claim_folder(tmp_path, f"new/{n}", ["new/0", "new/1", "new/2"]).path for n in range(3)]
     assert taken == [folders[n].path for n in (2, 0, 1)]
 
 
 def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
     """Files that no stack has go with their executor; whole copies stay."""
-    lost = claim(tmp_path, "app/1", ["app/1"])
+    lost = claim_folder(tmp_path, "app/1", ["app/1"])
     stacks = lost.stacks("s")
     whole, half = stacks.new_file(7), stacks.new_file(7)
     for path in (whole, half):
         path.write_bytes(b"x")
-    assert stacks.replace(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1, 1),)))
-    lost.keep_sealed(1, "1-aa", b"x")
+    assert stacks.replace(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.relative_name(whole), 0, 1, 0, 1, 1),)))
+    lost.write_sealed_file(1, "1-aa", b"x")
     (lost.sealed / "2-1-bb.part").write_bytes(b"x")
-    taken = claim(tmp_path, "app/2", ["app/2"])
+    taken = claim_folder(tmp_path, "app/2", ["app/2"])
     assert taken.path == lost.path
     assert (whole.exists(), half.exists()) == (True, False)
     assert taken.sealed_attempts() == ("1-aa",)
@@ -236,7 +238,7 @@ def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.Mon
     """
     live, runs = ["app/1", "app/2", "app/3"], abandoned.process_name(os.getpid())
     number, _, machine = runs.split()
-    left = claim(tmp_path, "app/1", live, f"{number} 1 {machine}")
+    left = claim_folder(tmp_path, "app/1", live, f"{number} 1 {machine}")
     waited: list[Path] = []
 
     @contextmanager
@@ -245,28 +247,28 @@ def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.Mon
             yield owners
         with monkeypatch.context() as patch:
             patch.setattr(folder_module, "lock_claims", abandoned.lock_claims)
-            waited.append(claim(base, "app/3", live, runs).path)
+            waited.append(claim_folder(base, "app/3", live, runs).path)
 
     monkeypatch.setattr(folder_module, "lock_claims", somebody_waits)
-    taken = claim(tmp_path, "app/2", live, runs)
+    taken = claim_folder(tmp_path, "app/2", live, runs)
     assert taken.path == left.path != waited[0]
-    assert taken.is_of_owner()
+    assert taken.belongs_to_owner()
 
 
 def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
     """A crash while the owner's id was written leaves a folder that is free."""
-    lost = claim(tmp_path, "app/1", ["app/1"])
+    lost = claim_folder(tmp_path, "app/1", ["app/1"])
     (lost.path / "owner").write_text("")
-    assert claim(tmp_path, "app/2", ["app/2"]).path == lost.path
+    assert claim_folder(tmp_path, "app/2", ["app/2"]).path == lost.path
 
 
 def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None:
     """Claim a folder and work in it, writing who is there; notice anyone else."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        folder = claim(base, owner, live)
+        folder = claim_folder(base, owner, live)
         try:
-            with folder.used():
+            with folder.hold():
                 (folder.path / "inside").write_text(owner)
                 time.sleep(0.001)
                 assert (folder.path / "inside").read_text() == owner
@@ -277,7 +279,7 @@ def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None
 def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
     """Executors that think each other dead claim at once: at no time are two in one folder."""
     for owner in ("app/old1", "app/old2"):
-        claim(tmp_path, owner, ["app/old1", "app/old2"])
+        claim_folder(tmp_path, owner, ["app/old1", "app/old2"])
     owners = [f"app/{n}" for n in range(3)]
     processes = [SPAWN.Process(target=compete, args=(tmp_path, owner, [owner], 0.7)) for owner in owners]
     for process in processes:
@@ -289,21 +291,21 @@ def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
     """A cleaner of temporary files took it: every use says so, and the next attempt gets a new one."""
-    gone = claim(tmp_path, "app/1", ["app/1"])
+    gone = claim_folder(tmp_path, "app/1", ["app/1"])
     shutil.rmtree(gone.path)
-    for use in (gone.used, gone.locked_for_upkeep, gone.deltas_kept):
+    for use in (gone.hold, gone.lock_for_upkeep, gone.protect_deltas):
         with pytest.raises(OutOfDate, match="RIFFLE-0387"), use():
             pass
     assert not gone.path.exists()
-    assert not gone.is_of_owner()
-    with claim(tmp_path, "app/1", ["app/1"]).used():
+    assert not gone.belongs_to_owner()
+    with claim_folder(tmp_path, "app/1", ["app/1"]).hold():
         pass
 
 
 def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
     """What the disk refuses is no bare OSError: it names the folder, and the setting that says where it is."""
-    folder = claim(tmp_path, "app/1", ["app/1"])
-    for name, use in (("upkeep", folder.locked_for_upkeep), ("advancing", folder.deltas_kept)):
+    folder = claim_folder(tmp_path, "app/1", ["app/1"])
+    for name, use in (("upkeep", folder.lock_for_upkeep), ("advancing", folder.protect_deltas)):
         (folder.path / name).mkdir()
         with pytest.raises(UnavailableError, match="RIFFLE-0384") as caught, use():
             pass
@@ -313,24 +315,24 @@ def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
 
 def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
     """Only the folder's own troubles are put in other words, not those of what is done in it."""
-    with pytest.raises(FileNotFoundError, match="elsewhere"), claim(tmp_path, "app/1", ()).used():
+    with pytest.raises(FileNotFoundError, match="elsewhere"), claim_folder(tmp_path, "app/1", ()).hold():
         raise FileNotFoundError("elsewhere")
 
 
 def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a stack has stay, and what is as new as the newest stack; of older ones a few, fetched ones never."""
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 2)
-    folder = claim(tmp_path, "app/1", ())
+    folder = claim_folder(tmp_path, "app/1", ())
     for version in range(9):
-        assert folder.keep_sealed(version, "1-aa", b"x" * 9)
-        folder.new_fetched_file(version, "1-bb").write_bytes(b"y")
+        assert folder.write_sealed_file(version, "1-aa", b"x" * 9)
+        folder.new_fetched_path(version, "1-bb").write_bytes(b"y")
     part = StackedPart("sealed/3-1-aa", 0, 9, 0, 1, 1)
     assert folder.stacks("s").replace(1, None, Stack(Head(7, "1-aa"), (part,)))
     folder.remove_unused_deltas()
     assert sorted(path.name for path in folder.sealed.iterdir()) == [f"{n}-1-aa" for n in (3, 6, 7, 8)]
     assert sorted(path.name[:4] for path in folder.fetched.iterdir()) == ["7-1-", "8-1-"]
     refused = Folder(tmp_path / "absent", "app/1")
-    assert not refused.keep_sealed(1, "1-aa", b"x")
+    assert not refused.write_sealed_file(1, "1-aa", b"x")
     refused.remove_unused_deltas()
 
 
@@ -338,9 +340,9 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether somebody is can be seen where nothing can be written any more; where it cannot be, all of it stays."""
-    folder = claim(tmp_path, "app/1", ())
+    folder = claim_folder(tmp_path, "app/1", ())
     assert folder.stacks("s").replace(1, None, Stack(Head(9, "1-aa")))
-    fetched = folder.new_fetched_file(1, "1-bb")
+    fetched = folder.new_fetched_path(1, "1-bb")
     fetched.write_bytes(b"x")
     opened, refused = Path.open, {"a"}
 
@@ -349,7 +351,7 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return opened(path, mode, *given, **more)
 
-    with folder.deltas_kept():
+    with folder.protect_deltas():
         monkeypatch.setattr(Path, "open", refusing)
         folder.remove_unused_deltas()
         assert fetched.exists()
@@ -363,37 +365,37 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
 
 def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
     """Whether it is looked for among deltas, or among what an executor that died left half done."""
-    folder, wanted = claim(tmp_path, "app/1", ()), set[Path]()
+    folder, wanted = claim_folder(tmp_path, "app/1", ()), set[Path]()
     for number, store in enumerate(("a", "b", "c")):
-        own, fetched = folder.stacks(store).new_file(1), folder.new_fetched_file(number, "1-bb")
+        own, fetched = folder.stacks(store).new_file(1), folder.new_fetched_path(number, "1-bb")
         for path in (own, fetched):
             path.write_bytes(b"x")
         parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1, 1) for path in (own, fetched))
         assert folder.stacks(store).replace(1, None, Stack(Head(9, "1-aa"), parts))
         wanted |= {own, fetched}
-    for path in (folder.stacks("a").new_file(1), folder.new_fetched_file(1, "1-cc")):
+    for path in (folder.stacks("a").new_file(1), folder.new_fetched_path(1, "1-cc")):
         path.write_bytes(b"x")
     folder.remove_unused_deltas()
-    assert claim(tmp_path, "app/2", ()).path == folder.path
+    assert claim_folder(tmp_path, "app/2", ()).path == folder.path
     assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == wanted
 
 
 def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
     """Versions begin again below those of stacks that nobody has touched since: what was sealed last is wanted next."""
-    folder = claim(tmp_path, "app/1", ())
+    folder = claim_folder(tmp_path, "app/1", ())
     assert folder.stacks("s").replace(1, None, Stack(Head(50, "1-aa")))
     for version in (11, 12):
-        assert folder.keep_sealed(version, "2-bb", bytes(300 << 10))
-    assert folder.keep_sealed(49, "1-aa", bytes(300 << 10))
+        assert folder.write_sealed_file(version, "2-bb", bytes(300 << 10))
+    assert folder.write_sealed_file(49, "1-aa", bytes(300 << 10))
     folder.remove_unused_deltas()
     assert sorted(path.name for path in folder.sealed.iterdir()) == ["11-2-bb", "12-2-bb"]
 
 
 def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
     """Where there is no stack at all, the newest delta and a few others stay."""
-    folder = claim(tmp_path, "app/1", ())
+    folder = claim_folder(tmp_path, "app/1", ())
     for version in range(300):
-        assert folder.keep_sealed(version, "1-aa", b"x" * 2048)
+        assert folder.write_sealed_file(version, "1-aa", b"x" * 2048)
     folder.remove_unused_deltas()
     kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
     assert kept == list(range(171, 300)), "256 KiB, and the newest"
@@ -417,9 +419,9 @@ def test_mounts_are_found_whatever_they_are_called(
     monkeypatch.setattr(disk, "_MOUNTS", file)
     if kind:
         with pytest.raises(ConfigError, match=kind):
-            claim(tmp_path / "my disk" / "state", "app/1", ())
+            claim_folder(tmp_path / "my disk" / "state", "app/1", ())
     else:
-        claim(tmp_path / "my disk" / "state", "app/1", ())
+        claim_folder(tmp_path / "my disk" / "state", "app/1", ())
 
 
 def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +434,7 @@ def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch
 
 def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
     """A file of a mebibyte is written and removed, whether or not one is left of an earlier try."""
-    folder = claim(tmp_path, "app/1", ())
+    folder = claim_folder(tmp_path, "app/1", ())
     before = sorted(folder.path.rglob("*"))
     folder.probe_disk()
     (folder.path / "probe").write_bytes(b"left")

@@ -10,7 +10,7 @@ import pytest
 
 from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.abandoned import remove_folders, remove_leftovers
-from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
@@ -37,9 +37,9 @@ def litter(*folders: Path) -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """A member's folder with two sealed deltas."""
-    made = claim(tmp_path / "base", "app/1", ["app/1"])
+    made = claim_folder(tmp_path / "base", "app/1", ["app/1"])
     for version in (5, 6):
-        assert made.keep_sealed(version, "1-aa", b"x")
+        assert made.write_sealed_file(version, "1-aa", b"x")
     return made
 
 
@@ -51,7 +51,7 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
     assert folder.stacks("s").replace(1, None, Stack(Head(6, "1-aa")))
     folder.remove_unused_deltas()
     assert folder.sealed_attempts() == ("1-aa",)
-    assert folder.sealed_file(6, "1-aa").exists()
+    assert folder.sealed_path(6, "1-aa").exists()
     assert all(path.exists() for path in left)
 
 
@@ -69,7 +69,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
 def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     """What came half is gone on with, and forgotten, as if nothing else were there."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
-    IncomingSnapshots(folder.path).add(address, snapshot, 0, b"half")
+    IncomingSnapshots(folder.path).append_bytes(address, snapshot, 0, b"half")
     left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
     assert IncomingSnapshots(folder.path).fetched_bytes(address, snapshot) == 4
     assert IncomingSnapshots(folder.path).fetched_bytes(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
@@ -85,8 +85,8 @@ def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path:
     inside = [folder.path / name for name in ("", "copies", "copies/s", "sealed", "incoming", "incoming/s")]
     left = litter(tmp_path / "base", *inside[:1])
     litter(*inside[1:])
-    assert folder.tidy(time.time() + 60)
-    taken = claim(tmp_path / "base", "app/2", ["app/2"])
+    assert folder.remove_unfinished(time.time() + 60)
+    taken = claim_folder(tmp_path / "base", "app/2", ["app/2"])
     assert taken.path == folder.path
     remove_leftovers(taken.path, time.time() + 60)
     assert remove_folders(tmp_path / "base", ["app/2"], time.time() + 60) == 0

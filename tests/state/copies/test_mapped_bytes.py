@@ -96,20 +96,20 @@ def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
 FETCHES_IN_CHILD = """
 import json, resource, sys, threading, time
 from pathlib import Path
-from riffle_spark.state.copies.mapped_bytes import reserve_no_addresses
-from riffle_spark.state.restore.prefetch import prefetched
+from riffle_spark.state.copies.mapped_bytes import reserve_few_addresses
+from riffle_spark.state.restore.prefetch import run_ahead
 from riffle_spark.state.restore.reader import in_parallel
 
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (own + int(sys.argv[1]), -1))
-reserve_no_addresses()
+reserve_few_addresses()
 names = set()
 def work(item):
     names.add(threading.current_thread().name)
     time.sleep(0.02)
     return -item
 answers = in_parallel(work, range(40))
-answers += [data.result() for _, data in prefetched(work, range(40), lambda item: 1)]
+answers += [data.result() for _, data in run_ahead(work, range(40), lambda item: 1)]
 print(json.dumps([answers, sorted(names)]))
 """
 

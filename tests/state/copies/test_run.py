@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from riffle_spark.keygroups import SEED, key_hashes
 from riffle_spark.keyhash import hash_longs
-from riffle_spark.state.copies.run import RequestedKeys, Run, look_up, merge_runs
-from riffle_spark.state.formats.due_times import due_times
-from riffle_spark.state.formats.key_codec import differing
+from riffle_spark.state.copies.run import RequestedKeys, Run, look_up_keys, merge_runs
+from riffle_spark.state.formats.due_times import compute_due_times
+from riffle_spark.state.formats.key_codec import find_differing_rows
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.restore.stack_parts import UNKNOWN_MS, timer_of
+from riffle_spark.state.restore.stack_parts import UNKNOWN_MS, timer_at_head
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 PAIRS = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), pa.schema([("v", pa.string())]))
@@ -79,7 +79,7 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     asked = sorted(asked, key=lambda key: int(hashes_of([key])[0]))
     keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=PAIRS.key)
-    rows, found = look_up([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
+    rows, found = look_up_keys([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
     model: dict[Key, str | None] = {}
     for changes in history:
         model |= changes
@@ -116,7 +116,9 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
     table = UNTIL.sealed(pa.table([*columns, gone], schema=UNTIL.part_schema(delta=True)))
     (batch,) = table.select(UNTIL.row_schema.names).combine_chunks().to_batches()
     deleted = table["__deleted"].to_numpy()
-    return [Run(table["__hash"].to_numpy(), batch, deleted, due_times(batch["until"], deleted), first_ms=first_ms)]
+    return [
+        Run(table["__hash"].to_numpy(), batch, deleted, compute_due_times(batch["until"], deleted), first_ms=first_ms)
+    ]
 
 
 @given(
@@ -131,7 +133,7 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
     living = {key: until for key, until in newest.items() if until is not None and until >= first_ms}
     asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
     keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=UNTIL.key)
-    rows, found = look_up([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
+    rows, found = look_up_keys([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
     assert rows["until"].to_pylist() == [living.get(key) for key in asked]
     assert found.tolist() == [key in living for key in asked]
     whole = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
@@ -143,21 +145,21 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
         if len(rows)
     ]
     below = [RequestedKeys(0, len(asked), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
-    _, found = look_up(below, hashes_of(asked), keys, UNTIL.row_schema)
+    _, found = look_up_keys(below, hashes_of(asked), keys, UNTIL.row_schema)
     assert found.tolist() == [key in living or key not in newest for key in asked]
 
 
 def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
     """A copy that is behind may be gone back to: it holds what is gone since."""
     entry = Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),), timer_ms=50)
-    assert timer_of(entry, Head(3, "1-a")) == 50
-    assert timer_of(entry, Head(2, "1-a")) == UNKNOWN_MS
-    assert timer_of(Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),)), Head(3, "1-a")) is None
+    assert timer_at_head(entry, Head(3, "1-a")) == 50
+    assert timer_at_head(entry, Head(2, "1-a")) == UNKNOWN_MS
+    assert timer_at_head(Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),)), Head(3, "1-a")) is None
 
 
 def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
     """Null is null, NaN is NaN and -0.0 is 0.0; everything else differs where it differs."""
     one = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
     other = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
-    assert differing(one, one).tolist() == []
-    assert differing(one, other).tolist() == [2, 3, 4]
+    assert find_differing_rows(one, one).tolist() == []
+    assert find_differing_rows(one, other).tolist() == [2, 3, 4]

@@ -12,7 +12,7 @@ import pytest
 
 from riffle_spark.errors import LocalDiskError
 from riffle_spark.state.copies.disk import DamagedCopy
-from riffle_spark.state.copies.part_files import PartFiles, scrub
+from riffle_spark.state.copies.part_files import PartFiles, scrub_stacks
 from riffle_spark.state.copies.stack import Stack, signature_of
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place
@@ -57,7 +57,7 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
 def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None:
     """One key-group a look of one byte: the damaged one is found in its turn, whoever began."""
     rot(place.files(3)[0])
-    assert [scrub(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
+    assert [scrub_stacks(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
     assert place.bring().restores == 1
 
 
@@ -89,13 +89,13 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
         if path == part and path.exists():
             merged = stacks.new_file(2)
             shutil.copyfile(part, merged)
-            now = before.parts[0]._replace(file=stacks.name_of(merged))
+            now = before.parts[0]._replace(file=stacks.relative_name(merged))
             assert stacks.replace(2, before, Stack(before.head, (now,)))
             path.unlink(missing_ok=True)
         return opening(path, *how)
 
     monkeypatch.setattr(Path, "open", overtaken)
-    assert scrub(place.folder) == []
+    assert scrub_stacks(place.folder) == []
     monkeypatch.undo()
     assert not part.exists()
     assert place.bring().restores == 0
@@ -120,6 +120,6 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         mapped[at] ^= 1
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
-            keeper.merge(copies) if links else keeper.snapshot(1, place.entries[1], attempt(9))
-        taken = keeper.snapshot(1, place.entries[1], attempt(9))
+            keeper.merge(copies) if links else keeper.make_snapshot(1, place.entries[1], attempt(9))
+        taken = keeper.make_snapshot(1, place.entries[1], attempt(9))
     assert 12_345 in pa.ipc.open_stream(taken.data).read_all()["v"].to_pylist()

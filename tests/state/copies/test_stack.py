@@ -84,7 +84,7 @@ def test_a_new_list_takes_the_place_of_the_one_before(folder: Path) -> None:
     assert stacks.read(7) is None
     own = stacks.new_file(7)
     own.write_bytes(b"x" * 10)
-    merged = StackedPart(stacks.name_of(own), 0, 10, 5, 1, 1)
+    merged = StackedPart(stacks.relative_name(own), 0, 10, 5, 1, 1)
     assert stacks.replace(7, None, Stack(at(1), (merged,)))
     assert stacks.replace(7, Stack(at(1), (merged,)), Stack(at(2), (merged, part(2))))
     assert own.exists()
@@ -164,11 +164,11 @@ def test_each_list_of_a_copy_is_held_while_it_is_replaced(folder: Path) -> None:
     """Who died between a new list and the end of the old one left both. Who has the old one is at it, too."""
     begun, first = stack(1, 1), Stacks(folder, "totals")
     assert first.replace(7, None, begun)
-    old = first.newest(7)
+    old = first.newest_list(7)
     data = (folder / "stacks" / "totals" / old).read_bytes()
     assert first.replace(7, begun, stack(2, 1, 2))
     (folder / "stacks" / "totals" / old).write_bytes(data)
-    with first._locked([old]):  # as another process does for a moment
+    with first._lock_lists([old]):  # as another process does for a moment
         assert not Stacks(folder, "totals").replace(7, stack(2, 1, 2), stack(3, 1, 2, 3))
     assert Stacks(folder, "totals").replace(7, stack(2, 1, 2), stack(3, 1, 2, 3))
     assert len(list(folder.glob("stacks/totals/*"))) == 1
@@ -213,7 +213,7 @@ def add(folder: Path, numbers: range, told: Queue[list[int]]) -> None:
                 rows = [*(rows_of(folder, now) if merges else []), number]
                 file = stacks.new_file(7)
                 file.write_text(" ".join(map(str, rows)))
-                coming = StackedPart(stacks.name_of(file), 0, file.stat().st_size, 0, len(rows), 1)
+                coming = StackedPart(stacks.relative_name(file), 0, file.stat().st_size, 0, len(rows), 1)
                 under = () if merges else now.parts
                 is_added = stacks.replace(7, now, Stack(at(now.head.version + 1), (*under, coming)))
         added.append(number)
@@ -288,7 +288,7 @@ def own_part(stacks: Stacks, key_group: int) -> StackedPart:
     """Return a part in a new file that is the key-group's alone."""
     path = stacks.new_file(key_group)
     path.write_bytes(b"x")
-    return StackedPart(stacks.name_of(path), 0, 1, 5, 1, 1)
+    return StackedPart(stacks.relative_name(path), 0, 1, 5, 1, 1)
 
 
 def test_each_list_that_is_dropped_takes_its_own_files_along(folder: Path) -> None:
@@ -325,8 +325,8 @@ def test_what_is_dropped_is_not_what_another_process_is_about_to_replace(folder:
     stacks, other = Stacks(folder, "totals"), Stacks(folder, "totals")
     begun = Stack(at(1), (own_part(stacks, 7),))
     assert stacks.replace(7, None, begun)
-    with other._locked([other.newest(7)]) if hangs else nullcontext():  # as in the midst of a switch
-        read = other._read  # the first look of a drop
+    with other._lock_lists([other.newest_list(7)]) if hangs else nullcontext():  # as in the midst of a switch
+        read = other._read_list  # the first look of a drop
 
         def read_slowly(key_group: int, name: str) -> Stack | None:
             found = read(key_group, name)
@@ -334,7 +334,7 @@ def test_what_is_dropped_is_not_what_another_process_is_about_to_replace(folder:
                 assert not stacks.replace(7, begun, begun.with_parts(at(2), [part(2)])), "it is being dropped"
             return found
 
-        other._read = read_slowly  # type: ignore[method-assign]
+        other._read_list = read_slowly  # type: ignore[method-assign]
         other.drop(7)
     assert list(folder.glob("stacks/totals/*")) == []
 

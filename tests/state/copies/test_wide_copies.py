@@ -111,15 +111,15 @@ def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
 def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
     """Compare every way to read with the model; all but the first key are added once something was read."""
     table = pa.Table.from_pylist([{"user": user, "part": part} for user, part in keys], SCHEMA.key)
-    reading = CopyRuns(runs).reading(SCHEMA, table[:1])
+    reading = CopyRuns(runs).open_reading(SCHEMA, table[:1])
     for name in ("total", "events", "pages"):
-        reading.elements(name, 0, 1, 7, 1000)
-    reading.entry("pages", 0, b"", 7)
+        reading.read_elements(name, 0, 1, 7, 1000)
+    reading.read_entry("pages", 0, b"", 7)
     reading.add_keys(table[1:], SCHEMA.hashes(table[1:]))
     for now_ms in (-10, 7):
         for name in ("total", "events", "pages"):
-            ends, rows, names = reading.elements(name, 0, len(keys), now_ms, 1000)
-            structs = rows.column(structs_of) if ends[-1] else pa.array([], SCHEMA.by_name[name].type)
+            ends, rows, names = reading.read_elements(name, 0, len(keys), now_ms, 1000)
+            structs = rows.take_column(structs_of) if ends[-1] else pa.array([], SCHEMA.by_name[name].type)
             values = SCHEMA.by_name[name].values(structs).column("n").to_pylist()
             told: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
             for key, (start, end) in zip(keys, pairwise([0, *ends]), strict=True):
@@ -133,7 +133,7 @@ def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
         for element in ("", "p", "p\x00q", LONG, "w" * 300, "w" * 301):
             held_number, due = model.get((key, "pages", element), (None, None))
             is_there = held_number is not None and (due is None or due > 7)
-            found = reading.entry("pages", number, KeyEncoder([pa.string()])((element,)), 7)
+            found = reading.read_entry("pages", number, KeyEncoder([pa.string()])((element,)), 7)
             assert found == ((held_number,) if is_there else None)
         least = max((int(str(e)) for of, name, e in model if (of, name) == (key, "events")), default=-1)
         assert reading.next_indexes("events", np.array([number]))[0] > least
@@ -146,15 +146,15 @@ def check_dues(reading: Reading, model: Model) -> None:
     for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
         found = [
             (due, (row["user"], row["part"]), one.variable)
-            for one in reading.due(first, last)
+            for one in reading.find_due_elements(first, last)
             for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
         ]
         assert sorted(map(repr, found)) == sorted(repr(one) for one in wanted if first <= one[0] <= last)
-    begins, until = NO_DUE + 1, reading.due_by(NO_DUE + 1, 1)
+    begins, until = NO_DUE + 1, reading.find_due_time(NO_DUE + 1, 1)
     seen = []
     while until is not None:
-        seen += [due for one in reading.due(begins, until) for due in one.due_ms.tolist()]
-        begins, until = until + 1, reading.due_by(until + 1, 2)
+        seen += [due for one in reading.find_due_elements(begins, until) for due in one.due_ms.tolist()]
+        begins, until = until + 1, reading.find_due_time(until + 1, 2)
     assert sorted(seen) == sorted(due for due, _, _ in wanted)
 
 
@@ -173,9 +173,9 @@ def run_of(*changes: Change, schema: VariableColumns = SCHEMA) -> tuple[Run, ...
 def test_what_is_due_later_or_never_is_not_due() -> None:
     """Times compare as numbers, those before 1970 too; a row without a time is never due."""
     runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
-    reading = CopyRuns(runs).reading(SCHEMA, SCHEMA.key.empty_table())
+    reading = CopyRuns(runs).open_reading(SCHEMA, SCHEMA.key.empty_table())
     for until in (-4, -3, 0, 299, 2**62):
-        found = [due for one in reading.due(NO_DUE + 1, until) for due in one.due_ms.tolist()]
+        found = [due for one in reading.find_due_elements(NO_DUE + 1, until) for due in one.due_ms.tolist()]
         assert found == [due for due in (-3, -1, 0, 1, 300) if due <= until]
 
 

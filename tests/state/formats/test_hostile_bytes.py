@@ -156,9 +156,11 @@ def shared(schema: pa.Schema) -> bytes:
     """Return a schema's message, all of whose columns are told of by what tells of the first one."""
     data = bytearray(schema.serialize().to_pybytes())
     message = memoryview(data)[8:]
-    table = arrow_messages._target(message, arrow_messages._all_fields(message, arrow_messages._target(message, 0))[2])
-    first, *others = arrow_messages._elements(message, arrow_messages._all_fields(message, table)[1])
-    of_list = arrow_messages._target(message, arrow_messages._all_fields(message, table)[1]) + 4
+    table = arrow_messages._follow_offset(
+        message, arrow_messages._all_field_positions(message, arrow_messages._follow_offset(message, 0))[2]
+    )
+    first, *others = arrow_messages._iterate_tables(message, arrow_messages._all_field_positions(message, table)[1])
+    of_list = arrow_messages._follow_offset(message, arrow_messages._all_field_positions(message, table)[1]) + 4
     assert len(others) == len(schema) - 1
     for place in range(of_list, of_list + 4 * len(schema), 4):
         struct.pack_into("<I", message, place, first - place)

@@ -15,7 +15,7 @@ from riffle_spark.state.formats.nested_keys import (
     KeyEncoder,
     check_map_key_type,
     encode_nested_keys,
-    with_maps_in_order,
+    sort_map_entries,
 )  # fmt: skip
 from tests.kit.state.drawn_tables import KEY_TYPES, Values, nullable_lists, structs
 from tests.kit.state.key_ranks import ranks, types_of
@@ -97,13 +97,13 @@ def test_maps_are_put_in_the_order_of_their_keys() -> None:
         {"m": [], "l": [], "n": 2},
     ]
     array = pa.array([drawn[0], *drawn], kind)[1:]
-    ordered = with_maps_in_order(array)
+    ordered = sort_map_entries(array)
     ordered.validate(full=True)
     first = {"m": [("a", None), ("b", 1)], "l": [[("c", 2), ("d", 1)], None, []], "n": 1}
     assert ordered.to_pylist() == [first, *drawn[1:]]
     assert encode_nested_keys([ordered]).equals(encode_nested_keys([array]))
     numbers = pa.array([1, None])
-    assert with_maps_in_order(numbers) is numbers
+    assert sort_map_entries(numbers) is numbers
 
 
 def test_nested_keys_are_the_documented_bytes() -> None:

@@ -51,7 +51,7 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
     others = opened(store)
     for version in range(3, 30):
         others.append(drafted(f"o{version}", version), others.manifest)
-    store.delete([paths.record(sequence) for sequence in range(20)])
+    store.delete([paths.record_name(sequence) for sequence in range(20)])
     assert log.next_is_absent(), "the number is free, and no time has passed"
     clocks.append((clocks[0][0] + went[0], clocks[0][1] + went[1]))
     assert not log.next_is_absent()
@@ -64,19 +64,19 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
     log.open()
-    mine = store.get(paths.record(2))
+    mine = store.get(paths.record_name(2))
     assert mine is not None
     others = opened(store)
     for version in range(3, 30):
         others.append(drafted(f"o{version}", version), others.manifest)
-    store.delete([paths.record(sequence) for sequence in range(oldest)])
-    store.put_if_absent(paths.record(2), mine)
+    store.delete([paths.record_name(sequence) for sequence in range(oldest)])
+    store.put_if_absent(paths.record_name(2), mine)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     if looks:
         assert not log.next_is_absent()
     with pytest.raises(FencedError):
         log.append(drafted("a", 3), log.manifest)
-    assert not store.exists(paths.record(3)), "nobody is to take it for the one that the oldest record follows"
+    assert not store.exists(paths.record_name(3)), "nobody is to take it for the one that the oldest record follows"
 
 
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
@@ -91,12 +91,12 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
         log.append(drafted("a", 3), log.manifest)
     others = opened(store)
     others.append(drafted("b", 4), others.manifest)
-    store.delete([paths.record(sequence) for sequence in range(3)])
+    store.delete([paths.record_name(sequence) for sequence in range(3)])
     faulty.heal()
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
     with pytest.raises(FencedError):
-        log.settle()
-    assert store.exists(paths.record(3)), "the oldest record that is retained"
+        log.settle_append()
+    assert store.exists(paths.record_name(3)), "the oldest record that is retained"
 
 
 def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:
@@ -114,12 +114,12 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
     for version in range(4, 30):
         others.append(drafted(f"o{version}", version), others.manifest)
     clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
-    log.settle()
-    store.delete([paths.record(sequence) for sequence in range(20)])
+    log.settle_append()
+    store.delete([paths.record_name(sequence) for sequence in range(20)])
     assert not log.next_is_absent()
     with pytest.raises(FencedError):
         log.append(drafted("b", 4), log.manifest)
-    assert not store.exists(paths.record(4))
+    assert not store.exists(paths.record_name(4))
 
 
 def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
@@ -130,7 +130,7 @@ def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i
         others = opened(inner)
         for version in range(3, 30):
             others.append(drafted(f"o{version}", version), others.manifest)
-        inner.delete([paths.record(sequence) for sequence in range(20)])
+        inner.delete([paths.record_name(sequence) for sequence in range(20)])
 
     late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
     grown(inner, 3)
@@ -144,7 +144,7 @@ def test_each_record_names_the_one_before_i3() -> None:
     store = MemoryStore()
     grown(store, 40)
     names = store.list(paths.LOG)
-    assert names == [paths.record(sequence) for sequence in range(40)]
+    assert names == [paths.record_name(sequence) for sequence in range(40)]
     datas = [store.get(name) or b"" for name in names]
     previous = [decode(data, "").previous for data in datas]
     assert previous == ["", *(digest(data) for data in datas[:-1])]
@@ -185,7 +185,7 @@ def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], dat
             log = opened(store)
         entries: dict[Address, Entry] = {("totals", kg): entry(rows) for kg, rows in changes.items()}
         kind = data.draw(st.sampled_from(["batch", "batch", "batch", "rollback"]))
-        following = Manifest(entries) if kind == "rollback" else log.manifest.changed(entries)
+        following = Manifest(entries) if kind == "rollback" else log.manifest.with_entries(entries)
         known.append(following)
         log.append(_rollback(version) if kind == "rollback" else drafted(f"c{version}", version), following)
     assert [log.manifest_of(log.read(s)) for s in range(len(known))] == known
@@ -200,7 +200,7 @@ def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
     store = FaultyStore(MemoryStore(), [Fault("answer_lost", "put", paths.LOG)])
     log = opened(store)
     assert log.append(PLAIN, Manifest()).sequence == 0
-    assert not log.unclear
+    assert not log.is_unclear
     assert [method for method, _ in store.calls] == ["list", "head", "list", "put", "put", "get", "put"]
 
 
@@ -209,7 +209,7 @@ def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
     faults = [Fault("answer_lost", "put", paths.LOG), Fault("flipped", "get", paths.LOG)]
     log = opened(store := FaultyStore(MemoryStore(), faults))
     assert log.append(PLAIN, Manifest()).sequence == 0
-    assert not log.unclear
+    assert not log.is_unclear
     assert Log(store, ROOT).open() == log.tail
 
 
@@ -226,15 +226,15 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
     """Bounded tries, then an error that says so; settling later commits the record exactly once."""
     store = FaultyStore(MemoryStore())
     log = grown(store, 3)
-    following = log.manifest.changed(manifest(kg0=(2,)).entries)
+    following = log.manifest.with_entries(manifest(kg0=(2,)).entries)
     store.script(Fault(kind, "", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))  # type: ignore[arg-type]
     with pytest.raises(UnavailableError, match="RIFFLE-0421") as caught:
         log.append(drafted("mine", 2), following)
-    assert caught.value.where == paths.record(3)
-    assert log.unclear
+    assert caught.value.where == paths.record_name(3)
+    assert log.is_unclear
     store.heal()
-    assert log.settle().commit_id == "mine"
-    assert not log.unclear
+    assert log.settle_append().commit_id == "mine"
+    assert not log.is_unclear
     assert log.manifest == following
     assert opened(store).tail == log.tail
 
@@ -247,7 +247,7 @@ def test_a_late_put_of_our_own_settles_as_ours() -> None:
         log.append(PLAIN, Manifest())
     assert store.land() == [True]
     store.heal()
-    assert log.settle() == opened(store).tail
+    assert log.settle_append() == opened(store).tail
 
 
 @pytest.mark.parametrize("kind", ["claim", "rollback"])
@@ -260,7 +260,7 @@ def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
     draft = replace(drafted("c"), kind=kind)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="cannot be read"):
         log.append(draft, Manifest({("totals", 0): Entry(strange)}))
-    assert store.list(paths.LOG) == [paths.record(0)]
+    assert store.list(paths.LOG) == [paths.record_name(0)]
 
 
 def test_a_second_driver_fences_the_first_i4() -> None:
@@ -285,8 +285,8 @@ def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
         first.append(drafted("first", 1), first.manifest)
     second.append(drafted("second", 1), second.manifest)
     with pytest.raises(FencedError):
-        first.settle()
-    assert not first.unclear
+        first.settle_append()
+    assert not first.is_unclear
 
 
 def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
@@ -305,10 +305,10 @@ def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.Monkey
     monkeypatch.setattr(log_file, "_UNLISTED_MAX", 4)
     store = LaggingStore(MemoryStore())
     log = grown(store, 3)
-    assert len(list(log.after(-1))) == 3
+    assert len(list(log.records_after(-1))) == 3
     log.append(drafted("more", 2), log.manifest)
     with pytest.raises(UnavailableError, match="RIFFLE-0409"):
-        list(log.after(-1))
+        list(log.records_after(-1))
     with pytest.raises(UnavailableError, match="RIFFLE-0409"):
         opened(store)
 
@@ -325,7 +325,7 @@ def test_what_records_list_is_told_for_scans() -> None:
 
     everything = all_listed(records, 0)
     assert everything == {entry(version).chain[0].object for version in range(39)}
-    assert all_listed(records[39:], 0) == log.manifest.objects()
+    assert all_listed(records[39:], 0) == log.manifest.object_names()
     assert all_listed(records[1:], FULL_EVERY) == all_listed(records[FULL_EVERY:], 0)
     output = Link(Head(39, "1-" + "f" * 32), 0, 1, 0, 1)
     assert output.object in all_listed([replace(records[39], outputs=(("seen", output),))], 0)
@@ -337,10 +337,10 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
     tail = grown(store, 3).tail
     assert tail is not None
     far = replace(tail, sequence=10**18, full=10**18)
-    store.put_if_absent(paths.record(far.sequence), encode(far))
+    store.put_if_absent(paths.record_name(far.sequence), encode(far))
     with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         opened(store)
-    assert caught.value.where == paths.record(far.sequence)
+    assert caught.value.where == paths.record_name(far.sequence)
 
 
 @pytest.mark.timeout(60)
@@ -348,7 +348,7 @@ def test_a_rollback_does_not_pass_over_a_record_far_beyond_all_others() -> None:
     """It would be followed by a record that has no name, and the line read through all numbers between."""
     store = MemoryStore()
     grown(store, 3)
-    store.put_if_absent(far := paths.record(10**20 - 1), store.get(paths.record(0)) or b"")
+    store.put_if_absent(far := paths.record_name(10**20 - 1), store.get(paths.record_name(0)) or b"")
     with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         Log(store, ROOT).open(broken=True)
     assert caught.value.where == far

@@ -17,7 +17,7 @@ from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
 
 def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
     """Change the bytes of a record."""
-    name = paths.record(sequence)
+    name = paths.record_name(sequence)
     data = store.get(name)
     assert data is not None
     store.delete([name])
@@ -28,7 +28,7 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     """A gap between the full record and the newest is a lost record; told to go on, the log opens."""
     store = MemoryStore()
     grown(store, 6)
-    store.delete([paths.record(3), paths.record(4)])
+    store.delete([paths.record_name(3), paths.record_name(4)])
     with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
         opened(store)
     newest = Log(store, ROOT).open(broken=True)
@@ -86,10 +86,10 @@ def test_a_lost_full_record_is_named() -> None:
     """Without the full record the newest cannot be read; the error names it."""
     store = MemoryStore()
     grown(store, 20)
-    store.delete([paths.record(s) for s in range(17)])
+    store.delete([paths.record_name(s) for s in range(17)])
     with pytest.raises(CorruptStateError, match="RIFFLE-0408") as caught:
         opened(store)
-    assert caught.value.where == paths.record(16)
+    assert caught.value.where == paths.record_name(16)
 
 
 @pytest.mark.parametrize(("gone", "broken"), [(17, False), (20, True), (22, False)])
@@ -103,8 +103,8 @@ def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: 
             data = super().get(name, start, length)
             if self.requests["get"] == 1 + broken:
                 for newer in range(20, 24):
-                    self.put_if_absent(paths.record(newer), b"newer")
-                self.delete([paths.record(s) for s in range(gone)])
+                    self.put_if_absent(paths.record_name(newer), b"newer")
+                self.delete([paths.record_name(s) for s in range(gone)])
             return data
 
     store = Slow()
@@ -117,7 +117,7 @@ def test_old_records_may_go() -> None:
     """What retention removed from the beginning is no loss."""
     store = MemoryStore()
     log = grown(store, 20)
-    store.delete([paths.record(s) for s in range(10)])
+    store.delete([paths.record_name(s) for s in range(10)])
     again = opened(store)
     assert again.first == 10
     assert again.manifest == log.manifest
@@ -134,7 +134,7 @@ def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], byte
     altered(store, sequence, change)
     with pytest.raises(CorruptStateError) as caught:
         opened(store)
-    assert caught.value.where == paths.record(sequence)
+    assert caught.value.where == paths.record_name(sequence)
 
 
 @pytest.mark.parametrize("name", ["log/readme", "photos/1"])

@@ -25,7 +25,7 @@ def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
     assert EMPTY.head == EMPTY_HEAD
     assert entry(1, 2).head == Head(2, attempt())
     assert snapped.head == Head(4, attempt())
-    assert snapped.extended(link(5)).head == Head(5, attempt())
+    assert snapped.add_link(link(5)).head == Head(5, attempt())
     assert link(5, 1).head != link(5, 2).head
 
 
@@ -34,10 +34,10 @@ def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], da
     """From any link's head: the links after it; from the base: all; from elsewhere: nothing is known."""
     whole = entry(*versions)
     place = data.draw(st.integers(0, len(versions) - 1))
-    assert whole.after(whole.chain[place].head) == whole.chain[place + 1 :]
-    assert whole.after(EMPTY_HEAD) == whole.chain
-    assert whole.after(Head(versions[place], attempt(9))) is None
-    assert whole.after(Head(31, attempt())) is None
+    assert whole.links_after(whole.chain[place].head) == whole.chain[place + 1 :]
+    assert whole.links_after(EMPTY_HEAD) == whole.chain
+    assert whole.links_after(Head(versions[place], attempt(9))) is None
+    assert whole.links_after(Head(31, attempt())) is None
 
 
 @given(VERSIONS, st.data())
@@ -45,40 +45,40 @@ def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data:
     """The head stays, and what leads from the snapshot's head to it stays: restoring gives the same state."""
     before = replace(entry(*versions), timer_ms=7)
     place = data.draw(st.integers(0, len(versions) - 1))
-    after = before.replaced(snapshot_at(before.chain[place]))
+    after = before.replace_by_snapshot(snapshot_at(before.chain[place]))
     assert after is not None
     assert (after.head, after.timer_ms) == (before.head, 7)
-    assert after.chain == before.after(before.chain[place].head)
-    assert after.after(EMPTY_HEAD) is None
+    assert after.chain == before.links_after(before.chain[place].head)
+    assert after.links_after(EMPTY_HEAD) is None
 
 
 def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
     """Of an entry before that is a snapshot alone, too, whose successor may have another one."""
     before = Entry(snapshot_at(link(4)))
-    longer = before.extended(link(5), timer_ms=7).extended(link(6), timer_ms=8)
-    taken = longer.replaced(snapshot_at(link(5), 1))
+    longer = before.add_link(link(5), timer_ms=7).add_link(link(6), timer_ms=8)
+    taken = longer.replace_by_snapshot(snapshot_at(link(5), 1))
     assert taken is not None
     for now in (before, longer, taken):
-        assert now.since(before).joined(before) == now
-    assert longer.since(before).cut == before.head
+        assert now.cut_to_changes(before).restore_whole(before) == now
+    assert longer.cut_to_changes(before).cut == before.head
 
 
 @given(VERSIONS)
 def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> None:
     """Of another attempt, of a version not in the chain, or of the snapshot that is there already: refused."""
-    before = Entry(snapshot_at(link(0))).extended(link(versions[-1] + 1))
-    assert before.replaced(snapshot_at(link(versions[-1] + 1, 5))) is None
-    assert before.replaced(snapshot_at(link(99))) is None
-    assert before.replaced(snapshot_at(link(0), 1)) is None
-    assert EMPTY.replaced(snapshot_at(link(0))) is None
+    before = Entry(snapshot_at(link(0))).add_link(link(versions[-1] + 1))
+    assert before.replace_by_snapshot(snapshot_at(link(versions[-1] + 1, 5))) is None
+    assert before.replace_by_snapshot(snapshot_at(link(99))) is None
+    assert before.replace_by_snapshot(snapshot_at(link(0), 1)) is None
+    assert EMPTY.replace_by_snapshot(snapshot_at(link(0))) is None
 
 
 def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
     """Two snapshots taken at two heads: the newer one wins in whatever order they come."""
     whole = entry(1, 2, 3)
-    newer = whole.replaced(snapshot_at(whole.chain[1]))
+    newer = whole.replace_by_snapshot(snapshot_at(whole.chain[1]))
     assert newer is not None
-    assert newer.replaced(snapshot_at(whole.chain[0])) is None
-    older = whole.replaced(snapshot_at(whole.chain[0]))
+    assert newer.replace_by_snapshot(snapshot_at(whole.chain[0])) is None
+    older = whole.replace_by_snapshot(snapshot_at(whole.chain[0]))
     assert older is not None
-    assert older.replaced(snapshot_at(whole.chain[1])) == newer
+    assert older.replace_by_snapshot(snapshot_at(whole.chain[1])) == newer

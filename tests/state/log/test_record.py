@@ -161,7 +161,7 @@ SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
 )
 def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: Record) -> None:
     """Whoever reads the log goes over all numbers in between, and there is no room for so many."""
-    assert decode(encode(SEVENTH), paths.record(7)) == SEVENTH
+    assert decode(encode(SEVENTH), paths.record_name(7)) == SEVENTH
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(wrong), "log/0")
 
@@ -170,14 +170,14 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
 def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
     """Whoever goes on from it would fail once it has claimed the log."""
     well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})
-    assert decode(encode(well), paths.record(0)) == well
+    assert decode(encode(well), paths.record_name(0)) == well
     for wrong in (
         replace(well, owners={name: "m"}),
         replace(well, standbys={name: ("m",)}),
         replace(well, weights={"assigned": {name: 1}}),
     ):
         with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
-            decode(encode(wrong), paths.record(0))
+            decode(encode(wrong), paths.record_name(0))
 
 
 def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
@@ -190,4 +190,4 @@ def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
 def test_a_record_under_another_number_is_refused() -> None:
     """It is a copy of another one."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0419"):
-        decode(encode(PLAIN), paths.record(7))
+        decode(encode(PLAIN), paths.record_name(7))

@@ -18,7 +18,8 @@ import pytest
 
 from apps.demo.servers import DiskS3Server
 from riffle_spark.errors import ConfigError, RefusedError
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy, proxy
 from tests.kit.servers.certificates import write_certificates
@@ -47,7 +48,7 @@ def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         with DiskS3Server(tmp_path) as server:
             for name, value in server.environment.items():
                 monkeypatch.setenv(name, value)
-            yield open_store(f"s3://{server.bucket}/race", StoreOptions(s3_endpoint=server.endpoint))
+            yield open_store(f"s3://{server.bucket}/race", StoreOptions(s3=S3Options(endpoint=server.endpoint)))
     else:
         cloud: CloudServer = request.getfixturevalue(f"{request.param}_server")
         yield open_store(cloud.new_root(), cloud.options)
@@ -86,7 +87,7 @@ def test_a_server_that_ignores_the_condition_is_refused(cloud: CloudServer, monk
     root = cloud.new_root()
     with careless_proxy(cloud.address) as address:
         endpoint = cloud.endpoint.replace(cloud.address, address)
-        careless = open_store(root, replace(cloud.options, gcs_endpoint=endpoint, azure_endpoint=endpoint))
+        careless = open_store(root, StoreOptions(gcs=GcsOptions(endpoint), azure=AzureOptions(endpoint)))
         with pytest.raises(ConfigError) as caught:
             claimed(careless, root)
     assert caught.value.id == "RIFFLE-0459"
@@ -125,7 +126,7 @@ def test_an_authority_of_ones_own_is_trusted_for_s3(tmp_path: Path, monkeypatch:
     """AWS_CA_BUNDLE names it."""
     tls = write_certificates(tmp_path)
     with running_server(tmp_path / "server.log", "https", tls) as endpoint:
-        options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", max_attempts=1, patience_seconds=0)
+        options = StoreOptions(s3=S3Options(endpoint=endpoint, region="us-east-1"), max_attempts=1, patience_seconds=0)
         store = open_store("s3://riffle/root", options)
         assert error_of(lambda: store.list("")).id == "RIFFLE-0450"
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tls / "ca.pem"))

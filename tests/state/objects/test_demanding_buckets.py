@@ -11,7 +11,8 @@ import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError
 from riffle_spark.settings import Settings
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.member_folders import options_of
 from tests.kit.servers.s3_calls import CALLS, error_of
@@ -104,6 +105,6 @@ def test_without_these_settings_nothing_is_said_of_them(scripted: ScriptedServer
 def test_an_algorithm_without_a_key_and_a_key_exclude_each_other() -> None:
     """Only one of them could be meant."""
     with pytest.raises(ConfigError, match="RIFFLE-0457") as caught:
-        StoreOptions(s3_server_side_encryption="AES256", s3_kms_key="aws/s3")
+        StoreOptions(s3=S3Options(server_side_encryption="AES256", kms_key="aws/s3"))
     assert "s3_kms_key" in caught.value.remedy
-    assert StoreOptions(s3_server_side_encryption="aws:kms", s3_kms_key="aws/s3").s3_kms_key == "aws/s3"
+    assert StoreOptions(s3=S3Options(server_side_encryption="aws:kms", kms_key="aws/s3")).s3.kms_key == "aws/s3"

@@ -26,7 +26,7 @@ from riffle_spark.state.objects.encryption import (
     read_key_source,
 )
 from riffle_spark.state.objects.s3_client import unwrapped_key
-from riffle_spark.state.schemas.store_schema import check_key, with_key
+from riffle_spark.state.schemas.store_schema import check_encryption_key, with_encryption_key
 from tests.kit.fuzz import framed_parts
 from tests.kit.servers.scripted_server import Answer, scripted_server
 
@@ -155,9 +155,9 @@ def test_a_key_is_told_by_more_than_its_id() -> None:
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
         other.with_write_key("c/" + one.write_key[2:])
     with pytest.raises(ConfigError, match="RIFFLE-0468"):
-        check_key(with_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
+        check_encryption_key(with_encryption_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
     for stored in ("", "a", PLAIN, other.write_key, one.write_key):
-        check_key(with_key({}, stored), one.write_key, "root")
+        check_encryption_key(with_encryption_key({}, stored), one.write_key, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer
@@ -257,7 +258,9 @@ class TestErrors:
     @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", f"http://me:{PLANTED}@127.0.0.1:1"])
     def test_an_endpoint_that_is_no_url_is_refused(self, cloud: Cloud, endpoint: str) -> None:
         """Nothing is sent, and a password in it is not repeated."""
-        options = StoreOptions(gcs_endpoint=endpoint, azure_endpoint=endpoint, max_attempts=1, patience_seconds=0)
+        options = StoreOptions(
+            gcs=GcsOptions(endpoint=endpoint), azure=AzureOptions(endpoint=endpoint), max_attempts=1, patience_seconds=0
+        )
         error = error_of(lambda: open_store(cloud.root, options).list(""))
         assert isinstance(error, ConfigError)
         assert PLANTED not in "".join(traceback.format_exception(error))
@@ -297,7 +300,7 @@ class TestAzureCredentials:
         store = scripted.store(azure_refusal(403, "AuthorizationFailure"), root=AZURE.root, attempts=1)
         refused = error_of(lambda: store.list("log/"))
         assert all(f"&sig={PLANTED}" in request.path for request in scripted.seen)
-        away = StoreOptions(azure_endpoint="http://127.0.0.1:9", max_attempts=1, patience_seconds=0)
+        away = StoreOptions(azure=AzureOptions(endpoint="http://127.0.0.1:9"), max_attempts=1, patience_seconds=0)
         lost = error_of(lambda: open_store(AZURE.root, away).get("log/1"))
         assert isinstance(lost, UnavailableError)
         assert PLANTED not in "".join([*traceback.format_exception(refused), *traceback.format_exception(lost)])

@@ -15,7 +15,8 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.azure import AzureStore
 from riffle_spark.state.objects.http_store import HttpStore
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.object_server import ObjectServer
 

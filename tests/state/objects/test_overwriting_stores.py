@@ -15,6 +15,7 @@ from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy
 from tests.kit.servers.object_server import ObjectServer
@@ -35,7 +36,7 @@ def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: Objec
     """The first claim already says so, and where, and what to do; before the proxy the same root is taken."""
     root = object_server.new_root()
     with careless_proxy(object_server.endpoint) as endpoint:
-        store = open_store(root, replace(object_server.options, s3_endpoint=endpoint))
+        store = open_store(root, replace(object_server.options, s3=S3Options(endpoint=endpoint)))
         with pytest.raises(ConfigError, match="overwrites objects") as caught:
             claimed(store, root)
         assert endpoint in caught.value.problem
@@ -55,7 +56,7 @@ def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
     with pytest.raises(ConfigError, match="RIFFLE-0459"):
         log.append(replace(FIRST, kind=kind), Manifest())
     assert log.read(0).kind == kind
-    assert [name for method, name in store.calls if method == "put"] == [paths.record(0)] * 2
+    assert [name for method, name in store.calls if method == "put"] == [paths.record_name(0)] * 2
 
 
 def test_a_batch_costs_no_put_more() -> None:
@@ -65,14 +66,14 @@ def test_a_batch_costs_no_put_more() -> None:
     store.calls.clear()
     assert log.tail is not None
     log.append(replace(log.tail, kind="batch", version=0), log.manifest)
-    assert store.calls == [("put", paths.record(1))]
+    assert store.calls == [("put", paths.record_name(1))]
 
 
 def test_a_store_that_does_not_answer_is_asked_again() -> None:
     """A lost request or two are no answer; a store that stays away ends the start, for not knowing is no yes."""
     store = FaultyStore(MemoryStore())
-    store.script(Fault("request_lost", "put", paths.record(0), skip=1, times=2))
+    store.script(Fault("request_lost", "put", paths.record_name(0), skip=1, times=2))
     claimed(store, "memory://x")
-    store.script(Fault("request_lost", "put", paths.record(1), skip=1, times=None))
+    store.script(Fault("request_lost", "put", paths.record_name(1), skip=1, times=None))
     with pytest.raises(UnavailableError):
         claimed(store, "memory://x")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from tests.kit.servers.object_server import ObjectServer, running_server
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
@@ -30,7 +31,10 @@ class TestNoAnswer:
             endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
             error = error_of(
                 lambda: CALLS[call](
-                    open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint, max_attempts=1, patience_seconds=0))
+                    open_store(
+                        "s3://riffle/a",
+                        StoreOptions(s3=S3Options(endpoint=endpoint), max_attempts=1, patience_seconds=0),
+                    )
                 )
             )
         assert isinstance(error, UnavailableError)
@@ -66,7 +70,7 @@ class TestNoAnswer:
     @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", "http://me:hunter2@127.0.0.1:1"])
     def test_an_endpoint_that_is_no_url_is_refused(self, endpoint: str) -> None:
         """Nothing is sent, and a password in it is not repeated."""
-        error = error_of(lambda: open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint)).list(""))
+        error = error_of(lambda: open_store("s3://riffle/a", StoreOptions(s3=S3Options(endpoint=endpoint))).list(""))
         assert isinstance(error, ConfigError)
         assert error.where == "s3_endpoint"
         assert "hunter2" not in str(error)
@@ -107,7 +111,9 @@ class TestRealRefusals:
     def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
         """TLS is verified, and the error says how to trust an authority of one's own."""
         with running_server(tmp_path / "server.log", "https") as endpoint:
-            options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", max_attempts=1, patience_seconds=0)
+            options = StoreOptions(
+                s3=S3Options(endpoint=endpoint, region="us-east-1"), max_attempts=1, patience_seconds=0
+            )
             error = error_of(lambda: open_store("s3://riffle/a", options).list(""))
         assert isinstance(error, ConfigError)
         assert "AWS_CA_BUNDLE" in error.remedy

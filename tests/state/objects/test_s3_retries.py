@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
@@ -64,7 +65,8 @@ class TestSentAgain:
         pauses: list[float] = []
         monkeypatch.setattr("time.sleep", pauses.append)
         store = open_store(
-            "s3://riffle/root", StoreOptions(s3_endpoint="http://127.0.0.1:9", max_attempts=8, patience_seconds=0)
+            "s3://riffle/root",
+            StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9"), max_attempts=8, patience_seconds=0),
         )
         told = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
         assert store.requests["get"] == 7 * 8

@@ -16,7 +16,8 @@ from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.directory import DirectoryStore
-from riffle_spark.state.objects.open import StoreOptions, masked, open_store
+from riffle_spark.state.objects.open import masked, open_store
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.worker.member_folders import options_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer
 from tests.kit.simulated.world import World, rows_of
@@ -50,10 +51,10 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a slash missing in a root": lambda _: open_store(f"s3:/AKIA:1/{PLANTED}@bucket/a"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
     "a query in an endpoint": lambda _: open_store(
-        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", max_attempts=1)
+        "s3://bucket/a", StoreOptions(s3=S3Options(endpoint=f"http://127.0.0.1:1/?token={PLANTED}"), max_attempts=1)
     ).list(""),
     "user and password in an endpoint": lambda _: open_store(
-        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://user:{PLANTED}@127.0.0.1:1")
+        "s3://bucket/a", StoreOptions(s3=S3Options(endpoint=f"http://user:{PLANTED}@127.0.0.1:1"))
     ).list(""),
 }
 
@@ -144,11 +145,16 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "arn:aws:kms:x:1:key/k\n"])
-@pytest.mark.parametrize("name", ["s3_kms_key", "s3_endpoint"])
-def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(S3Options, "kms_key"), (S3Options, "endpoint"), (GcsOptions, "endpoint"), (AzureOptions, "endpoint")],
+)
+def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(
+    part: Callable[..., object], name: str, value: str
+) -> None:
     """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""
     with pytest.raises(ConfigError, match="RIFFLE-0458"):
-        StoreOptions(**{name: value})  # type: ignore[arg-type]
+        part(**{name: value})
 
 
 @given(NAMES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
@@ -146,9 +146,9 @@ def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place:
     place.seal(2, {1: {"a": 3}})
 
     class Overtaken(Reader):
-        def fetched(self, run):  # type: ignore[no-untyped-def]
+        def fetch_run(self, run):  # type: ignore[no-untyped-def]
             place.bring()
-            return super().fetched(run)
+            return super().fetch_run(run)
 
     keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store), 1)
     assert held(keeper.advance(place.entries)[0][1]) == {"a": 3}
@@ -182,7 +182,7 @@ def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | Non
         elif act == "forget":
             place.keeper().drop(changes)
         elif act == "move":
-            place.folder = claim(place.folder.path.parent, f"app/{version + 2}", ())
+            place.folder = claim_folder(place.folder.path.parent, f"app/{version + 2}", ())
     if place.entries:
         place.bring()
     assert place.strays() == []
@@ -193,11 +193,11 @@ def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> No
     place.seal(0, {1: {f"k{n}": n for n in range(5_000)}})
     place.snapshot(1)
     keeper = place.keeper()
-    first = keeper.snapshot(1, place.entries[1], attempt(9))
+    first = keeper.make_snapshot(1, place.entries[1], attempt(9))
     with place.files(1)[0].open("r+b") as file:
         file.seek(len(first.data) // 2)
         file.write(b"damaged")
-    assert keeper.snapshot(1, place.entries[1], attempt(9)) == first
+    assert keeper.make_snapshot(1, place.entries[1], attempt(9)) == first
 
 
 def test_a_copy_that_another_process_moved_is_finished_only_at_its_head(place: Place) -> None:
@@ -210,4 +210,4 @@ def test_a_copy_that_another_process_moved_is_finished_only_at_its_head(place: P
     for entry, is_finished in ((place.entries[1], False), (behind, True)):
         copy = CopyProgress((SCHEMA.store, 1), entry, links=entry.chain)
         planner.replan(copy, OutOfDate("moved"))
-        assert copy.finished == is_finished
+        assert copy.is_finished == is_finished

@@ -66,7 +66,7 @@ def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
     place.store.script(Fault("missing", name="delta/" + "0" * 19 + "1"))
     with pytest.raises(CorruptStateError, match="RIFFLE-0462") as caught:
         place.bring()
-    assert caught.value.where == paths.delta(1, attempt(1))
+    assert caught.value.where == paths.delta_name(1, attempt(1))
     assert place.strays() == []
     assert place.bring().restores == 2
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
-from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy, plan_of_entry
+from riffle_spark.state.restore.copy_plan import CopyPlan, plan_by_entry, plan_copy
 
 
 class Known(NamedTuple):
@@ -38,10 +38,10 @@ def pasts(draw: st.DrawFn) -> Known:
             head = Head(entry.head.version + 1, f"{epoch}-{number:032x}")
             contents[head] = (*contents[entry.head], head)
             if step == "commit":
-                entries.append(entry.extended(Link(head, 0, 1, 0, 1)))
+                entries.append(entry.add_link(Link(head, 0, 1, 0, 1)))
         elif step == "snapshot" and entry.chain:
             at = draw(st.sampled_from(entry.chain)).head
-            replaced = entry.replaced(Snapshot(f"{at.version}-{epoch}-s", at, 1, 0, 1))
+            replaced = entry.replace_by_snapshot(Snapshot(f"{at.version}-{epoch}-s", at, 1, 0, 1))
             assert replaced is not None
             before = entry.chain[: len(entry.chain) - len(replaced.chain)]
             entries.append(replaced)
@@ -56,8 +56,8 @@ def pasts(draw: st.DrawFn) -> Known:
 def cut_entries(past: Known) -> list[Entry]:
     """Return the newest entry whole, and cut in each way in which orders cut it."""
     whole = past.entries[-1]
-    recent = [whole.recent(links) for links in range(1, len(whole.chain))]
-    since = [whole.since(entry) for entry in past.entries]
+    recent = [whole.cut_to_last(links) for links in range(1, len(whole.chain))]
+    since = [whole.cut_to_changes(entry) for entry in past.entries]
     trails = [
         Entry(None, (*past.before[at:], *whole.chain), cut=past.before[at - 1].head)
         for at in range(1, len(past.before))
@@ -98,7 +98,7 @@ def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObjec
     whole = past.entries[-1]
     entry = data.draw(st.sampled_from(cut_entries(past)))
     for head in (None, *past.contents):
-        expected = plan_of_entry(head, whole, past.epoch)
+        expected = plan_by_entry(head, whole, past.epoch)
         plan = plan_copy(head, entry, past.epoch, lambda: whole)
         if head in {link.head for link in past.before} and plan.action == "fold":
             continue
@@ -110,8 +110,8 @@ def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObjec
     """It is one that went on from an entry of the past under its driver or a newer one; no other is."""
     entry, epoch = data.draw(st.sampled_from(past.entries)), max(1, past.epoch - newer)
     for head in past.contents:
-        plan = plan_of_entry(head, entry, epoch)
-        is_on, ahead = entry.after(head) is not None, (head.epoch, head.version) > (epoch, entry.head.version)
+        plan = plan_by_entry(head, entry, epoch)
+        is_on, ahead = entry.links_after(head) is not None, (head.epoch, head.version) > (epoch, entry.head.version)
         assert (plan.action == "beyond") == (ahead and not is_on)
         assert (plan.action == "fold") == is_on
 
@@ -128,7 +128,7 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
 
     beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
     for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
-        plan_copy(head, whole.recent(2), 2, partial(ask, head))
+        plan_copy(head, whole.cut_to_last(2), 2, partial(ask, head))
     assert asked == [links[2].head, given_up, None]
 
 

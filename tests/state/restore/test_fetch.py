@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableError
 from riffle_spark.state.restore import reader
-from riffle_spark.state.restore.reader import range_of, ranges
+from riffle_spark.state.restore.reader import choose_range_bytes, split_into_ranges
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
@@ -40,7 +40,7 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
     assert place.reader.totals.snapshot_bytes == sum(lengths)
     assert place.reader.totals.fetched_snapshots == 3
     ranged = [name for _, name in place.store.calls if name.startswith("totals/key_group=0001")]
-    assert len(ranged) == len(list(ranges(max(lengths), range_of(sum(lengths))))) > 3
+    assert len(ranged) == len(list(split_into_ranges(max(lengths), choose_range_bytes(sum(lengths))))) > 3
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monke
 @given(st.integers(0, 1_000_000_000), st.integers(0, 2_000_000_000))
 def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) -> None:
     """None is longer than one and a half ranges, none but the only one shorter than half of one."""
-    most = range_of(length + others)
-    found = list(ranges(length, most))
+    most = choose_range_bytes(length + others)
+    found = list(split_into_ranges(length, most))
     assert [start for start, _ in found] == [0, *itertools.accumulate(size for _, size in found)][: len(found)]
     assert sum(size for _, size in found) == length
     assert all(2 * size <= 3 * most for _, size in found)

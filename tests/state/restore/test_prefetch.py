@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.state.restore.prefetch import Budget, prefetched
+from riffle_spark.state.restore.prefetch import Budget, run_ahead
 
 
 def results(found: list[tuple[int, Future[int]]]) -> list[int]:
@@ -31,7 +31,7 @@ def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], b
             yield size
 
     found = []
-    for item, future in prefetched(lambda size: -size, source(), lambda size: size, bound, at_once):
+    for item, future in run_ahead(lambda size: -size, source(), lambda size: size, bound, at_once):
         found.append((item, future))
         future.result()
         taken.append(item)
@@ -41,7 +41,7 @@ def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], b
 
 def test_an_error_is_its_items_alone() -> None:
     """It is raised where the result is asked for."""
-    for item, future in prefetched(lambda n: 1 // n, [1, 0, 1], lambda _: 1, 10, 2):
+    for item, future in run_ahead(lambda n: 1 // n, [1, 0, 1], lambda _: 1, 10, 2):
         if item:
             assert future.result() == 1
         else:
@@ -58,7 +58,7 @@ def test_who_stops_listening_stops_the_work() -> None:
         time.sleep(0.01)
         done.append(item)
 
-    running = prefetched(work, range(1000), lambda _: 1, 1000, 2)
+    running = run_ahead(work, range(1000), lambda _: 1, 1000, 2)
     next(running)
     running.close()
     assert len(done) < 500
@@ -70,11 +70,11 @@ def test_a_budget_begins_one_thing_and_then_as_time_allows() -> None:
     now = [0.0]
     budget = Budget(1.0, 100_000, lambda: now[0])
     now[0] = 5.0
-    assert budget.allows()
-    assert not budget.allows()
+    assert budget.start_item()
+    assert not budget.start_item()
     budget = Budget(10.0, 100_000, lambda: now[0])
     assert budget.grant(70_000) == 70_000
     assert budget.grant(1_000_000, part=True) == 64 * 1024
-    assert (budget.grant(1), budget.grant(1, part=True), budget.allows()) == (0, 0, True)
+    assert (budget.grant(1), budget.grant(1, part=True), budget.start_item()) == (0, 0, True)
     assert Budget(10.0, None, lambda: now[0]).grant(2**40) == 2**40
     assert Budget(10.0, 0, lambda: now[0]).grant(1, part=True) == 0

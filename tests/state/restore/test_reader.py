@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.restore.reader import joined
+from riffle_spark.state.restore.reader import join_into_runs
 from tests.kit.state.drawn_records import link
 from tests.kit.state.members import Place, delta_table
 
@@ -24,14 +24,14 @@ def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
     """A record says how long a part is: neither the member's own file nor the store's object is that long."""
     (sealed,) = place.seal(0, {1: {"a": 1}})
     with pytest.raises(CorruptStateError, match="RIFFLE-0397"):
-        place.reader.outputs("", [sealed._replace(start=1, length=1 << 62)])
+        place.reader.read_outputs("", [sealed._replace(start=1, length=1 << 62)])
 
 
 def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
     """Ranges that lie side by side are read together."""
     links = place.seal(0, {kg: {f"k{kg}": kg} for kg in range(8)})
     place.store.calls.clear()
-    tables = place.reader.outputs("", links)
+    tables = place.reader.read_outputs("", links)
     assert len(tables) == 8
     assert [method for method, _ in place.store.calls] == ["get"]
 
@@ -39,14 +39,14 @@ def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
 def test_parts_far_apart_are_read_apart() -> None:
     """What lies between is not read for nothing."""
     near, far = link(1, start=0, length=10), link(1, start=10_000_000, length=10)
-    assert joined([near, link(1, start=20, length=5), far]) == [[near, link(1, start=20, length=5)], [far]]
-    assert joined([]) == []
+    assert join_into_runs([near, link(1, start=20, length=5), far]) == [[near, link(1, start=20, length=5)], [far]]
+    assert join_into_runs([]) == []
 
 
 def test_a_missing_object_is_named(place: Place) -> None:
     """What the log lists and the store lacks is damage, with the remedy."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0462") as caught:
-        place.reader.outputs("", [link(3)])
+        place.reader.read_outputs("", [link(3)])
     assert caught.value.where == link(3).object
 
 

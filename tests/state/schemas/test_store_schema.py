@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import meanings_in, schema_of_text, text_after
+from riffle_spark.state.schemas.store_schema import make_recorded_text, read_meanings, schema_of_text
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -51,21 +51,21 @@ def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
 
 def test_meanings_of_columns_stay_until_another_is_told() -> None:
     """Who tells none leaves them, as a driver of a user's own operator does; columns that change take theirs along."""
-    first = text_after(None, PLAIN, 0, {"n": "count(1)"})
-    assert meanings_in(first) == {"n": "count(1)"}
-    assert text_after(first, PLAIN, 1) == text_after(first, PLAIN, 1, {"n": "count(1)"}) == first
-    assert text_after(first, PLAIN, 1, {"n": "count(x)"}) == {**first, "meanings": '{"n": "count(x)"}'}
+    first = make_recorded_text(None, PLAIN, 0, {"n": "count(1)"})
+    assert read_meanings(first) == {"n": "count(1)"}
+    assert make_recorded_text(first, PLAIN, 1) == make_recorded_text(first, PLAIN, 1, {"n": "count(1)"}) == first
+    assert make_recorded_text(first, PLAIN, 1, {"n": "count(x)"}) == {**first, "meanings": '{"n": "count(x)"}'}
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
-    changed = text_after(first, wide, 4, {"n": "count(1)", "t": "sum(x)"})
-    assert meanings_in(changed) == {"n": "count(1)", "t": "sum(x)"}
-    assert schema_of_text("s", changed).history.later_than(3) == {("t",)}
-    assert meanings_in(text_after(None, PLAIN, 0)) == {}
+    changed = make_recorded_text(first, wide, 4, {"n": "count(1)", "t": "sum(x)"})
+    assert read_meanings(changed) == {"n": "count(1)", "t": "sum(x)"}
+    assert schema_of_text("s", changed).history.names_declared_after(3) == {("t",)}
+    assert read_meanings(make_recorded_text(None, PLAIN, 0)) == {}
 
 
 def test_values_of_the_epoch_that_added_a_column_stay() -> None:
     """Only earlier values belong to another column of that name."""
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
-    schema = schema_of_text("s", text_after(text_after(None, PLAIN, 0), wide, 4))
+    schema = schema_of_text("s", make_recorded_text(make_recorded_text(None, PLAIN, 0), wide, 4))
     rows = pa.table([["a"], [1], [2]], schema=wide.part_schema())
     assert schema.without_later_names(rows, 4).column_names == ["k", "n", "t"]
     assert schema.without_later_names(rows, 3).column_names == ["k", "n"]
@@ -74,9 +74,9 @@ def test_values_of_the_epoch_that_added_a_column_stay() -> None:
 def test_new_meanings_keep_the_history_of_the_columns() -> None:
     """Otherwise a column that was dropped and declared again would show its old values."""
     wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
-    changed = text_after(text_after(None, PLAIN, 0), wide, 4, {"t": "sum(x)"})
-    renewed = text_after(changed, wide, 5, {"t": "sum(y)"})
-    assert meanings_in(renewed) == {"t": "sum(y)"}
+    changed = make_recorded_text(make_recorded_text(None, PLAIN, 0), wide, 4, {"t": "sum(x)"})
+    renewed = make_recorded_text(changed, wide, 5, {"t": "sum(y)"})
+    assert read_meanings(renewed) == {"t": "sum(y)"}
     assert schema_of_text("s", renewed).history == schema_of_text("s", changed).history
 
 

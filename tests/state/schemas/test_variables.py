@@ -102,7 +102,7 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
         [run for piece in pieces for run in element_runs(piece, schema)],
     )
     for held in runs:
-        back = schema.wide(merge_elements(schema, held, bottom=True))
+        back = schema.to_wide_rows(merge_elements(schema, held, bottom=True))
         back.validate(full=True)
         assert back.schema.equals(schema.part_schema())
         assert repr(canonical(schema, back)) == repr(canonical(schema, table))
@@ -115,7 +115,9 @@ def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
     table = distinct(schema, table)
     data = part_codec.encode(table)
     assert pa.ipc.open_stream(data).schema.metadata == {b"riffle.format": b"1"}
-    back = schema.wide(merge_elements(schema, element_runs(part_codec.open_part(data, ""), schema), bottom=True))
+    back = schema.to_wide_rows(
+        merge_elements(schema, element_runs(part_codec.open_part(data, ""), schema), bottom=True)
+    )
     assert repr(canonical(schema, back)) == repr(canonical(schema, table))
 
 
@@ -193,8 +195,8 @@ def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | Non
     value: dict[str, object] = {"n": 1, "m": 2}
     written = pa.array([value if key is None else {"key": {"n": 5}, "value": value}, None], before.type)
     now = Variable("v", kind, pa.schema([("m", pa.int64()), ("n", pa.int64())]), key)
-    for structs, m in ((written, 2), (before.without(written, {"m"}), None)):
-        found, nothing = now.fitted(structs).to_pylist()
+    for structs, m in ((written, 2), (before.hide_fields(written, {"m"}), None)):
+        found, nothing = now.fit_to_fields(structs).to_pylist()
         assert nothing is None
         assert (found if key is None else found["value"]) == {"m": m, "n": 1}
 
@@ -203,7 +205,7 @@ def test_a_map_that_was_written_as_another_kind_is_refused() -> None:
     """What became of older parts no history says of: roots of before may have such."""
     before = Variable("v", "value", VALUE)
     with pytest.raises(CorruptStateError, match="RIFFLE-0471"):
-        Variable("v", "map", VALUE, VALUE).fitted(pa.array([{"n": 1}], before.type))
+        Variable("v", "map", VALUE, VALUE).fit_to_fields(pa.array([{"n": 1}], before.type))
 
 
 def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +215,9 @@ def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.Mon
         for kg in range(5) for n in range(kg * 3) for name in ("one", TIMER)
     ]  # fmt: skip
     key_groups = np.array([int(str(row["k"])[0]) for row in rows], np.int32)
-    at_once = SCHEMA.sealed_by_group(table_of(SCHEMA, rows), key_groups)
+    at_once = SCHEMA.sort_by_group(table_of(SCHEMA, rows), key_groups)
     monkeypatch.setattr(variables, "_SORTED_BYTES", 500)  # else it takes gigabytes
-    by_group = SCHEMA.sealed_by_group(table_of(SCHEMA, rows), key_groups)
+    by_group = SCHEMA.sort_by_group(table_of(SCHEMA, rows), key_groups)
     assert by_group.column(0).num_chunks > 1
     assert by_group.equals(at_once)
 
@@ -229,5 +231,5 @@ def test_rows_of_variables_that_are_gone_are_left_out() -> None:
         {"k": "a", VARIABLE: "many", INDEX: 3, "__state_many": {"gone": "x", "n": 1}},
     ]
     for table in (table_of(other, rows), other.sealed(table_of(other, rows))):
-        back = SCHEMA.wide(merge_elements(SCHEMA, element_runs(table, SCHEMA), bottom=True))
+        back = SCHEMA.to_wide_rows(merge_elements(SCHEMA, element_runs(table, SCHEMA), bottom=True))
         assert [(row[VARIABLE], row[INDEX], row["__state_many"]) for row in back.to_pylist()] == [("many", 3, {"n": 1})]

@@ -1,0 +1,62 @@
+"""What Spark 3.5 gets in place of what it lacks. It also works on Spark 4, so it is tested on each line."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkTypeError
+from pyspark.sql import SparkSession
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat import error_of_class, spark35
+
+SLOT = pa.schema([("place", pa.int32()), ("slot", pa.int32()), ("value", pa.string())])
+
+
+def rows_in(*batches: list[tuple[int, int | None, str | None]]) -> list[dict[str, object]]:
+    """Return the slot and the rows that a slot's function gets from a partition, one dictionary per row."""
+    function = spark35.slot_udf(lambda key, _, rows: rows.append_column("key", pa.array([key[0].as_py()] * len(rows))))
+    partition = [pa.record_batch([*zip(*batch, strict=True)], schema=SLOT) for batch in batches]
+    return [row for batch in function(iter(partition)) for row in batch.to_pylist()]
+
+
+def test_a_slot_gets_the_rows_of_all_record_batches_once() -> None:
+    """Its function is called once, with the rows of the partition and the number of the slot."""
+    rows = rows_in([(3, 3, "a"), (3, 3, None)], [(3, 3, "b")])
+    assert rows == [{"slot": 3, "value": value, "key": 3} for value in ("a", None, "b")]
+
+
+def test_a_slot_without_rows_gets_none() -> None:
+    """The row that the join leaves of such a slot has only its number."""
+    assert rows_in([(3, None, None)]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "text"),
+    [
+        (
+            "FIELD_NOT_NULLABLE_WITH_NAME",
+            {"field_name": "field n"},
+            "field n: This field is not nullable, but got None.",
+        ),
+        ("UDF_RETURN_TYPE", {"expected": "int", "actual": "str"}, "should be int, but is str."),
+        ("RESULT_COLUMN_SCHEMA_MISMATCH", {"expected": "2", "actual": "1"}, "Expected: 2 Actual: 1"),
+    ],
+)
+def test_errors_have_the_messages_of_spark_4(name: str, parameters: dict[str, str], text: str) -> None:
+    """On Spark 4 the messages are PySpark's own; those of Spark 3.5 are equal."""
+    error = spark35.error_of_class(PySparkTypeError, name, parameters)
+    assert str(error) == str(error_of_class(PySparkTypeError, name, parameters))
+    assert text in str(error)
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_what_spark_35_cannot_do_is_refused(spark: SparkSession) -> None:
+    """A heartbeat of another interval than a second, and a session without a JVM."""
+    with pytest.raises(ConfigError, match="5000 ms") as refused:
+        spark35.beats(spark, "k long", 5000)
+    assert refused.value.id == "RIFFLE-1000"
+    with pytest.raises(ConfigError, match="Spark Connect") as refused:
+        spark35.conf_of(spark)
+    assert refused.value.id == "RIFFLE-1001"
