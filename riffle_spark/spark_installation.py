@@ -88,12 +88,14 @@ class SparkInstallation:
 def python_problem(line: tuple[int, int], python: tuple[int, ...], *, has_setuptools: bool) -> str:
     """Return why a line of Spark does not run on a version of Python, empty if it does.
 
-    Spark 3.5 supports Python up to 3.11. It imports distutils, which Python 3.12 has only with setuptools; so have the
-    platforms that combine the two.
+    Spark 4.3 needs Python 3.11. Spark 3.5 supports Python up to 3.11. It imports distutils, which Python 3.12 has only
+    with setuptools, as platforms that combine the two have it.
     """
     version = ".".join(map(str, python[:2]))
     if not OLDEST_PYTHON <= python[:2] <= NEWEST_PYTHON:
         return f"riffle_spark does not support Python {version}"
+    if line >= (4, 3) and python[:2] == OLDEST_PYTHON:
+        return f"Spark {line[0]}.{line[1]} does not support Python {version}"
     if line >= (4, 0) or python[:2] <= SPARK_3_5_NEWEST_PYTHON or (python[:2] == (3, 12) and has_setuptools):
         return ""
     if python[:2] == (3, 12):

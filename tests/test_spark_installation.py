@@ -67,6 +67,9 @@ def test_without_jars_the_version_is_pysparks(tmp_path: Path, version: str, scal
         ((3, 5), (3, 13), True, True),
         ((4, 0), (3, 9), True, True),
         ((4, 0), (3, 13), False, False),
+        ((4, 2), (3, 10), False, False),
+        ((4, 3), (3, 10), False, True),
+        ((4, 3), (3, 11), False, False),
         ((4, 3), (3, 14), True, True),
     ],
 )

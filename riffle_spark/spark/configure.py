@@ -75,7 +75,8 @@ def _check_python() -> None:
         # Cause: Spark itself does not support this version of Python.
         raise ConfigError(
             f"{problem}.",
-            remedy="Use Python 3.10 to 3.13. For Spark 3.5 use 3.10 or 3.11, or 3.12 with setuptools.",
+            remedy="Use Python 3.10 to 3.13. For Spark 4.3 use 3.11 or newer. For Spark 3.5 use 3.10 or 3.11, or 3.12 "
+            "with setuptools.",
             where=sys.executable,
             id="RIFFLE-1160",
         )

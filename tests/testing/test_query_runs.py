@@ -77,7 +77,7 @@ def test_a_crash_changes_no_result(step: Any, spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_the_clock_and_the_watermark_move_on_request(spark: SparkSession) -> None:
-    """A time-out of processing time fires after its minute; a window closes without a row that is newer."""
+    """A time-out of processing time fires after its hour; a window closes without a row that is newer."""
 
     def remind(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if state.hasTimedOut:
@@ -86,14 +86,14 @@ def test_the_clock_and_the_watermark_move_on_request(spark: SparkSession) -> Non
             return
         list(frames)
         state.update((1,))
-        state.setTimeoutDuration(60_000)
+        state.setTimeoutDuration(3_600_000)
 
     def reminders(events: DataFrame) -> DataFrame:
         grouped = events.groupBy("page")
         output = "page string, due boolean"
         return grouped.applyInPandasWithState(remind, output, "n long", "append", "ProcessingTimeTimeout")
 
-    batches = [Batch([click(1, "a")]), Batch([click(2, "b")], advance=50), Batch(advance=20), Batch(advance=60)]
+    batches = [Batch([click(1, "a")]), Batch([click(2, "b")], advance=3000), Batch(advance=1200), Batch(advance=3600)]
     due = [{"page": "a", "due": True}], [{"page": "b", "due": True}]
     assert run(reminders, batches, schema=CLICKS) == [[], [], *due]
 

@@ -55,7 +55,10 @@ def check_python(python: PythonFacts, spark: SparkInstallation | None) -> Result
     problem = python_problem(line, python.version, has_setuptools="setuptools" in python.packages)
     if not problem:
         return Result("python", "ok", f"{fact}.")
-    remedy = "Use Python 3.10 to 3.13. For Spark 3.5 use 3.10 or 3.11, or 3.12 with setuptools."
+    remedy = (
+        "Use Python 3.10 to 3.13. For Spark 4.3 use 3.11 or newer. For Spark 3.5 use 3.10 or 3.11, or 3.12 "
+        "with setuptools."
+    )
     return Result("python", "error", f"{fact}. {problem}.", remedy)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark import StorageLevel
+from pyspark import SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import DataFrame as ClassicFrame
@@ -46,6 +46,7 @@ __all__ = [
     "cogrouped",
     "cogrouped_in_jvm",
     "conf_of",
+    "ddl_of",
     "error_of_class",
     "has_python_source",
     "kept_without_rows",
@@ -140,6 +141,12 @@ class SlotCall:
         """Return a node that calls another function on the rows of other nodes."""
         join = looked_up(jvm, f"{_EXECUTION}.joins.{_JOIN}")(*self._join, slots, rows, False)
         return looked_up(jvm, f"{_EXECUTION}.python.{_MAP}")(udf, self.output, join, False)
+
+
+def ddl_of(schema: StructType) -> str:
+    """Return a schema in DDL, as PySpark 4 does it."""
+    context: Any = SparkContext._active_spark_context
+    return str(looked_up(context._jvm, "org.apache.spark.sql.types.DataType", "fromJson")(schema.json()).toDDL())
 
 
 def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the signature of all lines

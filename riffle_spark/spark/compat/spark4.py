@@ -46,6 +46,7 @@ __all__ = [
     "cogrouped",
     "cogrouped_in_jvm",
     "conf_of",
+    "ddl_of",
     "error_of_class",
     "has_python_source",
     "kept_without_rows",
@@ -113,6 +114,11 @@ class SlotCall:
     def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
         """Return a node that calls another function on the rows of other nodes."""
         return looked_up(jvm, f"{_PYTHON}.{_COGROUP}")(*self._groups, udf, self.output, slots, rows)
+
+
+def ddl_of(schema: StructType) -> str:
+    """Return a schema in DDL."""
+    return schema.toDDL()
 
 
 def has_python_source(state: Any, name: str) -> bool:

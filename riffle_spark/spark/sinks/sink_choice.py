@@ -9,6 +9,7 @@ from pyspark.sql.types import StructField, StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.routing import quoted
 from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
@@ -288,7 +289,7 @@ def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give
 def _create_table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> None:
     """Create the table ``name`` with the columns of ``frame``."""
     spark = frame.sparkSession
-    columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
+    columns = compat.ddl_of(StructType([StructField(field.name, field.dataType) for field in frame.schema]))
     path = (writer_settings.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
     parts = [f"create table {name} ({columns}) using {writer_settings.source(spark)}"]
     clauses = (("partitioned", writer_settings.partition_by), ("cluster", writer_settings.cluster_by))

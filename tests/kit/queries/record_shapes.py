@@ -2,6 +2,8 @@
 
 .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
+
+The ``applyInPandasWithState`` of Spark 3.5 fails with pyarrow 26. Its shapes were recorded with pyarrow 18.1.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import Played, play
 from tests.kit.queries.query_shape import Shape
 
-__all__ = ["FOLDER", "VERSIONS", "digest_of", "recorded"]
+__all__ = ["FOLDER", "VERSIONS", "digest_of", "is_recorded", "recorded"]
 
 FOLDER = DATA / "queries"
-VERSIONS = ("4.0.5", "4.3.0")
+VERSIONS = ("3.5.9", "4.0.5", "4.3.0")
 SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
 
 
@@ -34,6 +36,11 @@ def recorded(shape: Shape, version: str = pyspark.__version__) -> Played:
     """Return what Spark of a version made of a shape."""
     found = json.loads(_path(shape, version).read_text())
     return Played(found["columns"], found["steps"], found["watermarks"])
+
+
+def is_recorded(shape: Shape) -> bool:
+    """Return whether there is a recording of the Spark that is installed."""
+    return _path(shape, pyspark.__version__).exists()
 
 
 def digest_of(shape: Shape, version: str) -> str:

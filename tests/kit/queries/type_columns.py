@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.ml.linalg import DenseVector, Vectors
+from pyspark.sql import types
 
 __all__ = ["COLLATED", "KEPT", "READABLE", "REFUSED", "RefusedColumn", "TypeColumn", "exploded", "vector_of"]
+
+_HAS_SPARK4 = hasattr(types, "VariantType")
+"""Whether Spark has variants and collations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,9 @@ _WHOLE = (
     ),
 )  # fmt: skip
 
-KEPT: Sequence[TypeColumn] = (*_SCALARS, *_NESTED, *_WHOLE)
+KEPT: Sequence[TypeColumn] = tuple(
+    one for one in (*_SCALARS, *_NESTED, *_WHOLE) if one.type != "variant" or _HAS_SPARK4
+)
 """What is kept as in Spark."""
 _UNREADABLE = ("c_invalid", "c_timestamp_far", "c_ntz_far")
 _NULL_IN_PANDAS = ("c_float", "c_double")
@@ -150,13 +156,14 @@ READABLE: Sequence[TypeColumn] = (
     _Whole("c_readable_required", "struct", (f"CASE WHEN n % 3 > 0 THEN {_struct_of(_IN_REQUIRED)} END",)),
 )
 """What pandas can hold: text that is UTF-8, and times between 1677 and 2262."""
-COLLATED: Sequence[TypeColumn] = (
+_COLLATED = (
     _Whole("c_collated", "string", ("CASE WHEN n % 3 > 0 THEN CAST(n AS STRING) COLLATE UTF8_LCASE END",)),
     _Whole(
         "c_collated_fields", "array",
         ("CASE WHEN n % 3 > 0 THEN array(named_struct('a', CAST(n AS STRING) COLLATE UNICODE_CI, 'b', 1)) END",),
     ),
 )  # fmt: skip
+COLLATED: Sequence[TypeColumn] = _COLLATED if _HAS_SPARK4 else ()
 """What is kept as a value, and is neither a key nor compared."""
 REFUSED: Sequence[RefusedColumn] = (
     RefusedColumn("r_months", "INTERVAL '1-2' YEAR TO MONTH", "r_months", "interval year to month", "make_ym_interval"),

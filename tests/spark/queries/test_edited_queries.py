@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -234,9 +234,16 @@ BASES = {
         },
     ),
 }
+PROCESSORS = "processors"
+HAS_PROCESSORS = hasattr(GroupedData, "transformWithStateInPandas")
 EDITS = [(base, edit) for base, one in BASES.items() for edit in one.edits]
 LONG = ("a longer window", "a slide", "another delay", "rows once closed", "complete results of a new store", "append")
 """Edits that only long runs play: they start or keep stores as others do."""
+
+
+def _marks(base: str, edit: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.long] if edit in LONG else []
+    return [*marks, pytest.mark.needs_spark4("transformWithState")] if base == PROCESSORS else marks
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +257,9 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 @pytest.fixture(scope="module")
 def ran(spark: SparkSession, feed: Feed, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The folders of queries that ran on the first file."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in BASES}
-    for name, base in BASES.items():
+    bases = {name: base for name, base in BASES.items() if name != PROCESSORS or HAS_PROCESSORS}
+    folders = {name: tmp_path_factory.mktemp(name) for name in bases}
+    for name, base in bases.items():
         run(spark, feed, base.made, folders[name], base.mode)
     feed.add(MORE)
     return folders
@@ -275,10 +283,7 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
 
 @pytest.mark.parametrize(
     ("base", "edit"),
-    [
-        pytest.param(base, edit, id=f"{base}: {edit}", marks=pytest.mark.long if edit in LONG else ())
-        for base, edit in EDITS
-    ],
+    [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base, edit)) for base, edit in EDITS],
 )
 def test_an_edit_keeps_migrates_or_refuses(
     base: str, edit: str, spark: SparkSession, feed: Feed, ran: Mapping[str, Path], tmp_path: Path

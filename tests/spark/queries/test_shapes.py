@@ -13,7 +13,45 @@ pytestmark = pytest.mark.newer_spark
 
 BY_VERSION: dict[str, str] = {}
 """Shapes whose answers differ between versions of Spark, and why."""
-LATER: dict[str, tuple[str, ...]] = {}
+NEEDS_SPARK4 = ("texts", "session_no_gap")
+"""Shapes that Spark 3.5 does not run, beside processors: ``listagg``, and a gap of sessions by ``if``."""
+LATER: dict[str, tuple[str, ...]] = {
+    "3.5.9": (
+        "inner_after",
+        "semi_after",
+        "semi_compared",
+        "groups_count",
+        "groups_count_over_break",
+        "groups_null_key",
+        "groups_forgetful",
+        "groups_each_row",
+        "groups_mixed_state",
+        "sql_with",
+        "sql_complete",
+        "form_static_before",
+        "form_static_after",
+        "form_users_function",
+        "form_map_in_pandas_before",
+        "form_map_in_arrow_after",
+        "form_no_operator",
+        "form_static_frame_of_ours",
+        "chain_of_windows",
+        "chain_of_windows_over_restart",
+        "chain_by_window_time",
+        "chain_three",
+        "chain_joined_then_counted",
+        "chain_joined_after_then_counted",
+        "chain_joined_ever_then_counted",
+        "chain_outer_joined_then_counted",
+        "chain_counted_then_joined",
+        "chain_united_then_counted",
+        "chain_sessions_then_windows",
+        "chain_once_then_sessions",
+        "chain_once_then_counted_in_complete",
+        "chain_of_sketches",
+        "chain_windows_then_once",
+    )
+}
 """Shapes that are still to be recorded on a version."""
 
 
@@ -25,7 +63,10 @@ def test_every_recording_is_of_a_shape() -> None:
 
 def _recorded_on(version: str) -> list[Shape]:
     later = LATER.get(version, ())
-    return [shape for shape in SHAPES.values() if shape.name not in later]
+    shapes = [shape for shape in SHAPES.values() if shape.name not in later]
+    if not version.startswith("3."):
+        return shapes
+    return [shape for shape in shapes if shape.kind != "processor" and shape.name not in NEEDS_SPARK4]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -35,9 +76,11 @@ def test_recordings_are_of_what_shapes_are_fed_now(version: str) -> None:
 
 
 def test_versions_of_spark_do_the_same() -> None:
-    """What 4.0.5 and 4.3.0 gave differs in what is listed, and nothing else."""
-    one, other = VERSIONS
-    found = {shape.name: difference(recorded(shape, other), recorded(shape, one)) for shape in _recorded_on(other)}
+    """What they gave differs from what 4.0.5 gave in what is listed, and nothing else."""
+    found = dict[str, str]()
+    for version in VERSIONS:
+        for shape in _recorded_on(version):
+            found[shape.name] = found.get(shape.name) or difference(recorded(shape, version), recorded(shape, "4.0.5"))
     assert {name: said for name, said in found.items() if said and name not in BY_VERSION} == {}
     assert [name for name in BY_VERSION if not found[name]] == []
 

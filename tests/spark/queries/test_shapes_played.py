@@ -26,8 +26,12 @@ LIVE = ("sums", "tumbling_append", "tumbling_append_together", "session_meeting"
 
 def of(names: tuple[str, ...]) -> list[object]:
     """Return all shapes as arguments of a test; those that are not named take long."""
-    long = pytest.mark.long
-    return [pytest.param(shape, id=name, marks=() if name in names else long) for name, shape in SHAPES.items()]
+    return [pytest.param(shape, id=name, marks=_marks(shape, names)) for name, shape in SHAPES.items()]
+
+
+def _marks(shape: Shape, names: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    marks = [] if shape.name in names else [pytest.mark.long]
+    return [*marks, pytest.mark.needs_spark4("transformWithState")] if shape.kind == "processor" else marks
 
 
 @pytest.mark.parametrize("shape", of(OFTEN))
