@@ -89,7 +89,7 @@ class Copies:
         self._fill[member] += units * self._step[member]
 
     def least_loaded_by_zone(self, task: int) -> list[int]:
-        """Return each zone's least loaded member among those that have no copy of the task and are not quarantined for it.
+        """Return each zone's least loaded member that has no copy of the task and is not quarantined for it.
 
         Zones without such a member are left out.
         """
