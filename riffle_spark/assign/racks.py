@@ -89,9 +89,10 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
     if settings.rack_aware_assignment_strategy != "none" and not have_racks_effect(view, settings):
         without = sorted(member.id for member in view.members if member.rack is None)
         reason = f"the rack of {', '.join(without)} is unknown" if without else "all places cost the same"
+        remedy = "Set the rack of every executor" if without else "Do nothing if the input is in no rack"
         warnings.append(
             f"[RIFFLE-0785] Racks have no effect, because {reason}. "
-            f"What to do: Set the rack of every executor, or set rack_aware_assignment_strategy to none."
+            f"What to do: {remedy}, or set rack_aware_assignment_strategy to none."
         )
     tags = settings.rack_aware_assignment_tags
     if tags and any(member.rack is not None for member in view.members):
@@ -140,9 +141,9 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
 
 
 def _standby_bounds(copies: Copies) -> Bounds:
-    """Return the fewest and the most standbys that each member should have besides its own tasks.
+    """Return the fewest and the most standbys that each member may have: its load bounds less its owned tasks.
 
-    Only excess standbys leave a member.
+    A member that is already below its lower bound need not gain any. A member above its upper bound may keep all.
     """
     load = np.array(copies.load, np.int64)
     owned = np.bincount(np.array(copies.owners, np.int64), minlength=len(load)).astype(np.int64)

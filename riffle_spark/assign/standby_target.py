@@ -89,7 +89,10 @@ class Copies:
         self._fill[member] += units * self._step[member]
 
     def least_loaded_by_zone(self, task: int) -> list[int]:
-        """Return the least loaded member of every zone that does not hold a copy of the task."""
+        """Return each zone's least loaded member that has no copy of the task and is not quarantined for it.
+
+        Zones without such a member are left out.
+        """
         holders = self.holders(task)
         holders += list(self.board.quarantined[task]) if self.board.quarantined else []
         saved_fill = self._fill[holders]

@@ -198,7 +198,7 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
     """Raise ``ConfigError`` if sealed output may be undelivered, according to the checkpoint ``spark`` of its query.
 
     ``query_id`` is the query that adopts the state. ``is_confirmed`` is whether the operator says that it was
-    delivered.
+    delivered. It is also raised, even then, if ``query_id`` already owns the state and will deliver the batch itself.
     """
     next_batch = spark.next_batch() if spark.query_id() == tail.query_id else -1
     if next_batch == tail.version and tail.query_id == query_id:

@@ -119,7 +119,7 @@ _PARTS: Final[Mapping[str, Mapping[str, values.Check]]] = {
 
 
 def list_items(content: Json, name: str) -> list[Json]:
-    """Return the objects in the list ``name`` of a JSON object; empty if the list is missing or null."""
+    """Return the objects in the list ``name`` of a checked JSON object; empty if the list is missing or null."""
     return cast("list[Json]", content.get(name) or [])
 
 

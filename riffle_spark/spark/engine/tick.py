@@ -117,7 +117,7 @@ class Tick:
         if self._stream is None:
             return
         try:
-            if by_watermark and self._without_rows and _moves(batch, incoming.watermark_ms or 0):
+            if by_watermark and self._without_rows and _advances_watermark(batch, incoming.watermark_ms or 0):
                 self.now()
                 if incoming.available_now:
                     _admit_latest(batch, self._stream)
@@ -240,10 +240,11 @@ def _stream(frame: DataFrame) -> Any:
     return handles.looked_up(_jvm(spark), f"{name}$", "MODULE$").apply(schema, handles.session(spark).sqlContext())
 
 
-def _moves(batch: DataFrame, watermark_ms: int) -> bool:
-    """Return whether the batch's rows move the watermark for the next batch.
+def _advances_watermark(batch: DataFrame, watermark_ms: int) -> bool:
+    """Update Spark's watermark tracker from the executed plan, and return whether it is above ``watermark_ms`` now.
 
-    Spark updates its tracker in the same way at the end of the batch. Updating it twice changes nothing.
+    Call it after the rows of the batch were read. Spark repeats the update at the end of the batch, which changes
+    nothing.
     """
     execution = inventory.running_query(batch)
     tracker = execution.watermarkTracker()

@@ -184,10 +184,10 @@ class _StandIn:
         """Raise Spark's error for a method of the cells, and ``AttributeError`` for any other name."""
         if method not in DOING[self.__dict__["_kind"]]:
             raise AttributeError(method)
-        return self._method(method, *DOING[self._kind][method])
+        return self._resolve_method(method, *DOING[self._kind][method])
 
-    def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
-        """Raise Spark's error for the call of a method."""
+    def _resolve_method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
+        """Raise Spark's error. A subclass may return a replacement for the method instead."""
         raise self._error(operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:
@@ -214,11 +214,11 @@ class Keyless(_StandIn):
 class Deleted(_StandIn):
     """Replaces the cells of a variable that ``init`` deleted. As in Spark, iterating over them yields nothing."""
 
-    def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
+    def _resolve_method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
         """Return a function without results for a method that iterates. Raise Spark's error for any other method."""
         if (self._kind, method) in _ITERATORS:
             return lambda: iter(())
-        return super()._method(method, operation, doing)
+        return super()._resolve_method(method, operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
         """Return the error for a call on a deleted variable."""

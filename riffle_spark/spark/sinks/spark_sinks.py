@@ -75,12 +75,15 @@ class FileSink:
         """
         line = line_folder(delivery)
         if line != self._line:
-            self._check_line(line, delivery.batch_id)
+            self._claim_table(line, delivery.batch_id)
             self._line = line
         self._sink.addBatch(delivery.batch_id, frame._jdf)
 
-    def _check_line(self, line: str, batch_id: int) -> None:
-        """Raise ``ConflictError`` if a batch does not fit the table's list of batches, and mark the query's folder.
+    def _claim_table(self, line: str, batch_id: int) -> None:
+        """Check that a batch can follow the newest one of the table, and claim the table for the query.
+
+        Writes empty entries for earlier batches that the table's list lacks, and the folder ``_riffle/<line>`` in the
+        table's folder. Raises ``ConflictError`` if the files belong to another query or were written before a rollback.
 
         ``line`` is the result of ``line_folder`` for the query. It changes when the query is rolled back.
         """

@@ -93,7 +93,7 @@ class Reading:
         self._keys = keys
         self._hashes = copy.hashes
         self._spans: dict[str, list[Ranges]] = {}
-        self._entries: dict[str, _Entries] = {}
+        self._entries: dict[str, _MapEntries] = {}
         self.first_ms = first_ms_of(copy.first_ms)
 
     def add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
@@ -144,7 +144,7 @@ class Reading:
         entries = self._entries.get(variable)
         if entries is None:
             spans = self._spans_of(variable)
-            entries = self._entries[variable] = _Entries(self._schema.by_name[variable], self._runs[variable], spans)
+            entries = self._entries[variable] = _MapEntries(self._schema.by_name[variable], self._runs[variable], spans)
         return entries.get(number, name, now_ms)
 
     def next_indexes(self, variable: str, numbers: Indices) -> Indices:
@@ -261,21 +261,24 @@ class _View:
         return tuple([get(place) for get in self._values])
 
 
-class _Entries:
-    """The entries of one map variable. ``spans`` are the ranges of the keys' rows in each run, newest run first."""
+class _MapEntries:
+    """Index the entries of one map variable for lookups by key number and map key.
 
-    def __init__(self, variable: Variable, runs: Sequence[ElementRun], spans: Sequence[Ranges]) -> None:
+    ``key_ranges`` has the ranges of the keys' rows in each run, newest run first.
+    """
+
+    def __init__(self, variable: Variable, runs: Sequence[ElementRun], key_ranges: Sequence[Ranges]) -> None:
         self._variable = variable
         self._runs = runs
         self._views: list[_View | None] = [None] * len(runs)
-        count = len(spans[0].starts) if spans else 0
-        hits = [np.flatnonzero(ends > starts) for starts, ends in spans]
+        count = len(key_ranges[0].starts) if key_ranges else 0
+        hits = [np.flatnonzero(ends > starts) for starts, ends in key_ranges]
         key_numbers = np.concatenate([np.empty(0, np.int64), *hits])
         order = np.argsort(key_numbers, kind="stable")
         self._first = np.searchsorted(key_numbers[order], np.arange(count + 1)).tolist()
         self._run = np.repeat(np.arange(len(runs)), [len(numbers) for numbers in hits])[order].tolist()
-        starts = [ranges.starts[numbers] for ranges, numbers in zip(spans, hits, strict=True)]
-        ends = [ranges.ends[numbers] for ranges, numbers in zip(spans, hits, strict=True)]
+        starts = [ranges.starts[numbers] for ranges, numbers in zip(key_ranges, hits, strict=True)]
+        ends = [ranges.ends[numbers] for ranges, numbers in zip(key_ranges, hits, strict=True)]
         self._start = np.concatenate([key_numbers[:0], *starts])[order].tolist()
         self._end = np.concatenate([key_numbers[:0], *ends])[order].tolist()
 

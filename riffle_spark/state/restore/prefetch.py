@@ -73,7 +73,7 @@ class Budget:
         self._has_started = False
 
     def start_item(self) -> bool:
-        """Return whether another item may start, and count it as started if so."""
+        """Return whether another item may start: the first always, later ones until the deadline."""
         allowed = not self._has_started or self._clock() < self._deadline
         self._has_started = True
         return allowed

@@ -84,7 +84,7 @@ class StoreSchema(Protocol):
         ...
 
     def to_text(self) -> dict[str, str]:
-        """Return the schema as a record stores it, for ``schema_of_text``. ``text`` is for people."""
+        """Return the schema as the texts of a log record. ``schema_of_text`` reads them."""
         ...
 
     def can_read(self, text: Mapping[str, str]) -> bool:
