@@ -10,7 +10,7 @@ from collections.abc import Mapping
 __all__ = ["READERS", "READS"]
 
 READS = re.compile(
-    r"(?:json|tomllib|pickle)\.loads\(|Serializer\(\)\.loads\(|b64decode\(|open_stream\(|open_file\(|read_schema\(|"
+    r"(?:json|tomllib|pickle)\.loads\(|Serializer\(\)\.loads\(|b64decode\(|open_stream\(|\bopen_file\(|read_schema\(|"
     r"unpack_from\(|decompress\(|gzip\.open\(|input_stream\(pa\.|HTTPConnection\(|parse_response\(|fromstring\("
 )
 """What reads in Python and Arrow. Names of files and objects, and answers that boto3 has read, have no such mark: their
@@ -18,6 +18,7 @@ decoders are `names`, `folder of a member` and `answer of S3`.
 """
 
 _OF_SPARK = "Spark's JVM tells it in this process, and has read it itself"
+_OF_STORE = "the store's answers; tests/state/objects/test_http_stores.py sends damaged ones"
 _OWN_FUNCTION = "the user's own function, as PySpark pickled it in this process"
 
 READERS: Mapping[str, tuple[str, ...] | str] = {
@@ -51,6 +52,9 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/formats/bounded_json": ("record", "record body", "log"),
     "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
     "state/log/record": ("record", "record body", "log"),
+    "state/objects/azure": _OF_STORE,
+    "state/objects/azure_client": "a key that the process got in its own environment",
+    "state/objects/gcs": _OF_STORE,
     "state/objects/encryption": ("keys of a file", "keys of a variable", "encrypted part"),
     "state/schemas/history": ("schema text",),
     "state/schemas/store_schema": ("schema text",),
