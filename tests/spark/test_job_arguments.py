@@ -23,12 +23,12 @@ class NoText:
 FAULTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Stateful("t", NoText(), COUNTS), "RIFFLE-0377.*key"),  # type: ignore[arg-type]
     (lambda: Stateful("t", [NoText()], COUNTS), "RIFFLE-0377.*key"),  # type: ignore[list-item]
-    (lambda: Stateful("t", "k", COUNTS, order_by=3), "RIFFLE-0377.*order_by = 3"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", "k", COUNTS, order_by=3), "RIFFLE-0377.*order_by is 3"),  # type: ignore[arg-type]
     (lambda: Stateful("t", ["k", "j", "k"], COUNTS), "RIFFLE-0379.*'k'"),
     (lambda: Stateful("t", "k", print), "compute = .*print"),  # type: ignore[arg-type]
     (lambda: Stateful("t", "k", COUNTS, settings={"root": "file:///r"}), "RIFFLE-0381.*'root'"),  # type: ignore[arg-type]
     (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
-    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="s3a://b2/p")), "RIFFLE-0442"),
+    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="hdfs://b2/p")), "RIFFLE-0442"),
     (lambda: together(settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
     (lambda: Stateful("t", "k", COUNTS).into(None), "The sink None"),  # type: ignore[arg-type]
     (lambda: together(Stateful("t", "k", COUNTS)), "RIFFLE-0370"),  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
     assert len(fired(store, 99)) == 100
     assert store.session.next_due_ms() == 100
     assert store.session.keys(0).num_rows == 100
-    assert set(store.reading.asked) <= {"due", "due_by"}
+    assert set(store.reading.asked) <= {"find_due_elements", "find_due_time"}
 
 
 @pytest.mark.parametrize("ttl_ms", [2**63 - 1, 2**63 - 1 - 10, 2**63 - 1 - 11])

@@ -95,7 +95,7 @@ class Model:
         """Return what the retained records list: the newest ones, and the young ones."""
         newest = range(len(self.manifests))[-self.versions :]
         young = [s for s, written in enumerate(self.written) if self.now - written <= self.for_ms]
-        return set().union(*(self.manifests[s].objects() for s in {*newest, *young}))
+        return set().union(*(self.manifests[s].object_names() for s in {*newest, *young}))
 
     def sweep(self) -> None:
         """Delete what the tracker gives free; it must be retained by nothing."""
