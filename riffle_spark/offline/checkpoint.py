@@ -261,8 +261,8 @@ class Checkpoint:
         check_endpoint(options.s3.endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
-                f"{self.shown} contains credentials, which s3_endpoint does not support.",
-                remedy="Write s3://bucket/path. Give the credentials through boto3's default chain.",
+                f"The checkpoint {self.shown} contains credentials, which are not supported together with s3_endpoint.",
+                remedy="Write the checkpoint as s3://bucket/path. Give the credentials through boto3's default chain.",
                 where="--checkpoint",
                 id="RIFFLE-0129",
             )

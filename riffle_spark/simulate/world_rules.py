@@ -89,7 +89,7 @@ class WorldRules:
     def can_fire(self, slow: _Lags) -> bool:
         """Return whether any trigger of this class can fire.
 
-        ``slow`` are the standbys that have been falling behind.
+        ``slow`` are the standbys that have been falling behind. After the first of them it stays true.
         """
         self._had_slow_standby = self._had_slow_standby or bool(slow)
         return self._is_measured or self._had_slow_standby

@@ -53,7 +53,7 @@ class JobOperator:
     dead_letters: Callable[[DataFrame, Delivery], object] | None = None
 
     def rows(self, batch: DataFrame) -> DataFrame:
-        """Return the batch, or an empty frame with the columns that the operator reads instead."""
+        """Return the batch. If the operator reads another one's results, return an empty frame with their columns."""
         return batch if self.reads is None else self.reads.empty
 
 

@@ -118,6 +118,7 @@ class InlineLock:
         self.held = False
 
     def __enter__(self) -> None:
+        """Take the lock. Fail if it is held, because its only thread would wait for itself."""
         assert not self.held, "the thread that holds the lock would wait for itself"
         self.held = True
 

@@ -247,7 +247,7 @@ def _are_late(times: pa.ChunkedArray, watermark_ms: int) -> pa.ChunkedArray:
 
 
 def count_by_partition(rows: pa.Table, partition_column: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (key-group, partition, row count) of the rows. ``column`` has the numbers of the partitions."""
+    """Return (key-group, partition, row count) of the rows. ``partition_column`` has the partition numbers."""
     if rows.column(partition_column).null_count:  # rows of initial state
         rows = rows.filter(rows.column(partition_column).is_valid())
     if rows.num_rows == 0:

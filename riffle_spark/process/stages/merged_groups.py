@@ -176,7 +176,8 @@ class _GroupElements:
     def rows_of(self, function: str | None) -> tuple[pa.Table, Groups]:
         """Return the rows that a function merges, and their groups.
 
-        ``function`` is ``None`` for functions without DISTINCT.
+        A function with DISTINCT merges the first row of each value that is not stored yet. ``None`` stands for the
+        functions without DISTINCT, which merge all of their rows.
         """
         batch = self.batch
         if function is None:

@@ -153,7 +153,10 @@ class Setbacks:
             self._open_drops[executor] = (order.epoch, order.member, drops)
 
     def _take_open_drops(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
-        """Return an executor's open drops. Drops of another epoch or folder are forgotten: the copies may be needed."""
+        """Remove and return an executor's open drops.
+
+        Return none if they are of another epoch or folder, because those copies may be needed.
+        """
         epoch, member, drops = self._open_drops.pop(executor, (order.epoch, order.member, ()))
         return drops if (epoch, member) == (order.epoch, order.member) else ()
 

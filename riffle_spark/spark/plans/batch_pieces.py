@@ -83,7 +83,7 @@ class FrameRows:
     """
 
     def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
-        """Create a projection to these attributes, a Scala sequence."""
+        """Store the attributes (a Scala sequence) to which ``project`` maps the columns of a frame."""
         self._catalyst = catalyst
         self._attributes = attributes
         self._last: tuple[Node, Node] | None = None

@@ -120,7 +120,10 @@ class PlannedFunction:
         return self.reader.catalyst.estimate_distinct(self.function, column) if self.is_hashed else column
 
     def check_types(self, columns: Mapping[int, Column]) -> None:
-        """Raise ``ConfigError`` for an argument with a type that state cannot store or compare."""
+        """Raise ``ConfigError`` for an argument with a type that state cannot store or compare.
+
+        ``columns`` are the columns of the aggregate's input by attribute id.
+        """
         for position, argument in enumerate(self.arguments):
             argument_field = self.reader.field_json(argument, columns)
             is_compared = (self.kind, position) in _COMPARED

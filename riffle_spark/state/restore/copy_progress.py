@@ -32,6 +32,7 @@ class IncomingSnapshots:
     """The partly fetched snapshots of a member, for one piece of upkeep at a time."""
 
     def __init__(self, folder: Path) -> None:
+        """List the partly fetched snapshots in the member's ``folder``."""
         self._path = folder / "incoming"
         self._files = {(*file.address, file.snapshot_id) for file in list_incoming_files(self._path)}
         self._ranges: dict[tuple[str, int, str], list[FetchedRange]] = {}

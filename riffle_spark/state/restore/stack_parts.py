@@ -182,8 +182,8 @@ class StackParts:
     def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
         """Merge a stack or its top, if the parts above the lowest have grown. Return the bytes of merged parts.
 
-        That is more than ``share`` of the lowest part's bytes, twice that of its rows, or too many parts. ``timer_ms``
-        is that of ``runs``.
+        They have grown if they have more than ``share`` of the lowest part's bytes, or twice that share of its rows. If
+        there are too many parts, only the top is merged. ``timer_ms`` is that of ``read_runs``.
         """
         start = _merge_start(stack.parts, share)
         if start is None:
