@@ -287,7 +287,10 @@ def values_by_tag(value: Value) -> Value:
 
 @_described("a function, or its dotted path")
 def function(value: Value) -> Value:
-    """Check for a function or its dotted path."""
+    """Return the value if it is callable or a text that is not empty. The text is a dotted path, which is not imported.
+
+    Raises ``ValueError`` otherwise.
+    """
     if not callable(value) and not (isinstance(value, str) and value):
         raise ValueError("a function, or its path as text: package.module.name")
     return value

@@ -204,9 +204,9 @@ class Settings:
         example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
 
     local_disk_limit: _Share = Setting(
-        0.8, share, "a member whose disk is fuller gets no new key-groups, standbys or warm-ups, and refusals cause a "
-        "warning. Half-way from here to 100 %, key-groups leave it, `max_warmup_replicas` at a time. At three "
-        "quarters of the way, its standbys and warm-ups are removed at once",
+        0.8, share, "a member whose disk is fuller gets no new key-groups, standbys or warm-ups. If this prevents a "
+        "placement, a warning says so. Half-way from here to 100 %, key-groups leave it, `max_warmup_replicas` at a "
+        "time. At three quarters of the way, its standbys and warm-ups are removed at once",
         live=True, section="Copies on local disks")
     local_memory_limit: _Share = Setting(
         0.9, share, "a member whose Python workers use a larger share of their memory gets no new key-groups. Half-way "
@@ -219,8 +219,8 @@ class Settings:
         50_000_000, whole(0).of("bytes a second"),
         "how much an executor fetches in the background at most. 0: no limit", live=True)
     upkeep_timeout: _Duration = Setting(
-        60.0, seconds(1), "how long a piece of upkeep, or a census, may run beyond its second before it is [given "
-        "up](operations.md#upkeep-that-does-not-end)", live=True)
+        60.0, seconds(1), "a piece of upkeep or a census is planned to take 1 s. It is [given "
+        "up](operations.md#upkeep-that-does-not-end) if it takes this much longer", live=True)
 
     batch_attempts: _Whole = Setting(
         4, whole(1, 20), "how often a batch runs at most before the query fails. A batch runs again if an executor "

@@ -44,7 +44,10 @@ class Zones:
 
 
 def rack_zones(board: Board) -> Zones:
-    """Return the members grouped into one zone per rack."""
+    """Return the placeable members grouped into one zone per rack. Members without a rack share a zone.
+
+    Members that are not placeable have the zone -1.
+    """
     rack_of = {member.rack or "": member.rack for member in board.members}
     members_of: dict[str, list[int]] = {}
     for m, member in enumerate(board.members):

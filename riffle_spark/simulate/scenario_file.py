@@ -165,8 +165,8 @@ def check_fields(
     """
     if not isinstance(part, Mapping):
         raise ConfigError(
-            f"{part!r} is not a {kind}.",
-            remedy=f"Write an object with {', '.join(checks)}.",
+            f"The {kind} in {source} is not a JSON object: {part!r}.",
+            remedy=f"Write a JSON object with the fields {', '.join(checks)}.",
             where=where,
             id="RIFFLE-0257",
         )

@@ -15,6 +15,7 @@ import pytest
 from riffle_spark.spark_installation import python_problem
 from tests.kit.folders import CHECKOUT
 from tests.kit.pages import blocks
+from tests.kit.spark_matrix import find_python
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -71,22 +72,6 @@ RACKS = {
     "events": [{"at": 60, "lose": ["m0"]}],
 }
 CONFTEST = 'pytest_plugins = ["riffle_spark.testing.fixtures"]\n'
-
-
-def find_python(version: str) -> str | None:
-    """Return an interpreter of a version (3.12) that can make environments, from the path or from pyenv's folder."""
-    candidates = [shutil.which(f"python{version}"), *map(str, pyenv_pythons(version))]
-    for candidate in filter(None, candidates):
-        command = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        if answer.stdout.strip() == version:
-            return candidate
-    return None
-
-
-def pyenv_pythons(version: str) -> list[Path]:
-    """Return the interpreters of a version that pyenv has installed."""
-    return sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
 
 
 def clean_environment() -> dict[str, str]:

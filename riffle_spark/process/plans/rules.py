@@ -133,8 +133,8 @@ REFUSED: Final = {
         id="RIFFLE-0618",
     ),
     "struct_key": Refusal(
-        "applyInPandasWithState or transformWithState by a struct, such as a window is not supported, because keys are"
-        " stored as plain columns, so the function would get other columns than declared.",
+        "applyInPandasWithState or transformWithState by a struct or window is not supported, because keys "
+        "are stored as plain columns, so the function would get other columns than declared.",
         "Group by the fields: window.start and window.end.",
         id="RIFFLE-0619",
     ),

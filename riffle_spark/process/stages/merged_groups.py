@@ -214,7 +214,7 @@ class _StoredFunction:
         return _StoredFunction(spec, merge, [pa.field(buffer.name, type) for buffer, type in stored])
 
     def row_columns(self, rows: pa.Table) -> Iterator[pa.Array]:
-        """Yield the buffer columns of the rows, with constant buffers filled in."""
+        """Yield this function's buffer columns of a batch's input rows, with constant buffers filled in."""
         for buffer in self.spec.inputs:
             if buffer.literal is None:
                 yield one_array(rows.column(buffer.name))

@@ -20,7 +20,7 @@ REQUIREMENTS: Final = {
     "botocore": "boto3>=1.35.0",
     "numpy": "numpy>=1.26",
     "pandas": "pandas>=2.2,<3",
-    "pyarrow": "pyarrow>=15",
+    "pyarrow": "pyarrow>=18",
     "xxhash": "xxhash>=3.4",
 }
 """The package to install per module that executors need. Python cannot import compiled modules from a zip file."""

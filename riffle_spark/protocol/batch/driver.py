@@ -4,7 +4,7 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import load_assignor_setting
@@ -122,7 +122,7 @@ class Driver:
         """Return the settings in effect."""
         return self._settings
 
-    def stored_rows(self) -> dict[str, int]:
+    def stored_rows(self) -> Mapping[str, int]:
         """Return the number of stored rows by store. A key that is in several parts counts once per part."""
         return self._log.manifest.count_rows()
 

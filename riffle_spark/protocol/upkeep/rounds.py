@@ -109,7 +109,7 @@ class Rounds:
         # Cause: The executors were lost, do not answer, or reported failures of upkeep.
         raise UnavailableError(
             f"Upkeep did not run on executors {', '.join(sorted(remaining))}.",
-            remedy="Read their warnings, and call this again.",
+            remedy="Read their warnings, and call clean_up() again.",
             id="RIFFLE-0243",
         )
 

@@ -50,10 +50,12 @@ def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str,
 def check_stored(
     stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], accepted: str, taken_over: str
 ) -> None:
-    """Compare the stages with the ``stored`` schemas, by store. Log warnings of columns that start or end.
+    """Check that the stages can continue the ``stored`` schemas, which are given by store.
 
-    ``accepted`` and ``taken_over`` are the texts of the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
-    for a column with another meaning that is not accepted, or without a meaning that is not taken over.
+    Logs a warning per unused store and per added or dropped column. ``accepted`` and ``taken_over`` are the texts of
+    the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError`` for a column with another or an unknown meaning,
+    unless ``accepted`` permits the change, for stores whose stages cannot be distinguished, and if there is nothing to
+    take over.
     """
     if taken_over and not any(stage.store in stored for stage in stages):
         raise ConfigError(

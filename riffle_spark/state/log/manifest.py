@@ -131,6 +131,10 @@ class Entry:
         assert self.cut == base.head, f"cut at {self.cut}, but the base has head {base.head}"
         return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
 
+    def count_rows(self) -> int:
+        """Return the number of rows in the snapshot and all links."""
+        return sum(link.rows for link in self.chain) + (self.snapshot.rows if self.snapshot else 0)
+
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
         """Return the entry with one more link and this timer."""
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
@@ -150,9 +154,13 @@ EMPTY = Entry()
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The entries by (store, key-group). Key-groups without an entry are empty."""
+    """The entries by (store, key-group). Key-groups without an entry are empty.
+
+    ``row_counts`` holds the result of ``count_rows`` if it is known. A manifest that is made from this one updates it.
+    """
 
     entries: Mapping[Address, Entry] = field(default_factory=dict)
+    row_counts: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
     def entry(self, store: str, key_group: int) -> Entry:
         """Return a key-group's entry, an empty one if it has no state."""
@@ -160,15 +168,29 @@ class Manifest:
 
     def with_entries(self, changes: Mapping[Address, Entry]) -> "Manifest":
         """Return the manifest with the entries in ``changes`` added or replaced."""
-        return Manifest({**self.entries, **changes}) if changes else self
+        if not changes:
+            return self
+        return Manifest({**self.entries, **changes}, self._updated_counts(changes))
 
-    def count_rows(self) -> dict[str, int]:
-        """Return the number of rows in all parts of each store. A key that is in several parts counts several times."""
-        rows: dict[str, int] = {}
-        for (store, _), entry in self.entries.items():
-            chain_rows = sum(link.rows for link in entry.chain)
-            rows[store] = rows.get(store, 0) + chain_rows + (entry.snapshot.rows if entry.snapshot else 0)
-        return rows
+    def count_rows(self) -> Mapping[str, int]:
+        """Return the number of rows in all parts of each store. A key that is in several parts counts several times.
+
+        All entries are read once. Later manifests only count what changed.
+        """
+        if self.row_counts is None:
+            counts = Manifest(row_counts={})._updated_counts(self.entries)
+            object.__setattr__(self, "row_counts", counts)
+        assert self.row_counts is not None
+        return self.row_counts
+
+    def _updated_counts(self, changes: Mapping[Address, Entry]) -> Mapping[str, int] | None:
+        """Return the row counts with ``changes``, ``None`` if those of this manifest are unknown."""
+        if self.row_counts is None:
+            return None
+        counts = dict(self.row_counts)
+        for (store, key_group), entry in changes.items():
+            counts[store] = counts.get(store, 0) + entry.count_rows() - self.entry(store, key_group).count_rows()
+        return counts
 
     def object_names(self) -> set[str]:
         """Return the names of all deltas and snapshots that the entries need."""

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects import http_store, store
-from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
+from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Action, Rule
 from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
 from riffle_spark.state.objects.options import StoreOptions
@@ -86,7 +86,7 @@ class AzureStore(http_store.HttpStore):
             "prints. If the account has a firewall, let this network in or use a private endpoint.",
             id="RIFFLE-1089",
         ),
-        Rule(Action.AGAIN, statuses=frozenset({408, 409, 425, 429}) | (frozenset(range(500, 600)) - NOT_IMPLEMENTED)),
+        Rule(Action.AGAIN, statuses=TRANSIENT - NOT_IMPLEMENTED),
         Rule(
             Action.FINAL,
             problem="{operation} was refused: {status} {code}: {message}.",

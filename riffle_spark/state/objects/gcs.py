@@ -18,7 +18,7 @@ from google.auth.transport.requests import Request as TokenRequest
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.objects import http_store, store
-from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule
+from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Action, Rule
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
 from riffle_spark.state.objects.options import StoreOptions
 
@@ -101,7 +101,7 @@ class GcsStore(http_store.HttpStore):
             remedy=_RIGHTS,
             id="RIFFLE-1075",
         ),
-        Rule(Action.AGAIN, statuses=frozenset({408, 409, 425, 429}) | (frozenset(range(500, 600)) - NOT_IMPLEMENTED)),
+        Rule(Action.AGAIN, statuses=TRANSIENT - NOT_IMPLEMENTED),
         Rule(
             Action.FINAL,
             problem="{operation} was refused: {status} {code}: {message}.",

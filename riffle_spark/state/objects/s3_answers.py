@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, Action, Rule, first_match
+from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Action, Rule, first_match
 
 __all__ = ["CREDENTIAL_CHAIN", "TABLE", "rule_of"]
 
@@ -172,7 +172,7 @@ TABLE: Final = (
         remedy=f"Check `s3_endpoint`, `s3_region`, and that the credentials ({CREDENTIAL_CHAIN}) have not expired.",
         id="RIFFLE-0505",
     ),
-    Rule(Action.AGAIN, statuses=frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))),
+    Rule(Action.AGAIN, statuses=TRANSIENT),
     Rule(
         Action.FINAL,
         problem="{operation} was refused: {status} {code}: {message}.",

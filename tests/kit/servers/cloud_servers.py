@@ -57,7 +57,7 @@ class CloudServer(Server):
         raise NotImplementedError
 
     def new_root(self) -> str:
-        """Return the URL of a root that nobody has used."""
+        """Return the URL of an unused root."""
         raise NotImplementedError
 
     def command(self) -> list[str]:
@@ -106,7 +106,7 @@ class GcsServer(CloudServer):
         return StoreOptions(gcs=GcsOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
-        """Return the URL of a root that nobody has used."""
+        """Return the URL of an unused root."""
         return f"gs://{self.bucket}/{uuid.uuid4().hex}"
 
     def command(self) -> list[str]:
@@ -143,7 +143,7 @@ class AzureServer(CloudServer):
         return StoreOptions(azure=AzureOptions(endpoint=self.endpoint), max_attempts=2, patience_seconds=0)
 
     def new_root(self) -> str:
-        """Return the URL of a root that nobody has used."""
+        """Return the URL of an unused root."""
         return f"abfss://{self.bucket}@{AZURE_ACCOUNT}.dfs.core.windows.net/{uuid.uuid4().hex}"
 
     def command(self) -> list[str]:

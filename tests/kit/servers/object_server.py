@@ -34,7 +34,7 @@ class ObjectServer:
         )
 
     def new_root(self) -> str:
-        """Return the URL of a root that nobody has used."""
+        """Return the URL of an unused root."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}"
 
     @contextlib.contextmanager
@@ -56,7 +56,7 @@ class ObjectServer:
 def running_server(log: Path, scheme: str = "http", tls: Path | None = None) -> Iterator[str]:
     """Run a server process on a free loopback port; yield its endpoint. It ends with the block.
 
-    With https it uses the certificate of ``tls``, or one that nobody signed.
+    With https it uses the certificate of ``tls``, or a self-signed one.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

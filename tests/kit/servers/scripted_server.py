@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -124,3 +125,16 @@ def scripted_server() -> Iterator[ScriptedServer]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def put_beside_fork(store: ObjectStore) -> None:
+    """Put an object twice, once in a forked child, and once more."""
+    store.put_if_absent("log/1", b"abc")
+    store.put_if_absent("log/2", b"abc")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            store.put_if_absent("log/3", b"abc")
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.put_if_absent("log/4", b"abc")

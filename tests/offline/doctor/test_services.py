@@ -113,7 +113,7 @@ def test_an_s3_server_is_probed(object_server: ObjectServer) -> None:
 
 def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: ObjectServer) -> None:
     """A missing bucket is an error, a closed port is not."""
-    missing = store_facts(open_store("s3://nobody-made-it/x", object_server.options))
+    missing = store_facts(open_store("s3://missing-bucket/x", object_server.options))
     assert (missing.failed, missing.is_reachable) == ("put", True)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))

@@ -76,7 +76,7 @@ def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(olde
         assert not log.next_is_absent()
     with pytest.raises(FencedError):
         log.append(drafted("a", 3), log.manifest)
-    assert not store.exists(paths.record_name(3)), "nobody is to take it for the one that the oldest record follows"
+    assert not store.exists(paths.record_name(3)), "it could be mistaken for the record before the oldest one"
 
 
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:

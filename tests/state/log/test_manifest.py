@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
 from tests.kit.state.drawn_records import attempt, entry, link
 
 VERSIONS = st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=8).map(sorted)
@@ -82,3 +82,14 @@ def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
     older = whole.replace_by_snapshot(snapshot_at(whole.chain[0]))
     assert older is not None
     assert older.replace_by_snapshot(snapshot_at(whole.chain[1])) == newer
+
+
+@given(st.lists(st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), VERSIONS), max_size=5))
+def test_rows_are_counted_from_the_changes(steps: list[dict[tuple[str, int], list[int]]]) -> None:
+    """After any changes the counts are those of a manifest that reads all its entries."""
+    counted = Manifest()
+    counted.count_rows()
+    for step in steps:
+        counted = counted.with_entries({address: entry(*versions) for address, versions in step.items()})
+        assert counted.row_counts is not None
+        assert counted.count_rows() == Manifest(counted.entries).count_rows()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import sys
 import time
 import traceback
@@ -22,7 +20,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import AzureOptions, GcsOptions, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
-from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer
+from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, put_beside_fork
 
 PLANTED = "SECRETPLANTED0123456789"
 
@@ -90,16 +88,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer) -> None:
     """A kept connection serves one process."""
-    store = scripted.store(Answer(200), root=cloud.root)
-    store.put_if_absent("log/1", b"abc")
-    store.put_if_absent("log/2", b"abc")
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            store.put_if_absent("log/3", b"abc")
-        os._exit(0)
-    os.waitpid(child, 0)
-    store.put_if_absent("log/4", b"abc")
+    put_beside_fork(scripted.store(Answer(200), root=cloud.root))
     first, second, of_child, last = scripted.ports
     assert first == second == last
     assert of_child != first

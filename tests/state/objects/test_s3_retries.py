@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +11,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
-from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
+from tests.kit.servers.scripted_server import Answer, ScriptedServer, put_beside_fork, refusal
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -21,16 +19,7 @@ pytestmark = pytest.mark.usefixtures("aws_environment")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_makes_its_own_connections(scripted: ScriptedServer) -> None:
     """A kept connection serves one process: a child that used its parent's would read the parent's answers."""
-    store = scripted.store(Answer(200))
-    store.put_if_absent("log/1", b"abc")
-    store.put_if_absent("log/2", b"abc")
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            store.put_if_absent("log/3", b"abc")
-        os._exit(0)
-    os.waitpid(child, 0)
-    store.put_if_absent("log/4", b"abc")
+    put_beside_fork(scripted.store(Answer(200)))
     first, second, of_child, last = scripted.ports
     assert first == second == last
     assert of_child != first
