@@ -33,7 +33,7 @@ from riffle_spark.observe.status import Status, to_json
 
 __all__ = ["page_of"]
 
-_ASSETS: Final = "riffle_spark.observe.assets"
+_PACKAGE: Final = "riffle_spark.observe"
 _LINKS: Final = ("batches", "key-groups", "moves", "members", "stores", "source", "settings")
 
 
@@ -140,6 +140,6 @@ def _script() -> Markup:
 
 def _asset(name: str) -> Markup:
     """Return a file of the package. It must not contain the end of the element that it is put into."""
-    text = (resources.files(_ASSETS.rpartition(".")[0]) / "assets" / name).read_text("utf-8")
+    text = (resources.files(_PACKAGE) / "assets" / name).read_text("utf-8")
     assert "</s" not in text, name
     return Markup(text)
