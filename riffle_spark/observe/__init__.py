@@ -1,1 +1,1 @@
-"""Publish what a driver knows: metrics, and the exporters that send them somewhere. Needs no Spark."""
+"""What operators and other programs see of a query: metrics, status, exporters. Imports no PySpark."""

@@ -25,7 +25,7 @@ class PartitionLag:
     topic: str
     partition: int
     records: int
-    seconds: float | None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class MemberFacts:
     host: str
     rack: str | None = None
     state: MemberStatus = "active"
-    slots: int = 0
+    slots: int = 1
     owned: int = 0
     standbys: int = 0
     warmups: int = 0
@@ -79,9 +79,9 @@ class StoreFacts:
     """
 
     store: str
-    rows: int
-    bytes: int
-    chain_parts: int
+    rows: int = 0
+    bytes: int = 0
+    chain_parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class GroupFacts:
     """
 
     name: str
-    stores: tuple[str, ...]
-    owners: tuple[int, ...]
-    standbys: tuple[tuple[int, ...], ...]
-    warmups: tuple[tuple[int, ...], ...]
+    stores: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+    standbys: tuple[tuple[int, ...], ...] = ()
+    warmups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class DriverFacts:
     Attributes:
         time_ms: when they were collected (milliseconds since the epoch).
         query_id: Spark's id of the query, empty before the first batch.
-        query_name: Spark's name of the query, ``None`` if it has none.
+        query_name: Spark's name of the query, empty if it has none.
         run_id: Spark's id of the query's run, empty before the first batch.
         epoch: the number of the driver's claim, -1 before the first batch.
         version: the newest committed batch, -1 for none.
@@ -122,7 +122,7 @@ class DriverFacts:
 
     time_ms: int
     query_id: str = ""
-    query_name: str | None = None
+    query_name: str = ""
     run_id: str = ""
     epoch: int = -1
     version: int = -1

@@ -47,7 +47,7 @@ class FactCollector:
         """Create the collector of a driver with these parts, which has run no batch."""
         self.counters = Counters()
         self.source_lag = SourceLag()
-        self.query_name: str | None = None
+        self.query_name = ""
         self.commit_ms: int | None = None
         self._ownership = ownership
         self._operations = operations
@@ -55,7 +55,7 @@ class FactCollector:
         self._groups: tuple[GroupFacts, ...] = ()
         self._groups_key: _PlacementKey | None = None
 
-    def start_run(self, previous: Record | None, query_name: str | None) -> None:
+    def start_run(self, previous: Record | None, query_name: str) -> None:
         """Start a run of the query. ``previous`` is the newest record before the driver's claim."""
         self.query_name = query_name
         self.source_lag = SourceLag()

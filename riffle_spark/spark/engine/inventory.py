@@ -239,11 +239,10 @@ def offsets_before(batch: DataFrame, version: int) -> str | None:
     return None if execution is None else _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
 
 
-def query_name(batch: DataFrame) -> str | None:
-    """Return the name of a micro-batch's query, ``None`` if it has none or is unknown."""
+def query_name(batch: DataFrame) -> str:
+    """Return the name of a micro-batch's query, empty if it has none or is unknown."""
     execution = running_query(batch)
-    name = execution.name() if execution is not None else None
-    return None if name is None else str(name)
+    return str(execution.name() or "") if execution is not None else ""
 
 
 def offset_sources(batch: DataFrame) -> list[Any]:
