@@ -41,52 +41,25 @@ _PHASES: Final = {"enter": 4, "assign": 3, "run": 0, "deliver": 1, "commit": 2, 
 def summary_section(status: Status) -> Markup:
     """Return the figures that tell whether the query is well."""
     facts = status.facts
-    lags = [partition.seconds for partition in facts.source if partition.seconds is not None]
-    warming = [member for member in facts.members if member.warmups]
-    active = sum(member.state == "active" for member in facts.members)
-    ready = [member.warmup_seconds for member in warming if member.warmup_seconds is not None]
     commit_age = None if facts.commit_ms is None else (facts.time_ms - facts.commit_ms) / 1000
     delay = None if facts.watermark_ms is None else (facts.time_ms - facts.watermark_ms) / 1000
     per_minute, rows_per_second = _rates(status)
+    owned = count_part(sum(member.owned for member in facts.members))
     figures = [
         _figure("commit", "Since last commit", duration_part(commit_age), ["version ", count_part(facts.version)]),
         _figure(
-            "rate",
-            "Batches",
-            _with_unit(count_part(per_minute), "a minute"),
-            [count_part(rows_per_second), " rows a second"],
+            "rate", "Batches", _with_unit(count_part(per_minute), "a minute"), [count_part(rows_per_second), " rows/s"]
         ),
-        _figure(
-            "lag",
-            "Source lag",
-            _with_unit(count_part(sum(part.records for part in facts.source)), "records") if facts.source else NOTHING,
-            [duration_part(max(lags, default=None)), " behind"] if lags else "",
-        ),
+        _lag_figure(status),
         _figure("watermark", "Watermark delay", duration_part(delay), time_part(facts.watermark_ms, facts.time_ms)),
-        _figure(
-            "members",
-            "Members",
-            _with_unit(count_part(active), "active"),
-            f"of {len(facts.members)}" if active == len(facts.members) else _other_members(status),
-        ),
+        _members_figure(status),
         _figure(
             "owned",
             "Key-groups",
-            _with_unit(count_part(sum(member.owned for member in facts.members)), "owned"),
+            _with_unit(owned, "owned"),
             [count_part(sum(member.standbys for member in facts.members)), " standbys"],
         ),
-        _figure(
-            "warmups",
-            "Warm-ups",
-            count_part(sum(member.warmups for member in facts.members)),
-            [
-                bytes_part(sum(member.warmup_bytes for member in facts.members)),
-                " left",
-                [", ready in ", duration_part(max(ready))] if ready else "",
-            ]
-            if warming
-            else "",
-        ),
+        _warmups_figure(status),
         _figure(
             "state",
             "State",
@@ -97,20 +70,36 @@ def summary_section(status: Status) -> Markup:
     return section("summary", "Summary", element("dl", figures, class_="figures"))
 
 
-def _with_unit(number: Part, unit: str) -> Part:
-    return [number, " ", element("span", unit, class_="unit")]
+def _lag_figure(status: Status) -> Markup:
+    source = status.facts.source
+    seconds = [partition.seconds for partition in source if partition.seconds is not None]
+    records = _with_unit(count_part(sum(part.records for part in source)), "records") if source else NOTHING
+    return _figure("lag", "Source lag", records, [duration_part(max(seconds)), " behind"] if seconds else "")
+
+
+def _members_figure(status: Status) -> Markup:
+    states = [member.state for member in status.facts.members]
+    inactive = sorted(set(states) - {"active"})
+    detail = ", ".join(f"{states.count(state)} {state}" for state in inactive) or f"of {len(states)}"
+    return _figure("members", "Members", _with_unit(count_part(states.count("active")), "active"), detail)
+
+
+def _warmups_figure(status: Status) -> Markup:
+    members = [member for member in status.facts.members if member.warmups]
+    seconds = [member.warmup_seconds for member in members if member.warmup_seconds is not None]
+    left = bytes_part(sum(member.warmup_bytes for member in members))
+    ready = [", ready in ", duration_part(max(seconds))] if seconds else ""
+    number = count_part(sum(member.warmups for member in members))
+    return _figure("warmups", "Warm-ups", number, [left, " left", ready] if members else "")
 
 
 def _figure(name: str, label: str, value: Part, detail: Part) -> Markup:
-    return element(
-        "div", element("dt", label), element("dd", value, class_="value"), element("dd", detail), id=f"figure-{name}"
-    )
+    content = (element("dt", label), element("dd", value, class_="value"), element("dd", detail))
+    return element("div", *content, id=f"figure-{name}")
 
 
-def _other_members(status: Status) -> str:
-    """Return how many members are not active, by state."""
-    states = [member.state for member in status.facts.members if member.state != "active"]
-    return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+def _with_unit(number: Part, unit: str) -> Part:
+    return [number, " ", element("span", unit, class_="unit")]
 
 
 def _rates(status: Status) -> tuple[float | None, float | None]:
