@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark import SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -213,7 +212,7 @@ def _prefer_slots(spark: SparkSession, rdd: Any) -> None:
             rdd = dependencies.apply(0).rdd()
             dependencies = rdd.dependencies()
         opened_field(jvm, "org.apache.spark.rdd.RDD", "dependencies_").set(rdd, dependencies.reverse())
-    except Py4JError as error:
+    except Exception as error:  # noqa: BLE001 - the JVM may raise any error, and placement is an optimisation
         _logger.debug("Spark may run slots on other executors: %s", error)
 
 
