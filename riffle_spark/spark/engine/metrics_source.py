@@ -13,6 +13,7 @@ The MetricsSystem has no labels, so the values are totals (``observe.totals``).
 import json
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ __all__ = ["MetricsSource", "source_name"]
 _logger = logging.getLogger("riffle_spark")
 _GAUGE: Final = "com.codahale.metrics.DefaultSettableGauge"
 _ID_LENGTH: Final = 8
+_registered: Final[dict[str, "_Source"]] = {}
+"""The sources of this process by name. A restarted query may register its source before that of its last run ends."""
+_lock: Final = threading.Lock()
 
 
 def source_name(query_id: str, query_name: str | None) -> str:
@@ -106,7 +110,6 @@ class _Source:
         )
         self._reader = mapper.readerForUpdating(self._gauges).forType(kind)
         self._context = context
-        self._is_registered = False
 
     def set(self, values: dict[str, int | float]) -> None:
         """Set all gauges. Those without a value are removed: a metric that is unknown now is absent."""
@@ -119,12 +122,26 @@ class _Source:
             self._registry.remove(name)
         self._names = set(values)
         self._reader.readValue(json.dumps({name: {"value": value} for name, value in values.items()}))
-        if not self._is_registered:
+        if _registered.get(self._name) is not self:
+            self._register()
+
+    def _register(self) -> None:
+        """Add the source to the MetricsSystem, in place of one with the same name."""
+        with _lock:
+            earlier = _registered.get(self._name)
+            if earlier is not None:
+                earlier._remove()
             self._context.registerMetrics()
-            self._is_registered = True
+            _registered[self._name] = self
 
     def remove(self) -> None:
-        """Remove the source and its gauges from the MetricsSystem."""
+        """Remove the source and its gauges from the MetricsSystem, unless another has taken its place."""
+        with _lock:
+            if _registered.get(self._name) is self:
+                del _registered[self._name]
+                self._remove()
+
+    def _remove(self) -> None:
         sources = self._system.getSourcesByName(self._name)
         for number in range(sources.size()):
             self._system.removeSource(sources.apply(number))
