@@ -238,7 +238,7 @@ class Settings:
     otlp_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL, or `env`")),
         "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "
-        "receiver, or `env` for that of the variables `OTEL_EXPORTER_OTLP_*`. Needs `riffle-spark[otel]`. Not set: "
+        "receiver, or `env` for that of the variables `OTEL_EXPORTER_OTLP_*`. Needs the extra `otel`. Not set: "
         "nothing is sent. Empty: refused", example="http://127.0.0.1:4318")
     otlp_signals: _Word = Setting(
         "all", one_of("all", "metrics", "traces"), "what is sent there. Prometheus, for example, takes only `metrics`")

@@ -26,8 +26,8 @@ def ensure_gateway() -> Path:
 def ensure_program(module: str, tags: str = "") -> Path:
     """Return a Go program, built on the first call (some minutes, and a download of Go modules).
 
-    ``module`` is a package with its exact version, ``tags`` are its build tags. Raises ``ConfigError`` at once if it has to be built and Go is
-    missing, and ``UnavailableError`` with the end of Go's output if the build fails.
+    ``module`` is a package with its exact version, ``tags`` are its build tags. Raises ``ConfigError`` at once if it
+    has to be built and Go is missing, and ``UnavailableError`` with the end of Go's output if the build fails.
     """
     path, _, version = module.partition("@")
     name = path.rpartition("/")[2]

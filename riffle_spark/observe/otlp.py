@@ -14,10 +14,9 @@ The SDK reads further variables of its specification itself: headers, certificat
 """
 
 import logging
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Final
@@ -63,19 +62,21 @@ class Otlp:
 
     name = "OpenTelemetry (otlp_endpoint)"
 
-    def __init__(self, endpoint: str, signals: str, seconds: Callable[[], float]) -> None:
+    def __init__(
+        self, endpoint: str, signals: str, seconds: Callable[[], float], environment: Mapping[str, str]
+    ) -> None:
         """Create the exporters of the SDK. Nothing is sent yet.
 
         ``endpoint`` is the base URL of the receiver, or ``env``: the SDK then reads ``OTEL_EXPORTER_OTLP_ENDPOINT`` and
         its relatives. ``signals`` is ``all``, ``metrics`` or ``traces``. ``seconds`` returns the seconds of a
-        monotonic clock.
+        monotonic clock. ``environment`` has the intervals, if they are set.
         """
         base = None if endpoint == "env" else endpoint.rstrip("/")
         self._metrics = OTLPMetricExporter(endpoint=base and f"{base}/v1/metrics") if signals != "traces" else None
         self._traces = OTLPSpanExporter(endpoint=base and f"{base}/v1/traces") if signals != "metrics" else None
         self._seconds = seconds
-        self._metrics_due = _Due("OTEL_METRIC_EXPORT_INTERVAL", _METRIC_INTERVAL_MS, seconds)
-        self._spans_due = _Due("OTEL_BSP_SCHEDULE_DELAY", _SPAN_INTERVAL_MS, seconds)
+        self._metrics_due = _Due(environment.get("OTEL_METRIC_EXPORT_INTERVAL"), _METRIC_INTERVAL_MS, seconds)
+        self._spans_due = _Due(environment.get("OTEL_BSP_SCHEDULE_DELAY"), _SPAN_INTERVAL_MS, seconds)
         self._spans: deque[ReadableSpan] = deque(maxlen=_SPANS_KEPT)
         self._resource: Resource | None = None
         self._start_ms: int | None = None
@@ -140,11 +141,11 @@ class Otlp:
 
 
 class _Due:
-    """Decides when to send again, by a variable of the OpenTelemetry specification in milliseconds."""
+    """Decides when to send again. The interval is a text in milliseconds, or the default if that is no number."""
 
-    def __init__(self, variable: str, default_ms: float, seconds: Callable[[], float]) -> None:
+    def __init__(self, interval_ms: str | None, default_ms: float, seconds: Callable[[], float]) -> None:
         try:
-            self._interval = float(os.environ.get(variable) or default_ms) / 1000
+            self._interval = float(interval_ms or default_ms) / 1000
         except ValueError:
             self._interval = default_ms / 1000
         self._seconds = seconds

@@ -7,7 +7,6 @@ becomes a part of the name: ``riffle_members`` with ``state="quarantined"`` is `
 from collections.abc import Iterable
 from typing import Final
 
-from riffle_spark.observe.metric_list import METRICS
 from riffle_spark.observe.readings import Reading
 
 __all__ = ["FIXED_LABELS", "totals"]
@@ -16,15 +15,11 @@ FIXED_LABELS: Final = frozenset({"by", "decision", "kind", "phase", "role", "sta
 """The labels whose values the metric list enumerates."""
 _LARGEST: Final = frozenset({"seconds", "ratio"})
 """Units of gauges whose sum means nothing, so that the total is the largest value."""
-_ZEROS: Final = {metric.name: 0 for metric in METRICS if metric.kind == "counter" and not metric.labels}
 
 
 def totals(readings: Iterable[Reading]) -> dict[str, int | float]:
-    """Return one value per name: sums, and for gauges in seconds or shares the largest value.
-
-    Counters that have no label are 0 before they count. So a system sees how they grow from 0 to 1.
-    """
-    values: dict[str, int | float] = dict(_ZEROS)
+    """Return one value per name: sums, and for gauges in seconds or shares the largest value."""
+    values: dict[str, int | float] = {}
     for reading in readings:
         labels = zip(reading.metric.labels, reading.labels, strict=True)
         name = ".".join([reading.metric.name, *(value for label, value in labels if label in FIXED_LABELS)])

@@ -88,6 +88,7 @@ class RunningJob:
         self._exporters = Exporters((), self._clock.seconds)
         self._offset_sources: list[Any] = []
         self._may_rest = False
+        self._batch_began: float | None = None
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return whether the job belongs to the session's application. A process may run several in a row."""
@@ -122,6 +123,14 @@ class RunningJob:
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
+        self._batch_began = self._clock.seconds()
+        try:
+            return self._process(batch, batch_id)
+        finally:
+            self._batch_began = None
+
+    def _process(self, batch: DataFrame, batch_id: int) -> BatchReport:
+        """Run one micro-batch, export its figures and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
@@ -157,7 +166,7 @@ class RunningJob:
         Exporters start again, because the end of the run before has closed them.
         """
         self._exporters.close(0.0)
-        self._exporters = Exporters(exporters_of(self._settings), self._clock.seconds)
+        self._exporters = Exporters(exporters_of(self._settings, self._spark), self._clock.seconds)
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
         warning = unbounded_batches(batch)
@@ -210,7 +219,8 @@ class RunningJob:
             self._exporters.close(_STOP_SECONDS)
             return False
         if not is_idle:
-            self._exporters.publish_again(self._clock.wall_ms())
+            began = self._batch_began
+            self._exporters.publish_again(self._clock.wall_ms(), seconds - began if began is not None else 0.0)
             return True
         try:
             self.driver.between_batches(executors)

@@ -28,7 +28,7 @@ def trace_requests(server: ScriptedServer) -> list[ExportTraceServiceRequest]:
 
 def attributes_of(pairs: Iterable[KeyValue]) -> dict[str, str | int | float]:
     """Return attributes as a dictionary."""
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
 
 
 def points_of(request: ExportMetricsServiceRequest) -> Iterator[tuple[Metric, NumberDataPoint]]:
@@ -36,7 +36,7 @@ def points_of(request: ExportMetricsServiceRequest) -> Iterator[tuple[Metric, Nu
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
-                for point in getattr(metric, metric.WhichOneof("data")).data_points:
+                for point in getattr(metric, str(metric.WhichOneof("data"))).data_points:
                     yield metric, point
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,8 +22,8 @@ from tests.kit.simulated.world import World, one
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
 
-from riffle_spark.observe.otlp import Otlp  # noqa: E402 - needs the extra
-from tests.kit import otlp_receiver as received  # noqa: E402 - the same
+from riffle_spark.observe.otlp import Otlp
+from tests.kit import otlp_receiver as received
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def run_batches(folder: Path, count: int = 2) -> list[tuple[BatchReport, DriverF
 def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path: Path) -> None:
     """Each batch's points are the readings of its line: the same names, labels and values."""
     lines = JsonLines(str(tmp_path / "reports.jsonl"))
-    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds)
+    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
     for report, facts in run_batches(tmp_path):
         figures = readings(report, facts)
         lines.export(report, facts, figures)
@@ -71,7 +71,7 @@ def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path
 
 def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServer, tmp_path: Path) -> None:
     """Counters are cumulative and monotonic, units are those of UCUM, and all points name their query."""
-    exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds)
+    exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     exporter.export(report, facts, readings(report, facts))
     (request,) = received.metric_requests(receiver)
@@ -100,20 +100,23 @@ def test_resource_attributes_of_the_environment_have_precedence(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "clicks-job")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-    exporter = Otlp("env", "all", ManualClock().seconds)
+    exporter = Otlp("env", "all", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     exporter.export(report, facts, readings(report, facts))
-    for request in (*received.metric_requests(receiver), *received.trace_requests(receiver)):
-        resources: Any = getattr(request, "resource_metrics", None) or request.resource_spans  # type: ignore[union-attr]
-        attributes = received.attributes_of(resources[0].resource.attributes)
+    resources = [
+        *(request.resource_metrics[0].resource for request in received.metric_requests(receiver)),
+        *(request.resource_spans[0].resource for request in received.trace_requests(receiver)),
+    ]
+    assert len(resources) == 2
+    for resource in resources:
+        attributes = received.attributes_of(resource.attributes)
         assert attributes["service.name"] == "clicks-job"
         assert attributes["deployment.environment"] == "test"
-    assert len(receiver.seen) == 2
 
 
 def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServer, tmp_path: Path) -> None:
     """Phases lie one after another within the batch, and the slots of each executor within ``run``."""
-    exporter = Otlp(receiver.endpoint, "traces", ManualClock().seconds)
+    exporter = Otlp(receiver.endpoint, "traces", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     report = replace(report, seconds={"enter": 0.25, "run": 1.0, "commit": 0.5, "total": 2.0})
     exporter.export(report, facts, ())
@@ -145,7 +148,7 @@ def test_values_are_sent_when_they_are_due_and_at_the_end(
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10000")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3000")
     clock = ManualClock()
-    exporter = Otlp(receiver.endpoint, "all", clock.seconds)
+    exporter = Otlp(receiver.endpoint, "all", clock.seconds, os.environ)
     for report, facts in run_batches(tmp_path, 4):
         exporter.export(report, facts, readings(report, facts))
         clock.advance(2)
@@ -167,7 +170,7 @@ def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
     """
     receiver.answers[:] = [answer]
     moments = run_batches(tmp_path, 3)
-    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds)], ManualClock().seconds)
+    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
     with caplog.at_level("WARNING"):
         for report, facts in moments:
             running.publish(report, facts)
@@ -183,7 +186,7 @@ def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
 def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_path: Path) -> None:
     """Counters are sums, so nothing is lost but the moments in between."""
     receiver.answers[:] = [Answer(404), Answer(200)]
-    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds)], ManualClock().seconds)
+    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
     for report, facts in run_batches(tmp_path, 2):
         running.publish(report, facts)
     running.close(30)
@@ -195,7 +198,7 @@ def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path
     world = World(tmp_path)
     report = world.batch(0, one(987_654_321, "a-secret-key"))
     facts = replace(world.driver.facts(), query_id="0a1b2c3d", query_name="clicks")
-    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds)
+    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
     exporter.export(report, facts, readings(report, facts))
     exporter.close()
     assert len(receiver.seen) >= 2

@@ -36,7 +36,7 @@ _registered: Final[dict[str, "_Source"]] = {}
 _lock: Final = threading.Lock()
 
 
-def source_name(query_id: str, query_name: str | None) -> str:
+def source_name(query_id: str, query_name: str) -> str:
     """Return the name of a query's source without Spark's prefix ``plugin.``, such as ``riffle-clicks-0a1b2c3d``.
 
     It is the name of the query, or ``query``, and the start of its id. No name is the beginning of another, because
@@ -50,12 +50,12 @@ def source_name(query_id: str, query_name: str | None) -> str:
 
 
 class MetricsSource:
-    """Exports a query's totals to Spark's MetricsSystem. Without a JVM, as with Spark Connect, it does nothing."""
+    """Exports a query's totals to Spark's MetricsSystem."""
 
     name = "Spark's MetricsSystem"
 
     def __init__(self, spark: SparkSession) -> None:
-        """Create the exporter for the application of ``spark``. The first export registers the source."""
+        """Create the exporter for the application of ``spark``, a session with a JVM. The first export registers it."""
         self._spark = spark
         self._source: _Source | None = None
 
@@ -66,7 +66,7 @@ class MetricsSource:
         readings: Sequence[Reading],
     ) -> None:
         """Set the gauges: one call to the JVM, and some more when there are new ones. Raises the JVM's errors."""
-        if not handles.is_classic(self._spark) or not facts.query_id:
+        if not facts.query_id:
             return
         if self._source is None:
             self._source = _Source(self._spark, source_name(facts.query_id, facts.query_name))

@@ -84,6 +84,6 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
 
 def test_a_name_is_no_beginning_of_another() -> None:
     """Spark removes all metrics that begin with the name of a source."""
-    names = [source_name("0a1b2c3d-4e5f", name) for name in (None, "a", "a-b", "a.b", "query", "é")]
+    names = [source_name("0a1b2c3d-4e5f", name) for name in ("", "a", "a-b", "a.b", "query", "é")]
     assert names[0] == "riffle-query-0a1b2c3d"
     assert not [one for one in set(names) for other in set(names) - {one} if other.startswith(one)]
