@@ -23,6 +23,7 @@ from riffle_spark.console.options import (
     usage_errors,
 )
 from riffle_spark.console.plan import plan_command, simulate_command
+from riffle_spark.console.steering import STEERING_COMMANDS
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 from riffle_spark.settings import DISPATCHES
 
@@ -242,5 +243,5 @@ def policy(root: str | None, root_argument: str | None, kms_key: str | None, par
     echo(json.dumps(statements, indent=2))
 
 
-for command in (dispatch_command, doctor_command, keys_command, plan_command, simulate_command):
+for command in (dispatch_command, doctor_command, keys_command, plan_command, simulate_command, *STEERING_COMMANDS):
     main.add_command(command)

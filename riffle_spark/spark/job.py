@@ -82,6 +82,8 @@ class RunningJob:
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
         self._progress = SparkProgress()
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
+        self.is_steerable_while_idle = False
+        """Whether the driver reads requests between batches of the present run."""
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return whether the job belongs to the session's application. A process may run several in a row."""
@@ -126,13 +128,14 @@ class RunningJob:
         rows = batch if self._side_output is None else self._side_output.mapped(batch, incoming.time_ms)
         operators = self._operators.of_batch(rows)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
+        self.is_steerable_while_idle = inventory.may_rest(batch.sparkSession, incoming)
         report = self.driver.process(incoming, operators, self._work(batch, rows, operators))
         self._calls.done(batch, incoming)
         if self._tick is not None:
             self._schedule_tick(self._tick, batch, incoming, operators)
         self._log_report(report)
         self._show_in_spark(batch, report)
-        if inventory.may_rest(batch.sparkSession, incoming):
+        if self.is_steerable_while_idle:
             self._pulse.begin()
         return report
 
