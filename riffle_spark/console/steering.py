@@ -7,20 +7,29 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import check_root, echo, read_settings, store_options, usage_errors
+from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options, usage_errors
 from riffle_spark.setting_values import checked, seconds
 
 if TYPE_CHECKING:
     from riffle_spark.offline.steering import ListedRequest, Mailroom
     from riffle_spark.protocol.batch.mailbox import MailboxRequest
 
-__all__ = ["STEERING_COMMANDS"]
+__all__ = [
+    "drain_command",
+    "pause_command",
+    "pin_command",
+    "rebalance_command",
+    "requests_command",
+    "resume_command",
+    "set_command",
+    "undrain_command",
+    "unpin_command",
+]
 
-_Command = TypeVar("_Command", bound=Callable[..., object])
 _EXPIRES = "15 min"
 _NO_ANSWER = 4
 """Exit code if no answer arrived in time."""
@@ -70,7 +79,7 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
     return decorate
 
 
-def _request_options(command: _Command) -> _Command:
+def _request_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ROOT as the first argument, and the options of a request."""
     wait = click.option(
         "--wait",
@@ -88,17 +97,7 @@ def _request_options(command: _Command) -> _Command:
         callback=_duration,
         help="The driver does not apply the request after this time.",
     )
-    return _root(wait(expires(_json(command))))
-
-
-def _root(command: _Command) -> _Command:
-    """Add ROOT as the first argument, and the options of the store."""
-    return click.argument("root", callback=check_root)(store_options(command))
-
-
-def _json(command: _Command) -> _Command:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+    return root_argument(store_options(wait(expires(json_option(command)))))
 
 
 def _mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom":
@@ -133,7 +132,7 @@ def _line(listed: "ListedRequest") -> str:
 
 @_steers("drain")
 @click.argument("member")
-def _drain(member: str) -> dict[str, object]:
+def drain_command(member: str) -> dict[str, object]:
     """Move all key-groups away from MEMBER, so that its executor can be stopped.
 
     MEMBER is the id of a member or of its executor.
@@ -143,7 +142,7 @@ def _drain(member: str) -> dict[str, object]:
 
 @_steers("undrain")
 @click.argument("member")
-def _undrain(member: str) -> dict[str, object]:
+def undrain_command(member: str) -> dict[str, object]:
     """Let MEMBER own key-groups again after a drain."""
     return {"member": member}
 
@@ -152,7 +151,7 @@ def _undrain(member: str) -> dict[str, object]:
 @click.argument("key_group", callback=_key_group)
 @click.argument("member")
 @click.option("--store", help="A store of the co-location group. Required if the query has several groups.")
-def _pin(key_group: int | list[object], member: str, store: str | None) -> dict[str, object]:
+def pin_command(key_group: int | list[object], member: str, store: str | None) -> dict[str, object]:
     """Keep KEY_GROUP on MEMBER.
 
     KEY_GROUP is a number, or TOPIC:PARTITION with dispatch by partition. It moves once MEMBER has a warm copy.
@@ -163,32 +162,32 @@ def _pin(key_group: int | list[object], member: str, store: str | None) -> dict[
 @_steers("unpin")
 @click.argument("key_group", callback=_key_group)
 @click.option("--store", help="A store of the co-location group. Required if the query has several groups.")
-def _unpin(key_group: int | list[object], store: str | None) -> dict[str, object]:
+def unpin_command(key_group: int | list[object], store: str | None) -> dict[str, object]:
     """Remove the pin of KEY_GROUP."""
     return {"key_group": key_group, **({} if store is None else {"store": store})}
 
 
 @_steers("rebalance")
-def _rebalance() -> dict[str, object]:
+def rebalance_command() -> dict[str, object]:
     """Compute an assignment now."""
     return {}
 
 
 @_steers("pause")
-def _pause() -> dict[str, object]:
+def pause_command() -> dict[str, object]:
     """Hold the query after its current batch, until resume. A restart of the query ends the pause."""
     return {}
 
 
 @_steers("resume")
-def _resume() -> dict[str, object]:
+def resume_command() -> dict[str, object]:
     """Continue a paused query."""
     return {}
 
 
 @_steers("set")
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
-def _set(settings: tuple[str, ...]) -> dict[str, object]:
+def set_command(settings: tuple[str, ...]) -> dict[str, object]:
     """Change live settings from the next batch on. They stay changed after a restart of the query."""
     changes: dict[str, object] = {}
     for text in settings:
@@ -200,25 +199,13 @@ def _set(settings: tuple[str, ...]) -> dict[str, object]:
 
 
 @click.command("requests")
-@_root
-@_json
-def _requests(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+@root_argument
+@store_options
+@json_option
+def requests_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """List the requests to a query and their answers, oldest first."""
     listed = _mailroom(root, s3_endpoint, conf_file).requests()
     if as_json:
         echo(json.dumps({"requests": [asdict(each) for each in listed]}))
     for each in [] if as_json else listed:
         echo(_line(each))
-
-
-STEERING_COMMANDS: tuple[click.Command, ...] = (
-    _drain,
-    _undrain,
-    _pin,
-    _unpin,
-    _rebalance,
-    _pause,
-    _resume,
-    _set,
-    _requests,
-)

@@ -285,9 +285,10 @@ class Driver:
     def _run_and_deliver(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
-        """Do steps 1 to 6, again if slots were misplaced, a local disk refused or a block was lost.
+        """Run the slots and deliver their output; return the slots and their receipts.
 
-        A sink that was already called then gets the same batch id again.
+        The run is repeated if slots were misplaced, a local disk refused a write or a block was lost, in total at most
+        ``batch_attempts`` times. A sink that was already called then gets the same batch id again.
         """
         used_executors: set[str] = set()
         for runs_left in range(self._settings.batch_attempts, 0, -1):
@@ -321,7 +322,10 @@ class Driver:
     def _run_once(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
-        """Do steps 1 to 6 once; return the slots and their receipts."""
+        """Observe, assign and run the slots once; return the slots and their receipts.
+
+        Deliver the output to the sink, unless results are delivered after the commit.
+        """
         with batch.phase("assign"):
             layout = self._layout(work.executors(), operators)
             run = self._batch_run(incoming, batch.runs)

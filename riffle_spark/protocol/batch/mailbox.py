@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Literal
 
 from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
+from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
     "ANSWERS_KEPT",
     "COMMANDS",
-    "MAILBOX",
     "PENDING_MAX",
     "Answer",
     "AnswerState",
@@ -37,8 +37,6 @@ __all__ = [
     "read_mailbox",
 ]
 
-MAILBOX: Final = "requests.json"
-"""The name of the object below the root."""
 COMMANDS: Final = ("drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set")
 ANSWERS_KEPT: Final = 16
 """The newest answers that each record stores."""

@@ -6,7 +6,6 @@ from riffle_spark.errors import UNREADABLE, ConfigError, RiffleError
 from riffle_spark.protocol.batch.mailbox import (
     ANSWERS_KEPT,
     COMMANDS,
-    MAILBOX,
     Answer,
     Mailbox,
     MailboxRequest,
@@ -16,6 +15,7 @@ from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ports import Clock
 from riffle_spark.settings import Settings
+from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["MailboxReader"]

@@ -157,8 +157,8 @@ def has_python_source(state: Any, name: str) -> bool:  # noqa: ARG001 - the sign
 def kept_without_rows(frame: DataFrame) -> DataFrame:
     """Return a frame that stays in the plan of a batch in which it has no rows.
 
-    Spark 3.5 counts the rows of sources by the position of their leaves in the plan. Its optimiser removes an empty
-    leaf, but not below this generator, and then a batch has no figures of its sources.
+    Spark 3.5 finds the figures of a source by the position of the source's leaf in the plan. The optimiser removes a
+    leaf without rows, and then the batch has no figures. It keeps a leaf below a generator (``stack``).
     """
     return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
 

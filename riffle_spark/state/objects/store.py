@@ -154,7 +154,8 @@ def check_name(name: str) -> str:
     if any(not part or part.startswith(".") for part in name.split("/")) or not name.isprintable():
         raise ConfigError(
             f"{name!r} is not a valid object name.",
-            remedy="Use a relative name of printable characters, without empty parts and parts that start with a dot.",
+            remedy="If your code calls the object store, use a relative name of printable characters, with no empty "
+            "part and no part that starts with a dot. Otherwise report a bug with this name.",
             where="object name",
             id="RIFFLE-0454",
         )

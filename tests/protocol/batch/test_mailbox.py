@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,6 @@ from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.protocol.batch import mailbox
 from riffle_spark.protocol.batch.mailbox import (
     ANSWERS_KEPT,
-    MAILBOX,
     PENDING_MAX,
     Answer,
     Mailbox,
@@ -24,6 +23,7 @@ from riffle_spark.protocol.batch.mailbox import (
     read_mailbox,
 )
 from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.simulated.world import Crash, World, one
@@ -178,7 +178,7 @@ class TestRefused:
         ],
     )
     def test_the_answer_has_the_id_of_the_error(
-        self, world: World, operator: Operator, command: str, arguments: Mapping[str, object], error_id: str
+        self, world: World, operator: Operator, command: str, arguments: dict[str, Any], error_id: str
     ) -> None:
         """Nothing else changes, and later requests are applied."""
         operator.ask(command, **arguments)
