@@ -426,7 +426,7 @@ class StatefulJob(JobOperations):
         """
         if not is_paused:
             self.resume()
-        elif self._running is None or not self._running.is_steerable_while_idle:
+        elif self._running is None or not self._running.may_rest:
             # Cause: With the trigger availableNow, and with Spark Connect, no request is read between batches.
             raise ConfigError(
                 "A query with the trigger availableNow, or on Spark Connect, cannot be paused by a request.",
