@@ -228,6 +228,10 @@ class Settings:
     deliver_after_commit: _Flag = Setting(
         False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")
+    control: _Word = Setting(
+        "off", one_of("off", "on"), "whether the driver applies [requests from outside](operations.md"
+        "#steer-a-running-query), such as `riffle drain`. It then sends one GET per batch, and one per second while "
+        "idle. Everyone who may write below `root` can make requests", live=True)
     initial_rebalance_delay: _Duration = Setting(
         30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
     expected_executors: _Whole = Setting(
