@@ -19,11 +19,15 @@ COMMANDS = {
     "dispatch": ("dispatch", "Switch a stopped query's state to another dispatch."),
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
+    "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),
     "plan": ("plan", "Show the assignment of a scenario, or of a query with changed members."),
     "policy": ("checks", "Print the least rights that a job needs on its root."),
     "rollback": ("recovery", "Roll a query's state and Spark's offsets back together."),
     "simulate": ("plan", "Simulate a cluster over time."),
+    "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
+    "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
     "verify": ("checks", "Check every object that a root's retained records list."),
+    "where": ("contents", "Show the key-group of a key, its owner and its standbys."),
 }
 """The module of each command below ``riffle_spark.console``, and its line in the help. The module has an object
 ``<command>_command``."""

@@ -90,7 +90,8 @@ def verify(
     spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
         spark.find_query_id()  # refuses an invalid location before the state is read, which may take long
-    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3.region))
+    names = [name for name in objects.list("") if name not in paths.BESIDE_STATE]
+    verification = _Verification(objects, names, keys_in(encryption_keys, options.s3.region))
     _read_log(verification, root)
     tail = verification.tail
     if tail is not None:

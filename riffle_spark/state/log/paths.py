@@ -4,6 +4,7 @@
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
+    status.json                                         the driver's status, written again every minute
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -15,10 +16,12 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
 __all__ = [
+    "BESIDE_STATE",
     "FAR",
     "LOG",
     "QUERIES",
     "QUERY",
+    "STATUS",
     "ObjectName",
     "check_store_name",
     "delta_name",
@@ -41,6 +44,9 @@ __all__ = [
 LOG = "log/"
 QUERIES = "queries/"
 QUERY = "query="
+STATUS = "status.json"
+BESIDE_STATE = frozenset({STATUS})
+"""Objects that operators read. They belong to no state, so a root that has only these is empty."""
 FAR = 10_000
 """Records of a log are never this far apart."""
 _DIGITS = 20
