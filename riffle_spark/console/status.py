@@ -20,8 +20,9 @@ from riffle_spark.console.tables import (
 )
 
 if TYPE_CHECKING:
-    from riffle_spark.observe.status import MemberFacts, Status
+    from riffle_spark.observe.status import Status
     from riffle_spark.offline.root_status import RootStatus
+    from riffle_spark.protocol.facts import MemberFacts
 
 __all__ = ["parse_duration", "status_command"]
 

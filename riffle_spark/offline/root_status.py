@@ -7,13 +7,14 @@ for the last commit. Without a status, members and owners are those of the log.
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.observe.status import DriverFacts, GroupFacts, MemberFacts, Status, decode
+from riffle_spark.observe.status import Status, decode
 from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
 from riffle_spark.protocol.ownership.groups import parse_task
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.query_roots import only_root
@@ -238,6 +239,6 @@ def _groups_of_record(record: Record, numbers: Mapping[str, int]) -> tuple[Group
             of_group[task.key_group] = tuple(numbers[holder] for holder in holders if holder in numbers)
     empty = ((),) * key_groups
     return tuple(
-        replace(GroupFacts(name), owners=tuple(of_group), standbys=tuple(standbys.get(name, empty)), warmups=empty)
+        GroupFacts(name, (), tuple(of_group), tuple(standbys.get(name, empty)), empty)
         for name, of_group in sorted(owners.items())
     )

@@ -11,16 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
-from riffle_spark.observe.status import (
-    BatchSummary,
-    DriverFacts,
-    MoveSummary,
-    PartitionLag,
-    Status,
-    WarningSummary,
-    encode,
-)
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
 from riffle_spark.offline.root_status import read_status
+from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic

@@ -158,6 +158,7 @@ class BatchReport:
     upkeep_snapshot_bytes: int = 0
     upkeep_restores: int = 0
     upkeep_folds: int = 0
+    upkeep_failures: int = 0
     snapshots: int = 0
     peak_memory_mb: float = 0.0
     warnings: tuple[str, ...] = ()
