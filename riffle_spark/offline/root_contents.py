@@ -198,12 +198,9 @@ def read_stores(root: str, options: StoreOptions | None = None) -> list[StoreOnR
 
 def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry], total: int) -> StoreOnRoot:
     """Return a store with the sizes of its key-groups, out of ``total``."""
-    sizes = {
-        key_group: entry.chain_bytes + (entry.snapshot.length if entry.snapshot else 0)
-        for key_group, entry in entries.items()
-    }
-    largest = sorted(sizes, key=lambda key_group: (-sizes[key_group], key_group))[:_LARGEST]
-    total_bytes = sum(sizes.values())
+    sizes = {key_group: entry.measure() for key_group, entry in entries.items()}
+    largest = sorted(sizes, key=lambda key_group: (-sizes[key_group].bytes, key_group))[:_LARGEST]
+    total_bytes = sum(size.bytes for size in sizes.values())
     state = schema.either(
         lambda plain: tuple((field.name, str(field.type)) for field in plain.state),
         lambda variables: tuple((variable.name, variable.kind) for variable in variables.variables),
@@ -212,14 +209,14 @@ def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry]
         store,
         tuple((field.name, str(field.type)) for field in schema.key),
         state,
-        rows=sum(entry.count_rows() for entry in entries.values()),
+        rows=sum(size.rows for size in sizes.values()),
         bytes=total_bytes,
         snapshots=sum(entry.snapshot is not None for entry in entries.values()),
-        deltas=sum(len(entry.chain) for entry in entries.values()),
+        deltas=sum(size.deltas for size in sizes.values()),
         longest_chain=max((len(entry.chain) for entry in entries.values()), default=0),
         key_groups=len(entries),
-        largest=tuple((key_group, entries[key_group].count_rows(), sizes[key_group]) for key_group in largest),
-        skew=sizes[largest[0]] * total / total_bytes if total_bytes else 0.0,
+        largest=tuple((key_group, sizes[key_group].rows, sizes[key_group].bytes) for key_group in largest),
+        skew=sizes[largest[0]].bytes * total / total_bytes if total_bytes else 0.0,
     )
 
 
