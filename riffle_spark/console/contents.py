@@ -122,7 +122,7 @@ def where_command(
     """Show the key-group of a key, its owner and its standbys, as of the newest record.
 
     KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
-    "name": "a"}. Dates and times are texts in JSON. If the query dispatches by partition, KEY is topic/partition. The
+    "name": "a"}. Dates and times are texts in JSON. If the query dispatches by partition, KEY is TOPIC:PARTITION. The
     state of the key is not read.
 
     Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
@@ -136,7 +136,7 @@ def where_command(
         return
     number = str(place.key_group)
     if place.topic is not None:
-        number += f" ({place.topic}/{place.partition})"
+        number += f" ({place.topic}:{place.partition})"
     facts = [
         ("Key-group", number),
         ("Owner", "none" if place.owner is None else _member_text(place.owner)),

@@ -203,7 +203,7 @@ def _moves(status: "Status") -> Table:
     table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
     table.right = frozenset({"BATCH", "KEY-GROUP"})
     for move in shown:
-        key_group = f"{move.topic}/{move.partition}" if move.topic else str(move.key_group)
+        key_group = f"{move.topic}:{move.partition}" if move.topic else str(move.key_group)
         group = "" if move.group in ("", "query") else f"{move.group}/"
         table.add(
             time_text(move.time_ms),

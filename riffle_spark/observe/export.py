@@ -91,7 +91,7 @@ class Exporters:
     def publish_again(self, time_ms: int) -> None:
         """Pass the last facts again as of ``time_ms``, because a batch runs. Without any, do nothing."""
         if self._last is not None:
-            self.publish(None, replace(self._last.facts, time_ms=time_ms))
+            self.publish(None, replace(self._last.facts, time_ms=time_ms, in_batch=True))
 
     def close(self, seconds: float) -> None:
         """Let the exporters send what is waiting and close them. Wait at most ``seconds`` for all. Idempotent."""

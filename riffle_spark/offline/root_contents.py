@@ -224,7 +224,7 @@ def find_key(root: str, key: str, store: str | None = None, options: StoreOption
     """Return the place of a key as of the newest record.
 
     ``key`` is the text of a single text column. For other keys it is JSON: a value, or for several columns a list or an
-    object. With dispatch by partition it is ``topic/partition``. Raises ``ConfigError`` for other keys, for an unknown
+    object. With dispatch by partition it is ``topic:partition``. Raises ``ConfigError`` for other keys, for an unknown
     store, and if the stores have different keys and none is named.
     """
     log, tail = open_log(root, options)
@@ -330,13 +330,13 @@ def _key_column(value: object, kind: pa.DataType) -> pa.Array:
 
 
 def _parse_partition(key: str) -> tuple[str, int]:
-    """Return the topic and partition of ``topic/partition``. Raises ``ConfigError`` for other text."""
-    topic, _, number = key.rpartition("/")
+    """Return the topic and partition of ``topic:partition``. Raises ``ConfigError`` for other text."""
+    topic, _, number = key.rpartition(":")
     if not topic or not (number.isascii() and number.isdigit()):
         # Cause: The partition of the source decides the owner, and not the key.
         raise ConfigError(
             f"{key!r} is not a partition.",
-            remedy="Give topic/partition, such as orders/3, because the query dispatches by partition.",
+            remedy="Give TOPIC:PARTITION, such as orders:3, because the query dispatches by partition.",
             where="dispatch",
             id="RIFFLE-1316",
         )

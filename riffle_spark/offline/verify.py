@@ -90,8 +90,7 @@ def verify(
     spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
         spark.find_query_id()  # refuses an invalid location before the state is read, which may take long
-    names = [name for name in objects.list("") if name not in paths.BESIDE_STATE]
-    verification = _Verification(objects, names, keys_in(encryption_keys, options.s3.region))
+    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3.region))
     _read_log(verification, root)
     tail = verification.tail
     if tail is not None:
@@ -122,7 +121,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
     sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
-    known = (name for name in names if not paths.is_of_shared_root(name))
+    known = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
     foreign = [
         name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]

@@ -118,6 +118,7 @@ class DriverFacts:
         next_probe_seconds: seconds to the next probing rebalance, ``None`` if none is needed.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
             name is that of the metric without ``riffle_`` and ``_total``. Values of labels follow after slashes.
+        in_batch: whether a batch runs. The other facts are then those before the batch.
     """
 
     time_ms: int
@@ -134,3 +135,4 @@ class DriverFacts:
     groups: tuple[GroupFacts, ...] = ()
     next_probe_seconds: float | None = None
     counters: Mapping[str, int | float] = field(default_factory=dict)
+    in_batch: bool = False

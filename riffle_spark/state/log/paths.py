@@ -3,6 +3,7 @@
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
+    requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
     status.json                                         the driver's status, written again every minute
 
@@ -16,11 +17,12 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
 __all__ = [
-    "BESIDE_STATE",
     "FAR",
     "LOG",
+    "MAILBOX",
     "QUERIES",
     "QUERY",
+    "REPLACED",
     "STATUS",
     "ObjectName",
     "check_store_name",
@@ -42,11 +44,12 @@ __all__ = [
 ]
 
 LOG = "log/"
+MAILBOX = "requests.json"
+STATUS = "status.json"
+REPLACED = frozenset({MAILBOX, STATUS})
+"""Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
 QUERY = "query="
-STATUS = "status.json"
-BESIDE_STATE = frozenset({STATUS})
-"""Objects that operators read. They belong to no state, so a root that has only these is empty."""
 FAR = 10_000
 """Records of a log are never this far apart."""
 _DIGITS = 20
