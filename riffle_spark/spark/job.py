@@ -138,6 +138,7 @@ class RunningJob:
 
     def _start_run(self, batch: DataFrame) -> None:
         """Read the watermark policy and the racks of the input from a run's first batch, and await executors."""
+        self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         warning = unbounded_batches(batch)
         if warning is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.kit.queries import operator_figures
 from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Shape
@@ -21,6 +22,12 @@ OFTEN = (
     "processor_quiet", "sql_having", "form_union", "approximate_distinct", "exact_beside_others",
 )  # fmt: skip
 """Those that every run of the tests plays; all others are played by `--all`."""
+OTHER_FIGURES = {
+    "outer": frozenset({"numRowsRemoved"}),
+    "semi": frozenset({"numRowsTotal", "numRowsUpdated", "numRowsRemoved"}),
+    "processor": frozenset({"numRowsTotal", "numRowsUpdated", "numRowsRemoved"}),
+}
+"""By kind of shape, the figures of state operators that differ from Spark's, as docs/operations.md says."""
 LIVE = ("sums", "tumbling_append", "tumbling_append_together", "session_meeting", "within_by_key")
 
 
@@ -41,7 +48,13 @@ def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape:
     if why:
         assert _owed(spark, shape, tmp_path), f"{shape.name} does what Spark does: take away what it says ({why})"
         pytest.skip(why)
-    assert difference(play_ours(spark, shape, tmp_path), recorded(shape)) == ""
+    with operator_figures.listening(spark) as received:
+        assert difference(play_ours(spark, shape, tmp_path), recorded(shape)) == ""
+        ours = operator_figures.changes_of(received())
+    theirs = operator_figures.recorded_changes(shape)
+    if theirs is not None:
+        left_out = OTHER_FIGURES.get(shape.kind, frozenset())
+        assert operator_figures.difference(ours, theirs, left_out) == ""
 
 
 def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
@@ -55,4 +68,7 @@ def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
 @pytest.mark.parametrize("shape", of(LIVE))
 def test_spark_does_again_what_is_recorded(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """What is compared with is what Spark does now, on this machine."""
-    assert difference(play(spark, shape, tmp_path), recorded(shape)) == ""
+    with operator_figures.listening(spark) as received:
+        assert difference(play(spark, shape, tmp_path), recorded(shape)) == ""
+        theirs = operator_figures.changes_of(received())
+    assert operator_figures.recorded_changes(shape) in (None, theirs)
