@@ -35,6 +35,7 @@ def dispatch_command(
     s3_endpoint: str | None,
     conf_file: Path,
     execute: bool,
+    as_json: bool,
     to: str,
     partition_of: str | None,
     key_groups: int | None,
@@ -55,13 +56,15 @@ def dispatch_command(
         execute=execute,
         encryption_keys=settings.encryption_keys,
     )
-    show_plan(plan)
+    show_plan(plan, as_json=as_json)
 
 
 @click.command("keys")
 @root_options
 @click.option("--rewrite", is_flag=True, help="Write all state again with the newest key. The query must be stopped.")
-def keys_command(root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, rewrite: bool) -> None:
+def keys_command(
+    root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, as_json: bool, rewrite: bool
+) -> None:
     """Show which keys encrypt the parts of a query's state."""
     from riffle_spark.offline.switch import switch_keys
     from riffle_spark.worker.member_folders import options_of
@@ -74,7 +77,7 @@ def keys_command(root: str, s3_endpoint: str | None, conf_file: Path, execute: b
         rewrite=rewrite,
         execute=execute,
     )
-    show_plan(plan)
+    show_plan(plan, as_json=as_json)
 
 
 def load_function(path: str) -> "PartitionOf":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from riffle_spark.console.options import check_root, echo, store_options, usage_errors
+from riffle_spark.console.options import check_root, echo, json_option, store_options, usage_errors
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
 
 __all__ = ["doctor_command"]
@@ -35,7 +35,7 @@ def _parse_conf(_context: click.Context, _parameter: click.Parameter, pairs: Seq
     help="A setting of Spark, as for spark-submit. May be given several times.",
 )
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def doctor_command(
     root: str | None,
     bootstrap_servers: str | None,

@@ -1,7 +1,9 @@
 """Options and output that the commands share."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,21 +15,27 @@ from riffle_spark.settings import Settings, from_sources
 
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
+    from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = [
+    "UNREACHABLE",
     "check_folder",
+    "check_location",
     "check_root",
+    "checkpoint_option",
     "conf_file_option",
     "echo",
+    "json_option",
     "read_settings",
-    "required_root",
-    "root_option",
+    "root_argument",
     "root_options",
     "show_plan",
     "store_options",
     "usage_errors",
 ]
 
+UNREACHABLE = 3
+"""Exit code if a store cannot be reached or read, so that nothing is known about the state."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
@@ -42,7 +50,7 @@ def usage_errors() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def check_root(_context: click.Context, _parameter: click.Parameter, root: str | None) -> str | None:
+def check_root(_context: click.Context | None, _parameter: click.Parameter | None, root: str | None) -> str | None:
     """Refuse text that is not a root."""
     from riffle_spark.state.objects.open import normalised
 
@@ -50,6 +58,14 @@ def check_root(_context: click.Context, _parameter: click.Parameter, root: str |
         if root is not None:
             normalised(root)
     return root
+
+
+def check_location(checkpoint: str, options: "StoreOptions") -> None:
+    """Refuse a checkpoint on an unknown file system."""
+    from riffle_spark.offline.checkpoint import Checkpoint
+
+    with usage_errors():
+        Checkpoint(checkpoint, options).find_query_id()
 
 
 def check_folder(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> str | None:
@@ -61,31 +77,47 @@ def check_folder(_context: click.Context, _parameter: click.Parameter, folder: s
     return folder
 
 
-def root_options(command: _Command) -> _Command:
-    """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
+def root_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument ``ROOT``, which the command gets as ``root``. The option ``--root`` does the same.
+
+    The command raises a usage error unless the root is given once.
+    """
+
+    @click.argument("root_argument", metavar="ROOT", required=False, callback=check_root)
+    @click.option("--root", "root_option", hidden=True, callback=check_root)
+    @wraps(command)
+    def with_root(*, root_argument: str | None, root_option: str | None, **options: object) -> None:
+        if (root_argument is None) == (root_option is None):
+            raise click.UsageError(
+                "The root is required, once.\n"
+                "  What to do: Name the place of the state, such as s3://bucket/prefix, as the first argument."
+            )
+        command(root=root_argument or root_option, **options)
+
+    return with_root
+
+
+def root_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``ROOT``, ``--s3-endpoint``, ``--conf-file``, ``--execute`` and ``--json``."""
     execute = click.option("--execute", is_flag=True, help="Change the root. Without it the plan is only shown.")
-    where = "Where the state is stored, such as s3://bucket/prefix or file:///path."
-    return click.option("--root", required=True, callback=check_root, help=where)(store_options(execute(command)))
+    return root_argument(store_options(execute(json_option(command))))
 
 
-def root_option(command: _Command) -> _Command:
-    """Add ``--root``, which earlier versions took as an argument."""
-    where = "Where the state is stored, such as s3://bucket/prefix or file:///path.  [required]"
-    argument = click.argument("root_argument", metavar="", required=False, callback=check_root)
-    return click.option("--root", callback=check_root, help=where)(argument(command))
-
-
-def required_root(root: str | None, root_argument: str | None) -> str:
-    """Return the root of ``root_option``."""
-    if (root is None) == (root_argument is None):
-        raise click.UsageError("--root is required.\n  What to do: Give the root once.")
-    return root or root_argument or ""
+def json_option(command: _Command) -> _Command:
+    """Add ``--json``, which the command gets as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
 def store_options(command: _Command) -> _Command:
     """Add ``--s3-endpoint`` and ``--conf-file``."""
     command = conf_file_option("Settings of the store (endpoint, region, time-outs).")(command)
     return click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")(command)
+
+
+def checkpoint_option(command: _Command) -> _Command:
+    """Add ``--checkpoint``."""
+    help_text = "The query's checkpointLocation."
+    return click.option("--checkpoint", required=True, callback=check_folder, help=help_text)(command)
 
 
 def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
@@ -111,8 +143,11 @@ def read_settings(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = F
         return from_sources(options, {}, conf_file)
 
 
-def show_plan(plan: "Plan") -> None:
+def show_plan(plan: "Plan", *, as_json: bool) -> None:
     """Print a plan's steps, and whether they were executed."""
+    if as_json:
+        echo(json.dumps({"executed": plan.executed, "steps": list(plan.steps), "offsets": plan.offsets}))
+        return
     for step in plan.steps:
         echo(escape_unprintable(step))
     if not plan.executed:

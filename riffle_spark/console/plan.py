@@ -5,23 +5,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Strategy
 from riffle_spark.console.options import check_root, conf_file_option, echo, read_settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.printable import escape_unprintable
-from riffle_spark.simulate.figures import Json, figures_of_assignment, figures_of_run
-from riffle_spark.simulate.group import initial_group, run_scenario
-from riffle_spark.simulate.scenario import Scenario, read_scenario
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["plan_command", "simulate_command"]
+if TYPE_CHECKING:
+    from riffle_spark.assign.model import Strategy
+    from riffle_spark.simulate.scenario import Scenario
 
-_WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
+__all__ = ["STRATEGIES", "plan_command", "simulate_command"]
+
+STRATEGIES = ("none", "min_cost", "balance_subtopology")
 
 
 @click.command("plan")
@@ -32,19 +31,19 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
     type=click.Path(exists=True, path_type=Path),
     help="A scenario file, or a folder of them. May be given several times.",
 )
-@click.option("--root", callback=check_root, help="Plan the query of this root instead of a file.")
-@click.option("--add", default=0, type=click.IntRange(0), help="With --root: add this many members.")
+@click.option("--root", callback=check_root, hidden=True)
+@click.option("--add", default=0, type=click.IntRange(0), help="With ROOT: add this many members.")
 @click.option("--add-rack", "add_racks", multiple=True, help="With --add: their racks, in turn, also with commas.")
-@click.option("--drop", multiple=True, help="With --root: drop this member, executor or host.")
-@click.option("--drop-rack", "drop_racks", multiple=True, help="With --root: drop all members of this rack.")
-@click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
-@conf_file_option("With --root: the query's settings.")
-@click.argument("more_scenarios", metavar="", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option("--drop", multiple=True, help="With ROOT: drop this member, executor or host.")
+@click.option("--drop-rack", "drop_racks", multiple=True, help="With ROOT: drop all members of this rack.")
+@click.option("--s3-endpoint", help="With ROOT: base URL of an S3-compatible server.")
+@conf_file_option("With ROOT: the query's settings.")
+@click.argument("arguments", metavar="[ROOT]", nargs=-1)
 @click.option("--converge", is_flag=True, help="Continue round by round and event by event until nothing moves.")
 @click.option("--history", is_flag=True, help="With --converge: add every round's assignment and the lags before it.")
 @click.option(
     "--strategy",
-    type=click.Choice(get_args(Strategy)),
+    type=click.Choice(STRATEGIES),
     help="Use this rack-aware strategy instead of the file's.",
 )
 @click.option(
@@ -57,7 +56,7 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file, each on one line.")
 def plan_command(
     scenarios: tuple[Path, ...],
-    more_scenarios: tuple[Path, ...],
+    arguments: tuple[str, ...],
     converge: bool,
     history: bool,
     strategy: str | None,
@@ -66,23 +65,33 @@ def plan_command(
     **root_options: object,
 ) -> None:
     """Show the assignment of a scenario, or of a running query with changed members, and why."""
+    from riffle_spark.console.plan_output import plan_scenario, plan_text
+
     keep = owner_state == "keep"
-    for scenario in _scenarios((*scenarios, *more_scenarios), strategy, root_options):
-        plan = _plan(scenario, converge or history or root_options["root"] is not None, history, keep)
-        echo(json.dumps(plan) if as_json else _text(plan))
+    paths = [Path(text) for text in arguments if Path(text).exists()]
+    for text in arguments:
+        if not Path(text).exists():
+            root_options["root"] = check_root(None, None, text)
+    for scenario in _scenarios((*scenarios, *paths), strategy, root_options):
+        plan = plan_scenario(scenario, converge or history or root_options["root"] is not None, history, keep)
+        echo(json.dumps(plan) if as_json else plan_text(plan))
         if scenario.events and "converge" not in plan:
             echo(f"{scenario.name}: its events are left out. Use --converge to play them.", err=True)
 
 
-def _scenarios(paths: tuple[Path, ...], strategy: str | None, root_options: Mapping[str, object]) -> Iterator[Scenario]:
+def _scenarios(
+    paths: tuple[Path, ...], strategy: str | None, root_options: Mapping[str, object]
+) -> "Iterator[Scenario]":
+    from riffle_spark.simulate.scenario import read_scenario
+
     root = cast("str | None", root_options["root"])
     if root_options["add_racks"] and not root_options["add"]:
         raise click.UsageError("--add-rack requires --add.")
     if (root is None) == (not paths):
-        raise click.UsageError("Either --scenario or --root is required.")
+        raise click.UsageError("Either ROOT or --scenario is required.")
     if root is None and any(root_options[name] for name in ("add", "add_racks", "drop", "drop_racks")):
         raise click.UsageError(
-            "--add, --add-rack, --drop and --drop-rack require --root.\n"
+            "--add, --add-rack, --drop and --drop-rack require ROOT.\n"
             "  What to do: Write the changes of a scenario file as its `events`."
         )
     if root is None:
@@ -98,7 +107,9 @@ def _scenarios(paths: tuple[Path, ...], strategy: str | None, root_options: Mapp
     changes = Changes(cast(int, root_options["add"]), names["drop"], names["drop_racks"], racks)
     scenario = scenario_of_root(root, settings, changes, options_of(settings))
     chosen = strategy or scenario.settings.rack_aware_assignment_strategy
-    yield replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_strategy=cast(Strategy, chosen)))
+    yield replace(
+        scenario, settings=replace(scenario.settings, rack_aware_assignment_strategy=cast("Strategy", chosen))
+    )
 
 
 @click.command("simulate")
@@ -153,54 +164,3 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
             yield from files
         else:
             yield path
-
-
-def _plan(scenario: Scenario, converge: bool, history: bool, keep: bool) -> Json:
-    group = initial_group(scenario)
-    plan: Json = {
-        "scenario": scenario.name,
-        "family": scenario.family,
-        "assignor": f"riffle_spark {scenario.settings.assignor}",
-        "strategy": scenario.settings.rack_aware_assignment_strategy,
-        "clients": len(scenario.clients),
-        "tasks": len(scenario.tasks),
-        "stateful_tasks": sum(task.kind == "stateful" for task in scenario.tasks),
-        "num_standby": scenario.settings.num_standbys,
-        "max_warmup": scenario.settings.max_warmup_replicas,
-        "single": figures_of_assignment(scenario, group, assign(group.view(), scenario.settings)),
-    }
-    if converge:
-        phases = run_scenario(scenario, keep=keep)
-        plan["converge"] = figures_of_run(scenario, phases, keep=keep, history=history)
-    return plan
-
-
-def _text(plan: Json) -> str:
-    single = cast(Json, plan["single"])
-    lines = [f"{plan['scenario']}  ({plan['strategy']}, {plan['clients']} members, {plan['tasks']} tasks)"]
-    lines += _assignment_lines(cast(Json, single["assignment"]))
-    lines.append(f"  moves {_nonzero(single['moves']) or 'none'}")
-    lines.append(f"  balance {_nonzero(single['balance']) or 'even'}")
-    if single["probing_rebalance_needed"]:
-        lines.append(f"  another rebalance follows: {single['probe_reason']}")
-    lines += [f"  warning: {warning}" for warning in cast("list[str]", single["warnings"])]
-    converge = cast("Json | None", plan.get("converge"))
-    for phase in cast("list[Json]", converge["phases"]) if converge else []:
-        event = f" after {_nonzero(phase['event'])}" if "event" in phase else ""
-        state = "settled" if phase["converged"] else "not settled"
-        lines.append(f"  {state}{event} in {phase['rounds']} rounds, {phase['net_stateful_active_moves']} owners moved")
-        lines += _assignment_lines(cast(Json, phase["assignment"]))
-    return "\n".join(map(escape_unprintable, lines))
-
-
-def _assignment_lines(assignment: Json) -> list[str]:
-    lines = []
-    for member, member_tasks in assignment.items():
-        tasks = cast("dict[str, list[str]]", member_tasks)
-        parts = [f"{word} {','.join(tasks[key])}" for key, word in _WORDS if tasks[key]]
-        lines.append(f"    {member}: {'  '.join(parts) or 'nothing'}")
-    return lines
-
-
-def _nonzero(figures: object) -> str:
-    return ", ".join(f"{name} {value}" for name, value in cast(Json, figures).items() if value not in (0, 0.0, ""))

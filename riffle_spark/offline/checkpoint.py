@@ -307,11 +307,14 @@ def _watermark_in(offsets: str) -> int:
 
 
 def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, int]) -> str:
-    """Describe the file sources that lack log entries for an offset-log entry. Empty text if none does.
+    """Describe the file sources whose logs in the checkpoint lack the entry that an offset-log entry needs.
 
-    ``newest_entries`` is the result of ``Checkpoint.newest_source_entries``. Spark numbers a source that is read twice
-    once, but its offset appears twice. So from the first repeated offset on, an offset may belong to any source with
-    a number up to its own.
+    ``offsets`` is the text of the offset-log entry: version, metadata, then one offset per source. ``newest_entries``
+    is the result of ``Checkpoint.newest_source_entries``. The result is empty if no entry is missing, or if the
+    checkpoint has no source log at all.
+
+    If a query reads one source twice, Spark writes the offset of the source twice but gives the source one number. So
+    an offset after the first repeated one may belong to a source with a lower number.
     """
     source_offsets = (offsets or "").split("\n")[2:]
     first_repeat = next((i for i, offset in enumerate(source_offsets) if offset in source_offsets[:i]), None)

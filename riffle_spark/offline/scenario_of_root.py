@@ -150,7 +150,7 @@ def _groups(tail: Record, settings: Settings, root: str) -> Groups:
     if unrecorded or recorded_groups - {*groups.names}:
         raise ConfigError(
             f"The stores below {root} have other co-location groups than store_groups sets.",
-            remedy="Use the settings of the query.",
+            remedy="Give the command the store_groups that the query runs with.",
             where="store_groups",
             id="RIFFLE-0152",
         )

@@ -108,7 +108,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
     for words in ((), ("--state-bytes", 0, "--root", "file:///r")):
-        assert "--state-bytes or --root is required" in _run(*rates, *words).output
+        assert "--state-bytes or ROOT is required" in _run(*rates, *words).output
 
 
 def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:

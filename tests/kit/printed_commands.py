@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
+import click
+
 from riffle_spark.console.main import main
 
 _VALUE = r"(?!--)(?:'[^']*'|[^\s;,']+)"
@@ -15,5 +17,7 @@ def printed(text: str) -> list[list[str]]:
     """Return the arguments of each command in a text. Click must take them: an option may be missing, or be none."""
     commands = [shlex.split(command)[1:] for command in _COMMAND.findall(text)]
     for verb, *arguments in commands:
-        main.commands[verb].make_context(verb, arguments)
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None, verb
+        command.make_context(verb, arguments)
     return commands

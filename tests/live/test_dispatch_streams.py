@@ -59,6 +59,7 @@ def job_of(settings: Settings, kept: Kept) -> StatefulJob:
     return Stateful("totals", "k", compute, settings=settings, order_by="at").into(kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
     """Rows go by their partition, a partition is a shard, and every key's result is that of a groupBy."""

@@ -149,9 +149,9 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     for words, text in (
         (("--root", query.home.root, "--drop", "9"), "Unknown member, executor or host '9'"),
         (("--root", "memory://nothing-here"), "RIFFLE-0151"),
-        ((), "--root is required"),
-        (("--scenario", ".", "--add", 1), "require --root"),
-        (("--root", query.home.root, "."), "--root is required"),
+        ((), "Either ROOT or --scenario is required"),
+        (("--scenario", ".", "--add", 1), "require ROOT"),
+        (("--root", query.home.root, "."), "Either ROOT or --scenario is required"),
         (("--root", query.home.root, "--add-rack", "a"), "requires --add"),
         (("--root", query.home.root, "--drop", "1", "--drop", "2"), "RIFFLE-0153"),
     ):

@@ -63,6 +63,7 @@ def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: 
     assert versions[: len(rows)] == list(range(len(rows)))
 
 
+@pytest.mark.long
 def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """From its checkpoint, with another interval, and by another job; batches go on where they ended."""
     for every in (EVERY, "1 second", EVERY):

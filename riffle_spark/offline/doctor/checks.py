@@ -316,7 +316,7 @@ def memory_bytes(text: str, unit: int) -> int | None:
 
 
 def _size(number: int) -> str:
-    """Return a number of bytes as Spark writes it, such as ``4g``."""
+    """Return a number of bytes as Spark writes it: ``4096m``, or from 10 GiB on ``12g``. Rounded."""
     return f"{number / _MIB:.0f}m" if number < 10 << 30 else f"{number / (1 << 30):.0f}g"
 
 

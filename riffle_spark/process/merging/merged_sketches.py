@@ -60,9 +60,9 @@ class MergedDistinct(MergeFunction):
     def _keep_highest_ranks(
         self, owners: IndexArray, numbers: npt.NDArray[np.int64], list_type: pa.DataType, groups: Groups
     ) -> list[pa.Array]:
-        """Return a list per group with the highest rank of each register.
+        """Return one list array: per group, the highest rank of each register.
 
-        ``numbers`` are registers with ranks, ``owners`` their groups.
+        ``numbers`` are registers with ranks, packed into whole numbers. ``owners`` holds the group of each number.
         """
         order = np.lexsort((numbers, owners))
         owners, numbers = owners[order], numbers[order]

@@ -229,7 +229,7 @@ class TopRows:
         return f"array<struct<{self.rows}>>"
 
     def init(self) -> Mapping[str, object]:
-        """Return the state without rows: an empty list."""
+        """Return the state of a new group: an empty list."""
         return {"top": []}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:

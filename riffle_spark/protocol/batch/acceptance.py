@@ -31,7 +31,7 @@ def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], acce
         stored = {**read_meanings(schema_text), **read_operator_meanings(schema_text)}
         declared = {**(operator.meanings or {}), **operator.result_meanings}
         changed_names = _changed_names(stored, declared, case_sensitive=operator.case_sensitive)
-        columns = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
+        columns = {name for name, *_ in schema_of_text(operator.store, schema_text).column_and_field_names}
         unchanged_names = (stored.keys() & declared.keys()) - changed_names
         needed_names |= ((stored.keys() ^ declared.keys()) | changed_names | columns) - unchanged_names
         for name in sorted(name for name in changed_names if is_accepted(name, accepted)):

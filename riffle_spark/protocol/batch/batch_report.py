@@ -169,6 +169,7 @@ class BatchReport:
     upkeep_snapshot_bytes: int = 0
     upkeep_restores: int = 0
     upkeep_folds: int = 0
+    upkeep_failures: int = 0
     snapshots: int = 0
     peak_memory_mb: float = 0.0
     warnings: tuple[str, ...] = ()
@@ -271,8 +272,8 @@ def _column_warnings(operator: Operator, schema_text: Mapping[str, str], tail: R
     """Yield a warning if the batch after ``tail`` adds or drops columns or variables of a store."""
     if operator.schema_after(tail.schemas, tail.epoch) is schema_text:
         return
-    stored = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
-    declared = {name for name, *_ in operator.schema.names_read}
+    stored = {name for name, *_ in schema_of_text(operator.store, schema_text).column_and_field_names}
+    declared = {name for name, *_ in operator.schema.column_and_field_names}
     changes = [
         *(f"{name} starts without stored values" for name in sorted(declared - stored)),
         *(f"{name} is dropped" for name in sorted(stored - declared)),

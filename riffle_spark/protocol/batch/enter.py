@@ -300,9 +300,9 @@ def check_schemas(
             raise ConfigError(
                 f"The state of store {operator.store!r} has another schema.\n  stored:   {schema_text['text']}"
                 f"\n  declared: {operator.schema.to_text()['text']}",
-                remedy="Keep the key's columns, when keys expire, and which columns may be null. You may add nullable "
-                "columns, remove columns, and widen types. For any other change use another store name (in a wrapped "
-                "query: option('riffle.stores', ...)).",
+                remedy="Do not change the key columns, the expiry of keys, or whether an existing column may be null. "
+                "You may add nullable columns, remove columns, and widen types. For any other change use another store "
+                "name (in a wrapped query: option('riffle.stores', ...)).",
                 where=operator.store,
                 id="RIFFLE-0223",
             )

@@ -56,6 +56,10 @@ class Discovery:
             "  What to do: Free space on the disk, or repair it. The executor is tried again."
         )
 
+    def is_set_aside(self, executor: str, now: float) -> bool:
+        """Return whether an executor gets no slots at time ``now``, because its local disk refused."""
+        return self._aside.is_delayed(executor, now)
+
     def has_usable_executor(self, executors: Sequence[Executor], now: float) -> bool:
         """Return whether the disk of at least one executor has not refused in this batch.
 
@@ -215,14 +219,17 @@ class CensusCalls:
         """Create the censuses of ``cluster``, which run in ``background``."""
         self._cluster = cluster
         self._background = background
-        self._asked: set[str] = set()
+        self._unanswered: set[str] = set()
         self._answers: deque[tuple[frozenset[str], list[Census]]] = deque()
 
     def start_census(self, executors: Sequence[Executor], order: CensusOrder) -> None:
-        """Start the census of those executors that have none under way."""
-        new_executors = [executor for executor in executors if executor.id not in self._asked]
+        """Start a census of these executors in the background.
+
+        Executors are left out if ``take_answers`` has not yet returned the result of their last census.
+        """
+        new_executors = [executor for executor in executors if executor.id not in self._unanswered]
         if new_executors:
-            self._asked |= {executor.id for executor in new_executors}
+            self._unanswered |= {executor.id for executor in new_executors}
             self._background.submit(lambda: self._ask(new_executors, order))
 
     def take_answers(self) -> list[Census]:
@@ -230,7 +237,7 @@ class CensusCalls:
         censuses: list[Census] = []
         while self._answers:
             executors, answers = self._answers.popleft()
-            self._asked -= executors
+            self._unanswered -= executors
             censuses += answers
         return censuses
 

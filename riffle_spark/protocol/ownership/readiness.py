@@ -212,8 +212,8 @@ def _of_role(
 def ready_standbys(situation: Situation, acceptable_lag: int) -> dict[TaskId, tuple[MemberId, ...]]:
     """Return, by task, the live standbys with a copy that lags at most ``acceptable_lag`` records.
 
-    They could take over at once. A task is left out if its owner is known to have no copy: the owner fetches one,
-    instead of stopping repeatedly.
+    A slot that finds no copy on its disk stops if such a standby exists, and the batch runs again. So a task is left
+    out unless its live owner reported a copy: otherwise its slot would stop in each run, instead of fetching a copy.
     """
     ready: dict[TaskId, tuple[MemberId, ...]] = {}
     for t, members in situation.present.standbys.items():

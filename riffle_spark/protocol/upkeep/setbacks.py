@@ -155,7 +155,8 @@ class Setbacks:
     def _take_open_drops(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
         """Remove and return an executor's open drops.
 
-        Return none if they are of another epoch or folder, because those copies may be needed.
+        Drops of another epoch or member are forgotten and not returned, because those copies may be needed now. The
+        lock must be held.
         """
         epoch, member, drops = self._open_drops.pop(executor, (order.epoch, order.member, ()))
         return drops if (epoch, member) == (order.epoch, order.member) else ()

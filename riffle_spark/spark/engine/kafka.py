@@ -110,9 +110,8 @@ def partition_racks(
         return dict(_partition_racks(described, racks))
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Kafka did not answer or refused the login, or only Java's client supports the source's options.
-        # Placement ignores the racks of the input.
         _logger.warning(
-            "[RIFFLE-0279] Cannot read the racks of %s at %s: %s\n"
+            "[RIFFLE-0279] Cannot read the racks of %s at %s, so placement ignores the racks of the input: %s\n"
             "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
             ", ".join(topics),
             bootstrap,

@@ -218,8 +218,7 @@ def _new_query(
     else:
         _logger.warning(
             "[RIFFLE-1123] The query has no checkpoint location, so its next start begins without state.\n"
-            "  What to do: Set option(%r, ...).",
-            _CHECKPOINT,
+            "  What to do: Set option('checkpointLocation', ...)."
         )
     stores = [stage.store for stage in stages]
     return query_roots.NewQuery(query_id, writer_settings.name, path, stores)

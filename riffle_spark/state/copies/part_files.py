@@ -350,10 +350,12 @@ def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
         return schema.either(partial(_split_plain_runs, table), partial(element_runs, table))
     except (pa.ArrowException, *UNREADABLE) as error:
         raise_if_memory(error)
-        # Cause: The checksum matches, so the part was written like this. It was not damaged later.
+        # Cause: The part is undamaged, but has other columns than the log's schema of the store. Another version of
+        # riffle_spark wrote it, or objects of two roots were mixed.
         raise CorruptStateError(
             f"The columns of a part do not fit store {schema.store!r}: {error!r}",
-            remedy="Restore the root from a backup, or roll back to an intact version (riffle rollback).",
+            remedy="Use the version of riffle_spark that last ran the query. If that does not help, restore the root "
+            "from a backup, or roll back to an older batch (riffle rollback).",
             where=schema.store,
             id="RIFFLE-0390",
         ) from error

@@ -315,8 +315,8 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _is_possible(part: StackedPart) -> bool:
-    """Return whether a part can be a range of a file below the member's folder."""
-    numbers = part[4:]
+    """Return whether a part that was read from disk has a safe file name, a possible range and whole numbers."""
+    numbers = (part.rows, part.epoch, part.declaration)
     return (
         _FILE.match(part.file) is not None
         and part.start >= 0 <= part.length

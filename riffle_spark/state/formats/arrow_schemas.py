@@ -37,7 +37,9 @@ _STORABLE_LEAVES = [
 
 
 def schema_to_text(schema: pa.Schema) -> str:
-    """Return a schema as text for ``schema_from_text``, without metadata."""
+    """Return a schema as base64 of its Arrow IPC message, for ``schema_from_text``. The schema's own metadata is left
+    out.
+    """
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 

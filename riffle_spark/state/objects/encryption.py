@@ -355,7 +355,8 @@ def _missing(name: str, where: str) -> RefusedError:
     # Cause: The list of this process is older than the driver's, or a key was removed that state still needs.
     return RefusedError(
         f"Key {name!r} is needed but missing from `encryption_keys` in this process.",
-        remedy="Add it, with its id, to the source that `encryption_keys` names, on the driver and every executor.",
+        remedy="Add it, with its id, to the source that `encryption_keys` names, on the driver and every executor. "
+        "Then restart the query.",
         where=where,
         id="RIFFLE-0440",
     )

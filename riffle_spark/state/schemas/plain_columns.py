@@ -95,8 +95,8 @@ class PlainColumns:
         return {_ROUTED_BY: str(len(self.routed_by))} if self.routed_by else {}
 
     @property
-    def names_read(self) -> frozenset[Name]:
-        """The names of the declared columns."""
+    def column_and_field_names(self) -> frozenset[Name]:
+        """The names of the state columns, as (column,)."""
         return frozenset((name,) for name in self.state.names)
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:

@@ -64,8 +64,10 @@ class StoreSchema(Protocol):
         ...
 
     @property
-    def names_read(self) -> frozenset[Name]:
-        """The declared names."""
+    def column_and_field_names(self) -> frozenset[Name]:
+        """The names in this schema, as tuples: (column,) for plain columns; (variable,) and (variable, field) for
+        variables.
+        """
         ...
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
@@ -148,7 +150,7 @@ def make_recorded_text(
         is_same = all(stored.get(name) == value for name, value in descriptions.items())
         return stored if is_same else {**stored, **descriptions}
     former = schema_of_text(schema.store, stored)
-    history = former.history.with_change(former.names_read, schema.names_read, epoch).to_text()
+    history = former.history.with_change(former.column_and_field_names, schema.column_and_field_names, epoch).to_text()
     return {**text, **descriptions, "history": history}
 
 

@@ -139,8 +139,8 @@ class VariableColumns:
         return (*self.by_name, TIMER)
 
     @property
-    def names_read(self) -> frozenset[Name]:
-        """The names of the declared variables and fields."""
+    def column_and_field_names(self) -> frozenset[Name]:
+        """The names of the variables, as (variable,), and of their fields, as (variable, field)."""
         fields = ((variable.name, field) for variable in self.variables for field in variable.value.names)
         return frozenset([*fields, *((variable.name,) for variable in self.variables)])
 

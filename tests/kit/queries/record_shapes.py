@@ -3,7 +3,7 @@
 .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
 
-The ``applyInPandasWithState`` of Spark 3.5 fails with pyarrow 26. Its shapes were recorded with pyarrow 18.1.
+The ``applyInPandasWithState`` of Spark 3.5 needs the pyarrow of ``requirements/spark-3.5.9.txt``.
 """
 
 from __future__ import annotations

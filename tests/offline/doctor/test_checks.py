@@ -108,7 +108,7 @@ def test_pyspark_starts_jars_of_its_own_version() -> None:
         ("pandas", "1.5.3", "error"),
         ("pandas", "3.0.0", "error"),
         ("pandas", None, "error"),
-        ("pyarrow", "15.0.2", "ok"),
+        ("pyarrow", "18.0.0", "ok"),
         ("pyarrow", "14.0.1", "error"),
         ("pyarrow", "9.0.0", "error"),
         ("numpy", "1.25.0", "error"),

@@ -141,6 +141,7 @@ def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
     assert rows.latest("k")[1] == {"rows": 3, "total": 6}
 
 
+@pytest.mark.long
 def test_a_plan_of_rows_by_partition_is_kept_as_long_as_the_partitions(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:

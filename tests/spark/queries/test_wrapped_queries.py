@@ -110,11 +110,11 @@ def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("query", "mode"),
     [
-        (in_windows, "append"),
+        pytest.param(in_windows, "append", marks=pytest.mark.long),
         pytest.param(in_windows, "update", marks=pytest.mark.long),
         pytest.param(in_sessions, "append", marks=pytest.mark.long),
         (in_sessions, "complete"),
-        (once, "append"),
+        pytest.param(once, "append", marks=pytest.mark.long),
     ],
 )
 def test_windows_are_answered_as_spark_does(

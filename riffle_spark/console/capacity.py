@@ -1,0 +1,61 @@
+"""The command `riffle capacity`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from riffle_spark.console.options import check_root, conf_file_option, echo, json_option, read_settings
+
+__all__ = ["capacity_command"]
+
+
+@click.command("capacity")
+@click.argument("root_argument", metavar="[ROOT]", required=False, callback=check_root)
+@click.option("--root", callback=check_root, hidden=True)
+@click.option("--s3-endpoint", help="With ROOT: base URL of an S3-compatible server.")
+@conf_file_option("With ROOT: settings of the store.")
+@click.option("--rows-per-second", type=float, required=True, help="At the peak.")
+@click.option("--rows-per-worker", type=float, required=True, help="Rows that one slot processes per second, measured.")
+@click.option("--state-bytes", type=float, help="Bytes of all state. This or ROOT is required.")
+@click.option("--row-bytes", type=float, help="Bytes of a row in flight. With ROOT by default those of a stored row.")
+@click.option("--rows-in-flight", type=float, default=0.0, show_default=True, help="Rows of a batch in a worker.")
+@click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
+@click.option("--cores", "cores_per_box", type=int, default=4, show_default=True, help="Cores of an executor's host.")
+@click.option("--memory-bytes", "memory_per_box", type=float, help="Memory of a host for its workers.")
+@click.option("--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--changed-bytes-per-second", type=float, default=0.0, show_default=True, help="Written to the store.")
+@json_option
+def capacity_command(
+    root: str | None,
+    root_argument: str | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+    **figures: float | None,
+) -> None:
+    """Compute the workers, hosts, memory and disk of a query, from figures or from a root's sizes."""
+    from riffle_spark.keygroups import few_key_groups_warning
+    from riffle_spark.simulate.capacity import Need, compute_capacity
+
+    key_groups = 128
+    root = root_argument or root
+    if (root is None) == (figures["state_bytes"] is None):
+        raise click.UsageError(
+            "Either --state-bytes or ROOT is required.\n  What to do: Give the bytes of state, or the root."
+        )
+    if root is not None:
+        from riffle_spark.offline.scenario_of_root import sizes_of_root
+        from riffle_spark.worker.member_folders import options_of
+
+        sizes = sizes_of_root(root, options_of(read_settings(conf_file, s3_endpoint)))
+        figures["state_bytes"] = sizes.state_bytes
+        if figures["row_bytes"] is None and sizes.rows:
+            figures["row_bytes"] = sizes.state_bytes / sizes.rows
+        key_groups = sizes.key_groups
+    need = Need(**{name: value for name, value in figures.items() if value is not None})  # type: ignore[arg-type]
+    result = asdict(compute_capacity(need))
+    echo(json.dumps(result) if as_json else "\n".join(f"{name:<26}{value}" for name, value in result.items()))
+    if warning := few_key_groups_warning(key_groups, result["total_workers"]):
+        echo(f"warning: {warning}", err=True)

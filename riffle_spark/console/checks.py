@@ -1,0 +1,79 @@
+"""The commands `riffle verify` and `riffle policy`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from riffle_spark.console.options import (
+    UNREACHABLE,
+    check_folder,
+    check_location,
+    echo,
+    json_option,
+    read_settings,
+    root_argument,
+    store_options,
+    usage_errors,
+)
+
+__all__ = ["policy_command", "verify_command"]
+
+_PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
+
+
+@click.command("verify")
+@root_argument
+@click.option("--checkpoint", callback=check_folder, help="The query's checkpointLocation: check whether it matches.")
+@store_options
+@json_option
+def verify_command(
+    root: str,
+    checkpoint: str | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+) -> None:
+    """Check every object that a root's retained records list. Changes nothing.
+
+    Exit code 1: something is damaged. 3: the store cannot be reached or read. Notes are harmless.
+    """
+    from riffle_spark.offline import verify as verification
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = read_settings(conf_file, s3_endpoint)
+    options = options_of(settings)
+    if checkpoint is not None:
+        check_location(checkpoint, options)
+    result = verification.verify(root, checkpoint, options=options, encryption_keys=settings.encryption_keys)
+    if as_json:
+        echo(json.dumps({**asdict(result), "is_whole": result.is_whole}))
+    else:
+        for finding in result.findings:
+            echo(str(finding))
+        checked = f"{result.records} records, {result.objects} objects, {result.checked_bytes} bytes of parts checked"
+        newest = "none" if result.version is None else result.version
+        echo(f"{checked}; newest batch: {newest}; {'whole' if result.is_whole else 'NOT whole'}")
+        if result.way_back:
+            echo(f"newest undamaged batch: {result.way_back}")
+    click.get_current_context().exit(0 if result.is_whole else 1 if result.is_damaged else UNREACHABLE)
+
+
+@click.command("policy")
+@root_argument
+@click.option("--kms-key", metavar="ARN", help="With SSE-KMS: the key that encrypts objects.")
+@click.option("--partition", type=click.Choice(_PARTITIONS), default="aws", show_default=True, help="AWS partition.")
+@click.option("--read-only", is_flag=True, help="Only for commands that change nothing.")
+@click.option("--json", is_flag=True, expose_value=False, help="No effect: the policy is JSON.")
+def policy_command(root: str, kms_key: str | None, partition: str, read_only: bool) -> None:
+    """Print the least rights that a job needs on its root: an AWS IAM policy, or a role in Google Cloud or Azure.
+
+    They do not cover Spark's checkpoint. If that is in an object store, the job, rollback and adopt need rights there
+    too.
+    """
+    from riffle_spark.offline.rights import access_policy
+
+    with usage_errors():
+        statements = access_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
+    echo(json.dumps(statements, indent=2))

@@ -1,0 +1,61 @@
+"""Help is fast: it imports no numerical library and no client of a store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark.assign.model import Strategy
+from riffle_spark.console.main import COMMANDS, main
+from riffle_spark.console.plan import STRATEGIES
+
+HEAVY = ("numpy", "pyarrow", "pandas", "boto3", "botocore", "requests", "pyspark", "scipy", "rich", "kafka")
+MODULES_MAX = 290
+_PROGRAM = f"""
+import sys
+sys.argv = ["riffle", *sys.argv[1:]]
+from riffle_spark.console.main import main
+try:
+    main()
+except SystemExit as exit:
+    heavy = sorted(set(sys.modules) & set({HEAVY!r}))
+    print(exit.code, len(sys.modules), *heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in sorted(COMMANDS))])
+def test_help_imports_few_modules(arguments: list[str]) -> None:
+    """The help of riffle and of each command imports only click, the settings and the command's own module."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, *arguments], capture_output=True, text=True, check=True)
+    code, modules, *heavy = done.stderr.split()
+    assert (code, heavy) == ("0", [])
+    assert int(modules) < MODULES_MAX
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_line_of_each_command_starts_its_own_help(name: str) -> None:
+    """`riffle --help` has the first sentence of the command's help, or a shorter one with the same start."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert command.name == name
+    assert command.help is not None
+    words = COMMANDS[name][1].rstrip(".").split()[:3]
+    assert " ".join(words) in command.help
+
+
+def test_every_command_is_listed_with_its_line() -> None:
+    """`riffle --help` lists all commands."""
+    shown = CliRunner().invoke(main, ["--help"]).output
+    for name, (_, line) in COMMANDS.items():
+        assert name in shown
+        assert " ".join(line.split()[:4]) in shown
+
+
+def test_the_strategies_are_those_of_the_assignor() -> None:
+    """The choices of `--strategy` are written down, so that the help does not import the assignor."""
+    assert get_args(Strategy) == STRATEGIES

@@ -1,0 +1,137 @@
+"""The bytes of status.json: there and back, other versions, damaged bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.observe.status import (
+    BatchSummary,
+    DriverFacts,
+    GroupFacts,
+    MemberFacts,
+    MoveSummary,
+    PartitionLag,
+    Status,
+    StoreFacts,
+    WarningSummary,
+    decode,
+    encode,
+    from_json,
+    to_json,
+)
+
+_NUMBERS = st.integers(0, 2**53)
+_TIMES = st.floats(0, 1e9)
+_ROWS = st.lists(st.integers(-1, 4096), max_size=6).map(tuple)
+_COPIES = st.lists(_ROWS, max_size=4).map(tuple)
+
+
+def tuples_of(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    """Return tuples of up to four values."""
+    return st.lists(strategy, max_size=4).map(tuple)
+
+
+_FACTS = st.builds(
+    DriverFacts,
+    time_ms=_NUMBERS,
+    query_id=st.text(),
+    commit_ms=st.none() | _NUMBERS,
+    watermark_ms=st.none() | st.integers(),
+    next_probe_seconds=st.none() | _TIMES,
+    source=tuples_of(st.builds(PartitionLag, st.text(), _NUMBERS, _NUMBERS, st.none() | _TIMES)),
+    members=tuples_of(
+        st.builds(
+            MemberFacts,
+            st.text(),
+            st.text(),
+            st.text(),
+            rack=st.none() | st.text(),
+            state=st.sampled_from(["active", "drained", "quarantined", "awaited"]),
+            warmup_seconds=st.none() | _TIMES,
+            disk_used=st.none() | st.floats(0, 1),
+        )
+    ),
+    stores=tuples_of(st.builds(StoreFacts, st.text(), _NUMBERS, _NUMBERS, _NUMBERS)),
+    groups=tuples_of(st.builds(GroupFacts, st.text(), tuples_of(st.text()), _ROWS, _COPIES, _COPIES)),
+    counters=st.dictionaries(st.text(), _NUMBERS | _TIMES),
+)
+_STATUSES = st.builds(
+    Status,
+    _FACTS,
+    state=st.sampled_from(["running", "idle", "paused", "stopped", "failed"]),
+    batches=tuples_of(
+        st.builds(BatchSummary, _NUMBERS, _NUMBERS, _NUMBERS, st.dictionaries(st.text(), _TIMES), st.none() | _NUMBERS)
+    ),
+    moves=tuples_of(
+        st.builds(MoveSummary, _NUMBERS, _NUMBERS, _NUMBERS, *[st.text()] * 5, partition=st.none() | st.integers(0, 9))
+    ),
+    warnings=tuples_of(st.builds(WarningSummary, _NUMBERS, st.text(), st.text())),
+    settings=st.dictionaries(st.text(), st.text()),
+)
+
+
+@given(_STATUSES)
+def test_every_status_can_be_read_again(status: Status) -> None:
+    """Any status is equal after a round trip, as text and as bytes."""
+    assert from_json(to_json(status)) == status
+    assert decode(encode(status)) == status
+
+
+def test_a_status_of_many_key_groups_is_compressed_and_read_again() -> None:
+    """A long status is stored compressed."""
+    members = tuple(MemberFacts(f"member-{n}", str(n), f"host-{n}") for n in range(100))
+    groups = (GroupFacts("query", ("counts",), tuple(n % 100 for n in range(4096)), ((1, 2),) * 4096),)
+    status = Status(DriverFacts(1, "q", members=members, groups=groups))
+    assert len(encode(status)) < len(to_json(status)) / 4
+    assert decode(encode(status)) == status
+
+
+def test_fields_of_a_later_version_are_ignored_and_missing_fields_get_their_default() -> None:
+    """Fields may be added and left out within a format."""
+    status = Status(DriverFacts(1, "q", members=(MemberFacts("m", "1", "host"),)))
+    body = json.loads(to_json(status))
+    body["later"] = 1
+    body["facts"]["members"][0]["later"] = {"x": []}
+    del body["facts"]["members"][0]["rack"], body["moves"]
+    assert from_json(json.dumps(body)) == status
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"format": 1}',
+        b'{"format": 1, "facts": {"time_ms": "x", "query_id": "q"}}',
+        b'{"format": 1, "facts": {"time_ms": 1, "query_id": "q"}, "state": "asleep"}',
+        b"\x1f\x8b damaged",
+        b"[" * 100_000,
+        encode(Status(DriverFacts(1, "q" * 100_000)))[:-9],
+    ],
+)
+def test_damaged_bytes_are_refused(data: bytes) -> None:
+    """Other bytes raise an error with the object's name."""
+    with pytest.raises(CorruptStateError) as caught:
+        decode(data, "s3://bucket/q/status.json")
+    assert caught.value.id == "RIFFLE-1310"
+    assert caught.value.where == "s3://bucket/q/status.json"
+
+
+def test_a_later_format_is_refused_with_both_numbers() -> None:
+    """A status of a later format names its format."""
+    body = {**json.loads(to_json(Status(DriverFacts(1, "q")))), "format": 2}
+    with pytest.raises(CorruptStateError, match=r"has format 2, but this version reads 1\."):
+        from_json(json.dumps(body))
+
+
+def test_the_text_is_one_line() -> None:
+    """Line breaks in texts are escaped."""
+    status = Status(DriverFacts(1, "q", query_name="a\nb"))
+    assert "\n" not in to_json(replace(status, settings={"x": "y\nz"}))
