@@ -168,6 +168,7 @@ class RunningJob:
         """
         self._exporters.close(0.0)
         self._exporters = Exporters(exporters_of(self._settings, self._spark), self._clock.seconds)
+        self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
         warning = unbounded_batches(batch)
