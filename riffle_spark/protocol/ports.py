@@ -59,7 +59,8 @@ class IncomingBatch:
     with the available rows; ``last_pass_ms`` is then the watermark of this batch's own rows, computed by the driver.
     ``watermark_policy`` chooses the minimum or maximum of several operators' watermarks. ``watermark_source`` is
     ``rows`` if our operators compute the watermark, ``spark`` if ``watermark_ms`` counts. Keys are then due by this
-    batch's watermark, and rows late by the watermark of the batch before.
+    batch's watermark, and rows late by the watermark of the batch before. ``query_name`` is the name of the query, if
+    it has one and this is the first batch of a run.
     """
 
     version: int
@@ -74,6 +75,7 @@ class IncomingBatch:
     watermark_policy: WatermarkPolicy = "min"
     watermark_source: WatermarkSource = "rows"
     offsets_before: str | None = None
+    query_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from riffle_spark.observe.export import Exporters
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.idle_loop import IDLE_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, WatermarkPolicy, WatermarkSource
+from riffle_spark.protocol.source_lag import offsets_of_entry
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine.background import Pulse
@@ -25,6 +27,7 @@ from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.job_calls import JobCalls
+from riffle_spark.spark.job_exporters import exporters_of
 from riffle_spark.spark.job_operators import JobOperator, JobOperators
 from riffle_spark.spark.job_wiring import wire_job
 from riffle_spark.spark.key_lookup import KeyLookup
@@ -82,6 +85,11 @@ class RunningJob:
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
         self._progress = SparkProgress()
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
+        self._exporters = Exporters((), self._clock.seconds)
+        self._offset_sources: list[Any] = []
+        self._batch_began: float | None = None
+        self.may_rest = False
+        """Whether there is housekeeping, which also reads requests, between batches of the present run."""
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return whether the job belongs to the session's application. A process may run several in a row."""
@@ -105,6 +113,7 @@ class RunningJob:
             self._tick.stop()
         self._background.stop()
         self._cluster.stop()
+        self._exporters.close(_STOP_SECONDS)
         if not self._background.ended(_STOP_SECONDS):
             # Cause: A piece of upkeep hangs, for example on a disk or a store that does not answer.
             _logger.warning(
@@ -115,6 +124,14 @@ class RunningJob:
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
+        self._batch_began = self._clock.seconds()
+        try:
+            return self._process(batch, batch_id)
+        finally:
+            self._batch_began = None
+
+    def _process(self, batch: DataFrame, batch_id: int) -> BatchReport:
+        """Run one micro-batch, export its figures and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
@@ -122,23 +139,38 @@ class RunningJob:
         if self._run_id != incoming.run_id:
             self._start_run(batch)
             self._run_id = incoming.run_id
-            incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
+            incoming = replace(
+                incoming,
+                offsets_before=inventory.offsets_before(batch, batch_id),
+                query_name=inventory.query_name(batch),
+            )
+        arrived = self._clock.seconds()
         rows = batch if self._side_output is None else self._side_output.mapped(batch, incoming.time_ms)
         operators = self._operators.of_batch(rows)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
+        self.may_rest = inventory.may_rest(batch.sparkSession, incoming)
         report = self.driver.process(incoming, operators, self._work(batch, rows, operators))
         self._calls.done(batch, incoming)
         if self._tick is not None:
             self._schedule_tick(self._tick, batch, incoming, operators)
         self._log_report(report)
         self._show_in_spark(batch, report)
-        if inventory.may_rest(batch.sparkSession, incoming):
+        self._record_source(incoming, arrived)
+        self._exporters.publish(report, self.driver.facts())
+        if inventory.has_observable_end(batch.sparkSession, incoming):
             self._pulse.begin()
         return report
 
     def _start_run(self, batch: DataFrame) -> None:
-        """Read the watermark policy and the racks of the input from a run's first batch, and await executors."""
+        """Read the watermark policy and the racks of the input from a run's first batch, and await executors.
+
+        Exporters start again, because the end of the run before has closed them.
+        """
+        self._exporters.close(0.0)
+        self._exporters = Exporters(exporters_of(self._settings, self._spark), self._clock.seconds)
+        self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
+        self._offset_sources = _known_offset_sources(batch)
         warning = unbounded_batches(batch)
         if warning is not None:
             _logger.warning("%s", warning)
@@ -173,19 +205,25 @@ class RunningJob:
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
 
     def _between_batches(self) -> bool:
-        """Run the driver's work between batches. Return whether the run of the query continues.
+        """Run the driver's work between batches, and export its facts. Return whether the run of the query continues.
 
         A failure is logged as a warning, and the next call is delayed.
         """
         seconds = self._clock.seconds()
-        if not self.driver.idle_operators or self._failures.is_delayed(_LOOK, seconds):
-            return True
+        is_idle = bool(self.driver.idle_operators) and not self._failures.is_delayed(_LOOK, seconds)
         try:
             is_active = inventory.is_active(self._spark, self._query_id, self._run_id)
-            executors = inventory.executors(self._spark) if is_active else ()
+            executors = inventory.executors(self._spark) if is_active and is_idle and self.may_rest else ()
         except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
             _logger.debug("Work between batches ends: %s", error)
             return False
+        if not is_active:
+            self._exporters.close(_STOP_SECONDS)
+            return False
+        if not is_idle:
+            began = self._batch_began
+            self._exporters.publish_again(self._clock.wall_ms(), seconds - began if began is not None else 0.0)
+            return True
         try:
             self.driver.between_batches(executors)
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
@@ -195,7 +233,14 @@ class RunningJob:
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)
-        return is_active
+        self._exporters.publish(None, self.driver.facts())
+        return True
+
+    def _record_source(self, incoming: IncomingBatch, arrived: float) -> None:
+        """Record how far a committed batch, which arrived at that time of the clock, is behind its sources."""
+        if self._offset_sources and incoming.offsets is not None:
+            newest = inventory.newest_offsets(self._offset_sources)
+            self.driver.record_source(offsets_of_entry(incoming.offsets), newest, arrived)
 
     def _show_in_spark(self, batch: DataFrame, report: BatchReport) -> None:
         """Add a batch that ran to the progress that Spark reports to listeners, UI and event log."""
@@ -204,18 +249,16 @@ class RunningJob:
             self._progress.add(batch, operators, observed_figures(report))
 
     def _log_report(self, report: BatchReport) -> None:
-        """Log a report and its warnings, and append it to ``report_file`` if that is set."""
+        """Log a report and its warnings."""
         _logger.info("batch %s", report.to_json())
         for warning in report.warnings:
             _logger.warning("%s", warning)
-        try:
-            if self._settings.report_file:
-                with Path(self._settings.report_file).open("a") as file:
-                    file.write(report.to_json() + "\n")
-        except OSError as error:
-            # Cause: The file's folder is missing, read-only or full. The batch itself is committed.
-            _logger.warning(
-                "[RIFFLE-0310] Cannot append the batch report to report_file: %s\n"
-                "  What to do: Make the file writable, and free space for it. Later reports are appended again.",
-                error,
-            )
+
+
+def _known_offset_sources(batch: DataFrame) -> list[Any]:
+    """Return the sources of a batch whose newest offsets Spark knows. Without them the source lag is unknown."""
+    try:
+        return inventory.offset_sources(batch)
+    except Exception as error:  # noqa: BLE001 - source lag is for observers only, so no error may fail the batch
+        _logger.debug("The source lag is unknown: %s", error)
+        return []

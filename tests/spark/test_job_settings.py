@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job_wiring import settings_of
-from tests.kit.streams.streaming import Kept, settings_in
+from tests.kit.streams.streaming import Kept, running, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -84,14 +85,19 @@ def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_pat
 
 
 def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """``report_file`` gets each report as a line of JSON, and ``on_report`` the report itself."""
+    """``report_file`` gets each report and its readings as a line of JSON, and ``on_report`` the report itself."""
     heard: list[BatchReport] = []
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
     job.on_report = heard.append
     for batch in range(2):
         job(spark.range(3).selectExpr("id k"), batch)
-    assert (tmp_path / "reports.jsonl").read_text().splitlines() == [report.to_json() for report in heard]
+    running(job).stop()
+    lines = [json.loads(line) for line in (tmp_path / "reports.jsonl").read_text().splitlines()]
+    assert [line["readings"]['riffle_rows_total{store="totals"}'] for line in lines] == [3, 6]
+    for line in lines:
+        del line["readings"]
+    assert lines == [json.loads(report.to_json()) for report in heard]
     assert list(job.reports) == heard
 
 
@@ -109,8 +115,9 @@ def test_a_report_that_reaches_nobody_stops_no_query(
     with caplog.at_level("WARNING", logger="riffle_spark"):
         for batch in range(2):
             job(spark.range(3).selectExpr("id k"), batch)
+        running(job).stop()
     assert [report.version for report in job.reports] == [0, 1]
-    assert caplog.text.count("RIFFLE-0310") == 2
+    assert caplog.text.count("RIFFLE-1261") == 1
     raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [str(error) for error in raised] == ["no such dashboard"] * 2
 

@@ -13,10 +13,13 @@ from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
+from riffle_spark.protocol.batch.driver_facts import FactCollector
 from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
+from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
+from riffle_spark.protocol.facts import DriverFacts
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.operations import RequestRegister
@@ -58,9 +61,11 @@ class Driver:
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations)
+        self.mailbox = MailboxReader(ports.objects, self.operations, self.ownership.placement, ports.clock)
         self._idle_loop = IdleLoop(
-            settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports
+            settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
+        self._facts = FactCollector(self.ownership, self.operations, ports.clock)
         self._turn = ports.background.lock()
         self.idle_operators: Sequence[Operator] = ()
         """The last batch's operators until the next batch starts; empty if there is no housekeeping."""
@@ -85,12 +90,20 @@ class Driver:
             try:
                 with batch.phase("enter"):
                     decision = self._enter(incoming, operators)
+                    if decision is not Decision.REPEAT:
+                        self._poll_mailbox()
                 if decision is Decision.REPEAT:
-                    return self._repeat(incoming, batch, work)
-                return self._run(incoming, operators, work, batch)
-            except FencedError as error:
-                self._fenced = error
+                    report = self._repeat(incoming, batch, work)
+                else:
+                    report = self._run(incoming, operators, work, batch)
+            except BaseException as error:
+                self._facts.counters.add_failure(error)
+                if isinstance(error, FencedError):
+                    self._fenced = error
                 raise
+            else:
+                self._facts.counters.add_report(report)
+                return report
             finally:
                 self._rounds.in_batch = False
                 work.release()
@@ -105,6 +118,8 @@ class Driver:
             operators = self.idle_operators
             if not operators:
                 return False
+            if executors and self._idle_loop.is_idle():
+                self._poll_mailbox()
             self._apply_requests()
             try:
                 return self._idle_loop.do_housekeeping(
@@ -113,9 +128,25 @@ class Driver:
                     lambda: replace(self._upkeep_input(operators), home=self._home_for(executors)),
                 )
             except FencedError as error:
+                self._facts.counters.add_fencing()
                 self._fenced = error
                 self.idle_operators = ()
                 raise
+
+    def facts(self) -> DriverFacts:
+        """Return what the driver knows about the query now. Sends no request.
+
+        May be called from any thread. During a batch it waits for the end.
+        """
+        with self._turn:
+            return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
+
+    def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
+        """Record how far the last committed batch has read, and the newest offsets, as ``SourceLag.record`` does.
+
+        Must not be called during a batch.
+        """
+        self._facts.source_lag.record(committed, newest, now)
 
     @property
     def settings(self) -> Settings:
@@ -123,8 +154,17 @@ class Driver:
         return self._settings
 
     def stored_rows(self) -> Mapping[str, int]:
-        """Return the number of stored rows by store. A key that is in several parts counts once per part."""
-        return self._log.manifest.count_rows()
+        """Return the number of state rows by store after the last commit.
+
+        Stores of earlier versions have an upper bound: a row that is in several parts counts once per part.
+        """
+        tail = self._log.tail
+        if tail is None:
+            return {}
+        if tail.schemas.keys() <= tail.row_counts.keys():
+            return tail.row_counts
+        stored = self._log.manifest.measure_stores()
+        return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.
@@ -151,6 +191,11 @@ class Driver:
             self._upkeep.gather(self.ownership)
             for member in live:
                 self.ownership.copies.known.remove_member(member)
+
+    def _poll_mailbox(self) -> None:
+        """Read and apply the requests from outside."""
+        self.mailbox.poll(self._settings)
+        self._apply_requests()
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
@@ -181,6 +226,7 @@ class Driver:
         if is_new_run:
             self._claim(incoming)
             self._start_run(tail, operators)
+            self._facts.start_run(tail, incoming.query_name)
             self._run_id = incoming.run_id
         return decision
 
@@ -406,6 +452,7 @@ class Driver:
         self._upkeep.record_commit(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)
+        self._facts.commit_ms = record.written_ms
         batch.snapshots = len(snapshots)
         batch.warn_of_changed_stores(tail, operators)
         return record

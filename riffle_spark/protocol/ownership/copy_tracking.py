@@ -10,6 +10,7 @@ from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.readiness import LagTrend, Readiness, readiness_of
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import Situation, uses_pointers
+from riffle_spark.protocol.ownership.warmup_progress import WarmupProgress
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
@@ -21,13 +22,14 @@ class CopyTracking:
     """All reported copies, and how far they lag.
 
     ``readiness`` has the lag of each standby and warm-up as last measured, ``trend`` the growth of the lags over
-    batches.
+    batches, ``warmups`` what the warm-ups still have to fetch.
     """
 
     def __init__(self) -> None:
         self.known = ReportedCopies()
         self.idle = IdleCopies()
         self.trend = LagTrend()
+        self.warmups = WarmupProgress()
         self.readiness: tuple[Readiness, ...] = ()
 
     def forget(self) -> None:
@@ -39,6 +41,7 @@ class CopyTracking:
         """Measure the lags of standbys and warm-ups. Only measurements for a batch count for the trend."""
         acceptable_lag = settings.acceptable_recovery_lag
         self.readiness = readiness_of(situation, acceptable_lag, pointers=uses_pointers(settings))
+        self.warmups.record(self.readiness, situation.now)
         if is_batch:
             self.trend.record(self.readiness)
 

@@ -56,6 +56,10 @@ class Discovery:
             "  What to do: Free space on the disk, or repair it. The executor is tried again."
         )
 
+    def is_set_aside(self, executor: str, now: float) -> bool:
+        """Return whether an executor gets no slots at time ``now``, because its local disk refused."""
+        return self._aside.is_delayed(executor, now)
+
     def has_usable_executor(self, executors: Sequence[Executor], now: float) -> bool:
         """Return whether the disk of at least one executor has not refused in this batch.
 

@@ -46,6 +46,11 @@ class Quarantine:
         return warnings
 
     @property
+    def members(self) -> frozenset[MemberId]:
+        """Return the members that get no new copies: they are full, or standbys on them fall behind."""
+        return self._full | {member for _, member in self._slow}
+
+    @property
     def members_to_empty(self) -> frozenset[MemberId]:
         """Return the members with a disk above the high mark. Their idle copies are removed at once."""
         return frozenset(m for (kind, m), mark in self._marks.items() if kind == "disk" and mark >= _HIGH)

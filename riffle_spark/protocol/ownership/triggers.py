@@ -49,6 +49,13 @@ class Probes:
         self.run = self.skipped = 0
         return counts
 
+    def seconds_to_next(self, assignment: Assignment, interval: float, now: float) -> float | None:
+        """Return the seconds from time ``now`` to the end of the probing interval, ``None`` if no probe is needed.
+
+        A probe may run earlier, once all warm-ups have caught up.
+        """
+        return max(0.0, self._since + interval - now) if assignment.needs_probe else None
+
     def is_due(self, assignment: Assignment, lags: Iterable[int], limits: tuple[int, float], now: float) -> bool:
         """Return whether to probe at time ``now``, and count it.
 

@@ -154,6 +154,7 @@ class Upkeep:
         # Cause: The error names the cause. Batches are not affected.
         # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
+        self._done["failures"] += 1
 
     def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
         """Return the manifest entries that list the snapshots taken since the last commit."""
@@ -343,6 +344,7 @@ class Upkeep:
             fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
             folds=receipt.folds,
             restores=receipt.restores,
+            failures=len(receipt.errors),
         )
         # Cause: The error names the cause. Batches are not affected.
         # Remedy: The error names it. Otherwise do nothing, because upkeep is retried.

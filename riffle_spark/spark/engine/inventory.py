@@ -27,11 +27,15 @@ __all__ = [
     "expected_executors",
     "find_planned_removals",
     "has_executors",
+    "has_observable_end",
     "is_active",
     "is_stopping",
     "latest_offsets",
     "may_rest",
+    "newest_offsets",
+    "offset_sources",
     "offsets_before",
+    "query_name",
     "reason_of",
     "running_query",
     "source_options",
@@ -42,6 +46,7 @@ DIRECT = "direct"
 """The query id of a batch that does not belong to a query."""
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
+_ADMISSION = "org.apache.spark.sql.connector.read.streaming.SupportsAdmissionControl"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
 _AVAILABLE_NOW = "AvailableNow"
@@ -234,6 +239,33 @@ def offsets_before(batch: DataFrame, version: int) -> str | None:
     return None if execution is None else _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
 
 
+def query_name(batch: DataFrame) -> str:
+    """Return the name of a micro-batch's query, empty if it has none or is unknown."""
+    execution = running_query(batch)
+    return str(execution.name() or "") if execution is not None else ""
+
+
+def offset_sources(batch: DataFrame) -> list[Any]:
+    """Return the sources of a micro-batch's query that keep their newest offsets, as handles of the JVM.
+
+    Return none if they are unknown, as with Spark Connect.
+    """
+    execution = running_query(batch)
+    if execution is None:
+        return []
+    admission = handles.looked_up(handles.context(batch.sparkSession)._jvm, "java.lang.Class", "forName")(_ADMISSION)
+    return [source for source in _items(execution.sources()) if admission.isInstance(source)]
+
+
+def newest_offsets(sources: Iterable[Any]) -> list[str]:
+    """Return the newest offsets that ``offset_sources`` saw when Spark made the current batch, as text.
+
+    Spark has asked the sources, so this sends no request. A source that does not keep them is left out.
+    """
+    offsets = [source.reportLatestOffset() for source in sources]
+    return [str(offset.json()) for offset in offsets if offset is not None]
+
+
 def running_query(batch: DataFrame) -> Any:
     """Return the JVM's query of a micro-batch, or ``None`` if it is unknown, as with Spark Connect."""
     query_id = _query_of(batch)
@@ -267,7 +299,12 @@ def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> 
 
 def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:
     """Return whether the query may be idle after this batch, and executors can be listed meanwhile."""
-    return handles.is_classic(spark) and incoming.query_id != DIRECT and not incoming.available_now
+    return has_observable_end(spark, incoming) and not incoming.available_now
+
+
+def has_observable_end(spark: SparkSession, incoming: IncomingBatch) -> bool:
+    """Return whether ``is_active`` shows when the query of this batch ends."""
+    return handles.is_classic(spark) and incoming.query_id != DIRECT
 
 
 def is_stopping(batch: DataFrame) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from riffle_spark.state.log import paths
 
-__all__ = ["EMPTY", "EMPTY_HEAD", "Address", "Entry", "Head", "Link", "Manifest", "Snapshot"]
+__all__ = ["EMPTY", "EMPTY_HEAD", "Address", "Entry", "Head", "Link", "Manifest", "Size", "Snapshot"]
 
 Address = tuple[str, int]
 """(store, key-group)."""
@@ -67,6 +67,20 @@ class Snapshot(NamedTuple):
     def epoch(self) -> int:
         """The epoch of the driver whose attempt made the snapshot's state."""
         return int(self.id.split("-")[1])
+
+
+class Size(NamedTuple):
+    """The size of state: rows and bytes of its snapshots and deltas in the object store, and the number of deltas.
+
+    A key that is in several parts counts once per part.
+    """
+
+    rows: int
+    bytes: int
+    deltas: int
+
+
+NO_SIZE = Size(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +145,14 @@ class Entry:
         assert self.cut == base.head, f"cut at {self.cut}, but the base has head {base.head}"
         return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
 
-    def count_rows(self) -> int:
-        """Return the number of rows in the snapshot and all links."""
-        return sum(link.rows for link in self.chain) + (self.snapshot.rows if self.snapshot else 0)
+    def measure(self) -> Size:
+        """Return the size of the snapshot and all links."""
+        rows = self.snapshot.rows if self.snapshot else 0
+        length = self.snapshot.length if self.snapshot else 0
+        for link in self.chain:
+            rows += link.rows
+            length += link.length
+        return Size(rows, length, len(self.chain))
 
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
         """Return the entry with one more link and this timer."""
@@ -156,11 +175,11 @@ EMPTY = Entry()
 class Manifest:
     """The entries by (store, key-group). Key-groups without an entry are empty.
 
-    ``row_counts`` holds the result of ``count_rows`` if it is known. A manifest that is made from this one updates it.
+    ``sizes`` holds the result of ``measure_stores`` if it is known. A manifest that is made from this one updates it.
     """
 
     entries: Mapping[Address, Entry] = field(default_factory=dict)
-    row_counts: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
+    sizes: Mapping[str, Size] | None = field(default=None, compare=False, repr=False)
 
     def entry(self, store: str, key_group: int) -> Entry:
         """Return a key-group's entry, an empty one if it has no state."""
@@ -170,27 +189,30 @@ class Manifest:
         """Return the manifest with the entries in ``changes`` added or replaced."""
         if not changes:
             return self
-        return Manifest({**self.entries, **changes}, self._updated_counts(changes))
+        return Manifest({**self.entries, **changes}, self._updated_sizes(changes))
 
-    def count_rows(self) -> Mapping[str, int]:
-        """Return the number of rows in all parts of each store. A key that is in several parts counts several times.
+    def measure_stores(self) -> Mapping[str, Size]:
+        """Return the size of each store.
 
-        All entries are read once. Later manifests only count what changed.
+        All entries are read once. Later manifests only measure what changed.
         """
-        if self.row_counts is None:
-            counts = Manifest(row_counts={})._updated_counts(self.entries)
-            object.__setattr__(self, "row_counts", counts)
-        assert self.row_counts is not None
-        return self.row_counts
+        if self.sizes is None:
+            sizes = Manifest(sizes={})._updated_sizes(self.entries)
+            object.__setattr__(self, "sizes", sizes)
+        assert self.sizes is not None
+        return self.sizes
 
-    def _updated_counts(self, changes: Mapping[Address, Entry]) -> Mapping[str, int] | None:
-        """Return the row counts with ``changes``, ``None`` if those of this manifest are unknown."""
-        if self.row_counts is None:
+    def _updated_sizes(self, changes: Mapping[Address, Entry]) -> Mapping[str, Size] | None:
+        """Return the sizes of the stores with ``changes``, ``None`` if those of this manifest are unknown."""
+        if self.sizes is None:
             return None
-        counts = dict(self.row_counts)
+        sizes = dict(self.sizes)
         for (store, key_group), entry in changes.items():
-            counts[store] = counts.get(store, 0) + entry.count_rows() - self.entry(store, key_group).count_rows()
-        return counts
+            total = sizes.get(store, NO_SIZE)
+            old = self.entry(store, key_group).measure()
+            new = entry.measure()
+            sizes[store] = Size(*(t + n - o for t, n, o in zip(total, new, old, strict=True)))
+        return sizes
 
     def object_names(self) -> set[str]:
         """Return the names of all deltas and snapshots that the entries need."""

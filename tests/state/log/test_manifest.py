@@ -85,11 +85,11 @@ def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
 
 
 @given(st.lists(st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), VERSIONS), max_size=5))
-def test_rows_are_counted_from_the_changes(steps: list[dict[tuple[str, int], list[int]]]) -> None:
-    """After any changes the counts are those of a manifest that reads all its entries."""
-    counted = Manifest()
-    counted.count_rows()
+def test_stores_are_measured_from_the_changes(steps: list[dict[tuple[str, int], list[int]]]) -> None:
+    """After any changes the sizes are those of a manifest that reads all its entries."""
+    measured = Manifest()
+    measured.measure_stores()
     for step in steps:
-        counted = counted.with_entries({address: entry(*versions) for address, versions in step.items()})
-        assert counted.row_counts is not None
-        assert counted.count_rows() == Manifest(counted.entries).count_rows()
+        measured = measured.with_entries({address: entry(*versions) for address, versions in step.items()})
+        assert measured.sizes is not None
+        assert measured.measure_stores() == Manifest(measured.entries).measure_stores()

@@ -1,0 +1,97 @@
+"""Sums over the batches of a driver, by the names that ``protocol.facts.DriverFacts`` describes."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from riffle_spark.errors import FencedError
+from riffle_spark.protocol.batch.batch_report import BatchReport
+
+__all__ = ["Counters"]
+
+_WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\]")
+_EXECUTOR_SECONDS: Final = "executor_seconds"
+_OF_STORES: Final = {
+    "rows": "rows",
+    "keys": "keys",
+    "output_rows": "output_rows",
+    "late_rows": "late_rows",
+    "dead_rows": "dead_rows",
+    "timers_fired": "fired_timers",
+    "expired": "expired_elements",
+}
+"""The counters per store, by the names of their fields in ``StoreFigures``."""
+_OF_BATCHES: Final = {
+    "runs": "batch_runs",
+    "misplaced_runs": "misplaced_runs",
+    "slots": "slots",
+    "misses": "misplaced_slots",
+    "plan_fallbacks": "lost_plans",
+    "probes_run": "probing_rebalances",
+    "probes_skipped": "skipped_probing_rebalances",
+    "sealed_bytes": "sealed_bytes",
+    "snapshots": "snapshots",
+    "upkeep_failures": "upkeep_failures",
+    "fetched_bytes": "fetched_bytes/batch",
+    "upkeep_fetched_bytes": "fetched_bytes/upkeep",
+    "restores": "restores/batch",
+    "upkeep_restores": "restores/upkeep",
+    "folds": "folds/batch",
+    "upkeep_folds": "folds/upkeep",
+}
+"""The counters per batch, by the names of their fields in ``BatchReport``."""
+
+
+class Counters:
+    """Adds up the reports of a driver. They start at zero with the driver's process.
+
+    Counters per executor are dropped when the executor is no longer a member, so that their number is bounded.
+    """
+
+    def __init__(self) -> None:
+        """Create counters of nothing."""
+        self._counts: Counter[str] = Counter()
+
+    def add_report(self, report: BatchReport) -> None:
+        """Add the figures of a batch."""
+        counts: Counter[str] = Counter({f"batches/{report.decision}": 1, "batch_retries": max(0, report.runs - 1)})
+        counts.update({counter: getattr(report, name) for name, counter in _OF_BATCHES.items()})
+        for store, figures in report.by_store.items():
+            counts.update({f"{counter}/{store}": getattr(figures, name) for name, counter in _OF_STORES.items()})
+        for by, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
+            counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+        counts.update(f"moves/{move['role']}/{move['goal']}" for move in report.moves)
+        counts.update(f"warnings/{match[1]}" for match in map(_WARNING_ID.match, report.warnings) if match)
+        for phase, seconds in report.seconds.items():
+            self._add("batch_seconds" if phase == "total" else f"batch_phase_seconds/{phase}", seconds)
+        self._keep_executors(report.members.values())
+        for executor, steps in report.executor_steps.items():
+            for step, seconds in steps.items():
+                self._add(f"{_EXECUTOR_SECONDS}/{step}/{executor}", seconds)
+        self._counts.update(counts)
+
+    def add_failure(self, error: BaseException) -> None:
+        """Count a batch that ended with ``error``."""
+        self._counts["failed_batches"] += 1
+        if isinstance(error, FencedError):
+            self.add_fencing()
+
+    def add_fencing(self) -> None:
+        """Count that a newer driver has taken over."""
+        self._counts["fencings"] += 1
+
+    def values(self) -> Mapping[str, int | float]:
+        """Return a copy of the counters by name, without those that are zero."""
+        return MappingProxyType({name: count for name, count in self._counts.items() if count})
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._counts[name] += seconds  # type: ignore[assignment]  # a Counter adds floats, too
+
+    def _keep_executors(self, executors: Iterable[str]) -> None:
+        """Drop the counters of all other executors."""
+        prefixes = tuple(executors)
+        for name in [name for name in self._counts if name.startswith(f"{_EXECUTOR_SECONDS}/")]:
+            if name.split("/", 2)[2] not in prefixes:
+                del self._counts[name]

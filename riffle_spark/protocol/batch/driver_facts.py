@@ -1,0 +1,147 @@
+"""Collect the facts of a driver from its parts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from riffle_spark.assign.model import Assignment, MemberId, TaskId
+from riffle_spark.protocol.batch.counters import Counters
+from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, MemberStatus, StoreFacts
+from riffle_spark.protocol.ownership.groups import Groups
+from riffle_spark.protocol.ownership.operations import RequestRegister
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ownership.readiness import MemberState
+from riffle_spark.protocol.ports import Clock
+from riffle_spark.protocol.source_lag import SourceLag
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record
+
+__all__ = ["FactCollector"]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacementKey:
+    """What the placement of groups depends on. A new assignment is another object."""
+
+    present: Assignment
+    members: tuple[MemberId, ...]
+    key_groups: int
+    groups: Groups
+
+    def is_same(self, key: "_PlacementKey | None") -> bool:
+        """Return whether a placement made for ``key`` is still right."""
+        return (
+            key is not None
+            and self.present is key.present
+            and (self.members, self.key_groups, self.groups) == (key.members, key.key_groups, key.groups)
+        )
+
+
+class FactCollector:
+    """Makes the ``DriverFacts`` of a driver, and counts its batches.
+
+    Placement is read again only after a new assignment, so that a batch costs no loop over key-groups. The caller makes
+    sure that no batch runs meanwhile.
+    """
+
+    def __init__(self, ownership: Ownership, operations: RequestRegister, clock: Clock) -> None:
+        """Create the collector of a driver with these parts, which has run no batch."""
+        self.counters = Counters()
+        self.source_lag = SourceLag()
+        self.query_name = ""
+        self.commit_ms: int | None = None
+        self._ownership = ownership
+        self._operations = operations
+        self._clock = clock
+        self._groups: tuple[GroupFacts, ...] = ()
+        self._groups_key: _PlacementKey | None = None
+
+    def start_run(self, previous: Record | None, query_name: str) -> None:
+        """Start a run of the query. ``previous`` is the newest record before the driver's claim."""
+        self.query_name = query_name
+        self.source_lag = SourceLag()
+        self.commit_ms = previous.written_ms if previous is not None and previous.kind == "batch" else None
+
+    def collect(self, tail: Record | None, manifest: Manifest, run_id: str | None) -> DriverFacts:
+        """Return the facts of this moment. ``tail`` is the newest record, ``manifest`` is that of ``tail``."""
+        now = self._clock.seconds()
+        placement = self._ownership.placement
+        members = tuple(self._member(state, now) for state in self._operations.members)
+        probes = placement.triggers.probes
+        return DriverFacts(
+            time_ms=self._clock.wall_ms(),
+            query_id=tail.query_id if tail else "",
+            query_name=self.query_name,
+            run_id=run_id or "",
+            epoch=tail.epoch if tail else -1,
+            version=tail.version if tail else -1,
+            commit_ms=self.commit_ms,
+            watermark_ms=tail.watermark_ms if tail else None,
+            source=self.source_lag.lags(now),
+            members=members,
+            stores=tuple(StoreFacts(store, *size) for store, size in sorted(manifest.measure_stores().items())),
+            groups=self._group_facts(tuple(member.id for member in members)),
+            next_probe_seconds=probes.seconds_to_next(
+                placement.present, placement.settings.probing_rebalance_interval, now
+            ),
+            counters=self.counters.values(),
+        )
+
+    def _member(self, state: MemberState, now: float) -> MemberFacts:
+        """Return the facts of a member, given its state as of the last assignment."""
+        ownership = self._ownership
+        lag_records, _, lag_trend = ownership.copies.trend.of(state.id)
+        warmups = ownership.copies.warmups
+        return MemberFacts(
+            id=state.id,
+            executor=state.executor,
+            host=state.host,
+            rack=state.rack,
+            state=self._status(state, now),
+            slots=state.cores,
+            owned=state.owned,
+            standbys=state.standbys,
+            warmups=state.warmups,
+            lag_records=lag_records,
+            lag_trend=lag_trend,
+            warmup_bytes=warmups.remaining_bytes(state.id),
+            warmup_seconds=warmups.remaining_seconds(state.id),
+            disk_used=ownership.membership.disks.get(state.id, (None, 0))[0],
+            memory_used=ownership.membership.memory_shares.get(state.id),
+        )
+
+    def _status(self, state: MemberState, now: float) -> MemberStatus:
+        if self._ownership.discovery.is_set_aside(state.executor, now):
+            return "quarantined"
+        if state.state == "live":
+            is_quarantined = state.id in self._ownership.placement.triggers.quarantine.members
+            return "quarantined" if is_quarantined else "active"
+        return "drained" if state.state == "draining" else "awaited"
+
+    def _group_facts(self, members: tuple[MemberId, ...]) -> tuple[GroupFacts, ...]:
+        """Return the placement of all groups, the same object while nothing changes."""
+        placement = self._ownership.placement
+        key_groups = placement.settings.key_groups if placement.shards is None else len(placement.shards)
+        key = _PlacementKey(placement.present, members, key_groups, placement.groups)
+        if not key.is_same(self._groups_key):
+            self._groups = tuple(_facts_of_group(name, key) for name in placement.groups.names)
+            self._groups_key = key
+        return self._groups
+
+
+def _facts_of_group(name: str, key: _PlacementKey) -> GroupFacts:
+    positions = {member: position for position, member in enumerate(key.members)}
+    tasks = [TaskId(name, key_group) for key_group in range(key.key_groups)]
+    return GroupFacts(
+        name,
+        key.groups.stores_of(name, key.groups.of_stores),
+        tuple(positions.get(key.present.owners.get(task, ""), -1) for task in tasks),
+        _positions(key.present.standbys, tasks, positions),
+        _positions(key.present.warmups, tasks, positions),
+    )
+
+
+def _positions(
+    copies: Mapping[TaskId, Sequence[MemberId]], tasks: Iterable[TaskId], positions: Mapping[MemberId, int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of the members with a copy of each task."""
+    return tuple(tuple(positions[member] for member in copies.get(task, ()) if member in positions) for task in tasks)
