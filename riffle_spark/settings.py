@@ -242,6 +242,13 @@ class Settings:
     status_interval: _Duration = Setting(
         60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
         "one GET and one PUT each time. `riffle status` reads it. 0: never")
+    otlp_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL, or `env`")),
+        "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "
+        "receiver, or `env` for that of the variables `OTEL_EXPORTER_OTLP_*`. Needs the extra `otel`. Not set: "
+        "nothing is sent. Empty: refused", example="http://127.0.0.1:4318")
+    otlp_signals: _Word = Setting(
+        "all", one_of("all", "metrics", "traces"), "what is sent there. Prometheus, for example, takes only `metrics`")
 
     snapshot_chain_links: _Whole = Setting(
         32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "

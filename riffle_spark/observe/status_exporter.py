@@ -159,7 +159,7 @@ class StatusExporter:
             self._history.add(report, facts)
         passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
         if passed_ms is None or passed_ms >= self._settings.status_interval * 1000:
-            is_running = facts.in_batch or facts.time_ms - self._batch_ms < _RUNNING_MS
+            is_running = facts.batch_seconds > 0 or facts.time_ms - self._batch_ms < _RUNNING_MS
             self._write(facts, "running" if is_running else "idle")
 
     def close(self) -> None:

@@ -112,8 +112,9 @@ class RootStatus:
         return "behind" if self.is_stuck(limit) else "ok"
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether records are unread and the last commit is older than ``seconds``."""
-        return bool(self.lag_records) and (self.commit_age is None or self.commit_age > seconds)
+        """Return whether records are unread, or a batch runs, and the last commit is older than ``seconds``."""
+        is_unread = bool(self.lag_records) or self.facts.batch_seconds > 0
+        return is_unread and (self.commit_age is None or self.commit_age > seconds)
 
     def probe(self, seconds: float) -> str | None:
         """Return why a probe with this maximum age fails, ``None`` if it succeeds."""
@@ -123,7 +124,8 @@ class RootStatus:
             return f"The driver wrote its status {self.status_age:.0f} s ago."
         if self.is_stuck(seconds):
             age = "never" if self.commit_age is None else f"{self.commit_age:.0f} s ago"
-            return f"{self.lag_records} records are unread, and the last commit was {age}."
+            unread = f"{self.lag_records} records are unread" if self.lag_records else "A batch runs"
+            return f"{unread}, and the last commit was {age}."
         return None
 
     def to_json(self) -> dict[str, object]:

@@ -83,7 +83,7 @@ def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
     writer.exporter.export(_report(0), _facts(0), ())
     writer.exporter.export(None, _facts(60), ())
     assert (writer.stored().state, writer.stored().facts.time_ms) == ("idle", _facts(60).time_ms)
-    writer.exporter.export(None, _facts(120, in_batch=True), ())
+    writer.exporter.export(None, _facts(120, batch_seconds=5.0), ())
     assert writer.stored().state == "running"
 
 
