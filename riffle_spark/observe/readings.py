@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from riffle_spark.observe.metric_list import METRIC_BY_NAME, PREFIX, Metric
+from riffle_spark.observe.metric_list import METRIC_BY_NAME, METRICS, PREFIX, Metric
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts, MemberFacts, MemberStatus
 
@@ -54,6 +54,10 @@ def _reading(name: str, value: int | float, *labels: str) -> Reading:
 
 
 def _counters(facts: DriverFacts) -> Iterator[Reading]:
+    for metric in METRICS:
+        key = metric.name.removeprefix(PREFIX).removesuffix("_total")
+        if metric.kind == "counter" and not metric.labels and key not in facts.counters:
+            yield Reading(metric, (), 0)
     for key, value in facts.counters.items():
         metric = METRIC_BY_NAME[f"{PREFIX}{key.partition('/')[0]}_total"]
         yield Reading(metric, tuple(key.split("/", len(metric.labels))[1:]), value)
