@@ -79,6 +79,7 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge("last_batch_seconds", "seconds", "time of the last batch", _SPARK),
         _gauge("last_batch_phase_seconds", "seconds", "time of the last batch by phase", _SPARK, "phase"),
         _gauge("last_batch_rows", "rows", "input rows of the last batch, in all stores", _SPARK),
+        _gauge("running_batch_seconds", "seconds", "how long the current batch has run, 0 if none runs", _RECORDS),
         _gauge("batch_version", "batch id", "the newest committed batch", _RECORDS),
         _gauge("last_commit_timestamp_seconds", "seconds", "when the newest batch was committed, since 1970", _RECORDS),
         _gauge("facts_timestamp_seconds", "seconds", "when these values were collected, since 1970", _RECORDS),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from riffle_spark.observe.metric_list import METRIC_BY_NAME, METRICS, PREFIX, Metric
+from riffle_spark.observe.metric_list import METRIC_BY_NAME, PREFIX, Metric
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts, MemberFacts, MemberStatus
 
@@ -12,6 +12,7 @@ __all__ = ["Reading", "readings"]
 
 _MS = 1000
 _MIB = 1 << 20
+_PLAIN_COUNTERS = tuple(metric for metric in METRIC_BY_NAME.values() if metric.kind == "counter" and not metric.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ def _reading(name: str, value: int | float, *labels: str) -> Reading:
 
 
 def _counters(facts: DriverFacts) -> Iterator[Reading]:
-    for metric in METRICS:
-        key = metric.name.removeprefix(PREFIX).removesuffix("_total")
-        if metric.kind == "counter" and not metric.labels and key not in facts.counters:
+    """Yield the readings of counters. A counter without labels is 0 before it counts, so that its growth is seen."""
+    for metric in _PLAIN_COUNTERS:
+        if metric.name.removeprefix(PREFIX).removesuffix("_total") not in facts.counters:
             yield Reading(metric, (), 0)
     for key, value in facts.counters.items():
         metric = METRIC_BY_NAME[f"{PREFIX}{key.partition('/')[0]}_total"]
@@ -65,6 +66,7 @@ def _counters(facts: DriverFacts) -> Iterator[Reading]:
 
 def _of_query(facts: DriverFacts) -> Iterator[Reading]:
     yield _reading("facts_timestamp_seconds", facts.time_ms / _MS)
+    yield _reading("running_batch_seconds", facts.batch_seconds)
     yield _reading("epoch", facts.epoch)
     yield _reading("batch_version", facts.version)
     if facts.commit_ms is not None:

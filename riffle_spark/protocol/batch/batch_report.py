@@ -40,6 +40,9 @@ _SUMMED: Final = (
     "dead_rows",
     "timers_fired",
     "expired",
+    "rows_added",
+    "rows_updated",
+    "rows_removed",
     "sealed_bytes",
     "fetched_bytes",
     "fetched_snapshot_bytes",
@@ -62,6 +65,9 @@ class StoreFigures:
     dead_rows: int = 0
     timers_fired: int = 0
     expired: int = 0
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_removed: int = 0
     slots_that_wrote: int = 0
     sealed_bytes: int = 0
     fetched_bytes: int = 0
@@ -90,6 +96,8 @@ class BatchReport:
         output_rows: rows for the sink.
         timers_fired: timers that were due.
         expired: state elements or keys that were due.
+        rows_added: state rows that did not exist before the batch; ``rows_updated`` counts all rows that were written,
+            and ``rows_removed`` rows that no longer exist.
         watermark_ms: the watermark after the batch. Timers use it from the next batch on, but timers of a query with
             Spark's watermark used it in this batch.
         slots: the number of slots; ``slots_that_wrote`` counts the slots that sealed a delta.
@@ -135,6 +143,9 @@ class BatchReport:
     dead_rows: int = 0
     timers_fired: int = 0
     expired: int = 0
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_removed: int = 0
     watermark_ms: int | None = None
     slots: int = 0
     slots_that_wrote: int = 0

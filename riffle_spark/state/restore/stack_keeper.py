@@ -169,10 +169,11 @@ class StackKeeper:
         plan = plan_copy(head, entry, self._epoch, lambda: self._read_whole(key_group), newest=self._newest)
         if plan.action == "beyond":
             assert head is not None, "an absent copy is not beyond its entry"
+            start_version = plan.entry.head.version
             # Cause: A later attempt, or a newer driver, has advanced the copy.
             raise OutOfDate(
                 f"The copy is at version {head.version} of epoch {head.epoch}, but the batch starts from version "
-                f"{plan.entry.head.version}.",
+                f"{start_version}.",
                 remedy="Do nothing. The batch runs again.",
                 where=f"{self._schema.store}, key-group {key_group}",
                 id="RIFFLE-0463",
