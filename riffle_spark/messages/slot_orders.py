@@ -313,6 +313,8 @@ class Receipt:
     sealed_bytes: int = 0
     restores: int = 0
     folds: int = 0
+    hits: int = 0
+    catch_ups: int = 0
     local_parts: int = 0
     fetched_parts: int = 0
     fetched_snapshots: int = 0
