@@ -87,6 +87,7 @@ class RunningJob:
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
         self._exporters = Exporters((), self._clock.seconds)
         self._offset_sources: list[Any] = []
+        self._batch_began: float | None = None
         self.may_rest = False
         """Whether there is housekeeping, which also reads requests, between batches of the present run."""
 
@@ -123,6 +124,14 @@ class RunningJob:
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
+        self._batch_began = self._clock.seconds()
+        try:
+            return self._process(batch, batch_id)
+        finally:
+            self._batch_began = None
+
+    def _process(self, batch: DataFrame, batch_id: int) -> BatchReport:
+        """Run one micro-batch, export its figures and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
@@ -158,7 +167,8 @@ class RunningJob:
         Exporters start again, because the end of the run before has closed them.
         """
         self._exporters.close(0.0)
-        self._exporters = Exporters(exporters_of(self._settings), self._clock.seconds)
+        self._exporters = Exporters(exporters_of(self._settings, self._spark), self._clock.seconds)
+        self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
         warning = unbounded_batches(batch)
@@ -211,7 +221,8 @@ class RunningJob:
             self._exporters.close(_STOP_SECONDS)
             return False
         if not is_idle:
-            self._exporters.publish_again(self._clock.wall_ms())
+            began = self._batch_began
+            self._exporters.publish_again(self._clock.wall_ms(), seconds - began if began is not None else 0.0)
             return True
         try:
             self.driver.between_batches(executors)

@@ -8,6 +8,7 @@ from typing import Final
 
 from riffle_spark.errors import FencedError
 from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.request_prices import price_of
 
 __all__ = ["Counters"]
 
@@ -36,8 +37,14 @@ _OF_BATCHES: Final = {
     "upkeep_failures": "upkeep_failures",
     "fetched_bytes": "fetched_bytes/batch",
     "upkeep_fetched_bytes": "fetched_bytes/upkeep",
-    "restores": "restores/batch",
-    "upkeep_restores": "restores/upkeep",
+    "fetched_snapshot_bytes": "fetched_snapshot_bytes/batch",
+    "upkeep_snapshot_bytes": "fetched_snapshot_bytes/upkeep",
+    "hits": "copy_uses/hit",
+    "catch_ups": "copy_uses/warm",
+    "restore_seconds": "restore_seconds/cold",
+    "catch_up_seconds": "restore_seconds/warm",
+    "restores": "copy_uses/cold",
+    "upkeep_restores": "upkeep_restores",
     "folds": "folds/batch",
     "upkeep_folds": "folds/upkeep",
 }
@@ -57,13 +64,15 @@ class Counters:
     def add_report(self, report: BatchReport) -> None:
         """Add the figures of a batch."""
         counts: Counter[str] = Counter({f"batches/{report.decision}": 1, "batch_retries": max(0, report.runs - 1)})
-        counts.update({counter: getattr(report, name) for name, counter in _OF_BATCHES.items()})
         for store, figures in report.by_store.items():
             counts.update({f"{counter}/{store}": getattr(figures, name) for name, counter in _OF_STORES.items()})
         for by, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
             counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+            self._add("requests_price_dollars", price_of(requests))
         counts.update(f"moves/{move['role']}/{move['goal']}" for move in report.moves)
         counts.update(f"warnings/{match[1]}" for match in map(_WARNING_ID.match, report.warnings) if match)
+        for name, counter in _OF_BATCHES.items():
+            self._add(counter, getattr(report, name))
         for phase, seconds in report.seconds.items():
             self._add("batch_seconds" if phase == "total" else f"batch_phase_seconds/{phase}", seconds)
         self._keep_executors(report.members.values())
@@ -83,11 +92,12 @@ class Counters:
         self._counts["fencings"] += 1
 
     def values(self) -> Mapping[str, int | float]:
-        """Return a copy of the counters by name, without those that are zero."""
-        return MappingProxyType({name: count for name, count in self._counts.items() if count})
+        """Return a copy of the counters by name. Those of things that have never occurred may be missing."""
+        return MappingProxyType(dict(self._counts))
 
-    def _add(self, name: str, seconds: float) -> None:
-        self._counts[name] += seconds  # type: ignore[assignment]  # a Counter adds floats, too
+    def _add(self, name: str, amount: float) -> None:
+        """Add to a counter that may be a fraction."""
+        self._counts[name] += amount  # type: ignore[assignment]
 
     def _keep_executors(self, executors: Iterable[str]) -> None:
         """Drop the counters of all other executors."""
