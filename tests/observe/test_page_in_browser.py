@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from riffle_spark.observe.page import page_of
-from riffle_spark.observe.status import DriverFacts, Status, to_json
+from riffle_spark.observe.status import Status, to_json
+from riffle_spark.protocol.facts import DriverFacts
 from tests.kit.browser import Page, open_page
 from tests.kit.folders import CHECKOUT
 from tests.kit.large_status import invented_status
