@@ -228,13 +228,28 @@ class Settings:
     deliver_after_commit: _Flag = Setting(
         False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")
+    control: _Word = Setting(
+        "off", one_of("off", "on"), "whether the driver applies [requests from outside](operations.md"
+        "#steer-a-running-query), such as `riffle drain`. It then sends one GET per batch, and one per second while "
+        "idle. Everyone who may write below `root` can make requests", live=True)
     initial_rebalance_delay: _Duration = Setting(
         30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
     expected_executors: _Whole = Setting(
         0, whole(0), "how many executors a start waits for. 0: the value of `spark.executor.instances`, or one")
     report_file: _OptionalText = Setting(
-        None, optional(text.of("path on the driver")), "append each `BatchReport` to this file as a line of JSON",
+        None, optional(text.of("path on the driver")), "append each `BatchReport` with its [metrics](metrics.md) to "
+        "this file as a line of JSON",
         example="/var/log/riffle/totals.jsonl")
+    status_interval: _Duration = Setting(
+        60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
+        "one GET and one PUT each time. `riffle status` reads it. 0: never")
+    otlp_endpoint: _OptionalText = Setting(
+        None, unset_or(text.of("URL, or `env`")),
+        "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "
+        "receiver, or `env` for that of the variables `OTEL_EXPORTER_OTLP_*`. Needs the extra `otel`. Not set: "
+        "nothing is sent. Empty: refused", example="http://127.0.0.1:4318")
+    otlp_signals: _Word = Setting(
+        "all", one_of("all", "metrics", "traces"), "what is sent there. Prometheus, for example, takes only `metrics`")
 
     snapshot_chain_links: _Whole = Setting(
         32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "

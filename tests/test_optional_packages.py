@@ -110,8 +110,14 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
             "import_sketches_library()",
             "datasketches>=5.0",
         ),
+        (
+            "opentelemetry",
+            "from riffle_spark.settings import Settings\nfrom riffle_spark.spark.job_exporters import check_exporters",
+            "check_exporters(Settings(otlp_endpoint='http://127.0.0.1:4318'))",
+            "opentelemetry-exporter-otlp-proto-http>=1.45",
+        ),
     ],
-    ids=["cryptography", "datasketches"],
+    ids=["cryptography", "datasketches", "opentelemetry"],
 )
 def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str

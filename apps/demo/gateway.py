@@ -15,7 +15,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 __all__ = ["GATEWAY", "ensure_gateway", "ensure_program"]
 
 GATEWAY = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-BUILD_TIMEOUT_SECONDS = 900
+BUILD_TIMEOUT_SECONDS = 1800
 
 
 def ensure_gateway() -> Path:
@@ -23,11 +23,11 @@ def ensure_gateway() -> Path:
     return ensure_program(GATEWAY)
 
 
-def ensure_program(module: str) -> Path:
-    """Return a Go program, built on the first call (a minute or two, and a download of Go modules).
+def ensure_program(module: str, tags: str = "") -> Path:
+    """Return a Go program, built on the first call (some minutes, and a download of Go modules).
 
-    ``module`` is a package with its exact version. Raises ``ConfigError`` at once if it has to be built and Go is
-    missing, and ``UnavailableError`` with the end of Go's output if the build fails.
+    ``module`` is a package with its exact version, ``tags`` are its build tags. Raises ``ConfigError`` at once if it
+    has to be built and Go is missing, and ``UnavailableError`` with the end of Go's output if the build fails.
     """
     path, _, version = module.partition("@")
     name = path.rpartition("/")[2]
@@ -35,7 +35,7 @@ def ensure_program(module: str) -> Path:
     program = folder / name
     with one_at_a_time(folder):
         if not program.exists():
-            _build(_go_command(), module, program)
+            _build(_go_command(), module, tags, program)
     return program
 
 
@@ -50,11 +50,11 @@ def _go_command() -> str:
     return executable
 
 
-def _build(go: str, module: str, program: Path) -> None:
+def _build(go: str, module: str, tags: str, program: Path) -> None:
     print(f"Building {module} into {program.parent} (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=program.parent, prefix="build-") as fresh:
         done = subprocess.run(
-            [go, "install", module],
+            [go, "install", "-tags", tags, module],
             env={**os.environ, "GOBIN": fresh, "GOFLAGS": "-mod=mod"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

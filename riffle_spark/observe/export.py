@@ -88,10 +88,13 @@ class Exporters:
         for outlet in self._outlets:
             outlet.put(self._last)
 
-    def publish_again(self, time_ms: int) -> None:
-        """Pass the last facts again as of ``time_ms``, because a batch runs. Without any, do nothing."""
+    def publish_again(self, time_ms: int, batch_seconds: float) -> None:
+        """Pass the last facts again as of ``time_ms``, because a batch has run for ``batch_seconds``.
+
+        Without any, do nothing.
+        """
         if self._last is not None:
-            self.publish(None, replace(self._last.facts, time_ms=time_ms))
+            self.publish(None, replace(self._last.facts, time_ms=time_ms, batch_seconds=batch_seconds))
 
     def close(self, seconds: float) -> None:
         """Let the exporters send what is waiting and close them. Wait at most ``seconds`` for all. Idempotent."""

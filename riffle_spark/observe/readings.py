@@ -12,6 +12,7 @@ __all__ = ["Reading", "readings"]
 
 _MS = 1000
 _MIB = 1 << 20
+_PLAIN_COUNTERS = tuple(metric for metric in METRIC_BY_NAME.values() if metric.kind == "counter" and not metric.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ def _reading(name: str, value: int | float, *labels: str) -> Reading:
 
 
 def _counters(facts: DriverFacts) -> Iterator[Reading]:
+    """Yield the readings of counters. A counter without labels is 0 before it counts, so that its growth is seen."""
+    for metric in _PLAIN_COUNTERS:
+        if metric.name.removeprefix(PREFIX).removesuffix("_total") not in facts.counters:
+            yield Reading(metric, (), 0)
     for key, value in facts.counters.items():
         metric = METRIC_BY_NAME[f"{PREFIX}{key.partition('/')[0]}_total"]
         yield Reading(metric, tuple(key.split("/", len(metric.labels))[1:]), value)
@@ -61,6 +66,7 @@ def _counters(facts: DriverFacts) -> Iterator[Reading]:
 
 def _of_query(facts: DriverFacts) -> Iterator[Reading]:
     yield _reading("facts_timestamp_seconds", facts.time_ms / _MS)
+    yield _reading("running_batch_seconds", facts.batch_seconds)
     yield _reading("epoch", facts.epoch)
     yield _reading("batch_version", facts.version)
     if facts.commit_ms is not None:

@@ -121,7 +121,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     """Read all records into ``verification``. Add findings for damaged records, gaps and foreign objects."""
     names = verification.names
     sequences = sorted(s for s in map(paths.parse_record_name, names) if s is not None)
-    known = (name for name in names if not paths.is_of_shared_root(name))
+    known = (name for name in names if not paths.is_of_shared_root(name) and name not in paths.REPLACED)
     foreign = [
         name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]

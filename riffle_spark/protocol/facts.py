@@ -115,6 +115,7 @@ class DriverFacts:
         members: the live and awaited members, sorted by id.
         stores: the durable stores, sorted by name.
         groups: the co-location groups, sorted by name.
+        batch_seconds: how long the current batch has run, 0 if none runs.
         next_probe_seconds: seconds to the next probing rebalance, ``None`` if none is needed.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
             name is that of the metric without ``riffle_`` and ``_total``. Values of labels follow after slashes.
@@ -132,5 +133,6 @@ class DriverFacts:
     members: tuple[MemberFacts, ...] = ()
     stores: tuple[StoreFacts, ...] = ()
     groups: tuple[GroupFacts, ...] = ()
+    batch_seconds: float = 0.0
     next_probe_seconds: float | None = None
     counters: Mapping[str, int | float] = field(default_factory=dict)

@@ -87,7 +87,9 @@ class RunningJob:
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
         self._exporters = Exporters((), self._clock.seconds)
         self._offset_sources: list[Any] = []
-        self._may_rest = False
+        self._batch_began: float | None = None
+        self.may_rest = False
+        """Whether there is housekeeping, which also reads requests, between batches of the present run."""
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return whether the job belongs to the session's application. A process may run several in a row."""
@@ -122,6 +124,14 @@ class RunningJob:
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
+        self._batch_began = self._clock.seconds()
+        try:
+            return self._process(batch, batch_id)
+        finally:
+            self._batch_began = None
+
+    def _process(self, batch: DataFrame, batch_id: int) -> BatchReport:
+        """Run one micro-batch, export its figures and return its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         incoming = replace(incoming, time_ms=incoming.time_ms + self.time_shift_ms)
         self._query_id = incoming.query_id
@@ -138,6 +148,7 @@ class RunningJob:
         rows = batch if self._side_output is None else self._side_output.mapped(batch, incoming.time_ms)
         operators = self._operators.of_batch(rows)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
+        self.may_rest = inventory.may_rest(batch.sparkSession, incoming)
         report = self.driver.process(incoming, operators, self._work(batch, rows, operators))
         self._calls.done(batch, incoming)
         if self._tick is not None:
@@ -146,7 +157,6 @@ class RunningJob:
         self._show_in_spark(batch, report)
         self._record_source(incoming, arrived)
         self._exporters.publish(report, self.driver.facts())
-        self._may_rest = inventory.may_rest(batch.sparkSession, incoming)
         if inventory.has_observable_end(batch.sparkSession, incoming):
             self._pulse.begin()
         return report
@@ -157,7 +167,10 @@ class RunningJob:
         Exporters start again, because the end of the run before has closed them.
         """
         self._exporters.close(0.0)
-        self._exporters = Exporters(exporters_of(self._settings), self._clock.seconds)
+        self._exporters = Exporters(
+            exporters_of(self._settings, self._spark, self._home, self.driver), self._clock.seconds
+        )
+        self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
         warning = unbounded_batches(batch)
@@ -202,7 +215,7 @@ class RunningJob:
         is_idle = bool(self.driver.idle_operators) and not self._failures.is_delayed(_LOOK, seconds)
         try:
             is_active = inventory.is_active(self._spark, self._query_id, self._run_id)
-            executors = inventory.executors(self._spark) if is_active and is_idle and self._may_rest else ()
+            executors = inventory.executors(self._spark) if is_active and is_idle and self.may_rest else ()
         except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
             _logger.debug("Work between batches ends: %s", error)
             return False
@@ -210,7 +223,8 @@ class RunningJob:
             self._exporters.close(_STOP_SECONDS)
             return False
         if not is_idle:
-            self._exporters.publish_again(self._clock.wall_ms())
+            began = self._batch_began
+            self._exporters.publish_again(self._clock.wall_ms(), seconds - began if began is not None else 0.0)
             return True
         try:
             self.driver.between_batches(executors)

@@ -18,6 +18,7 @@ from riffle_spark.spark.engine import inventory, jvm
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.topology import racks_of_members
+from riffle_spark.spark.job_exporters import check_exporters
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import home_with_keys, options_of
@@ -72,7 +73,10 @@ def wire_job(
 
 
 def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
-    """Warn about settings that are risky or have no effect. Raise ``ConfigError`` for unknown ``store_groups``."""
+    """Warn about settings that are risky or have no effect. Raise ``ConfigError`` for unknown ``store_groups``, and
+    if a package for an exporter is missing.
+    """
+    check_exporters(settings)
     for warning in short_interval_warnings(settings):
         _logger.warning("%s", warning)
     unused = settings_without_effect(settings)

@@ -416,7 +416,25 @@ class StatefulJob(JobOperations):
             self._running = self._create_running_job(spark)
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
+            self._driver.mailbox.hold = self._hold
         return self._running
+
+    def _hold(self, is_paused: bool) -> None:
+        """Pause or resume the query by a request from outside.
+
+        Raise ``ConfigError`` if the query could not read the request that resumes it.
+        """
+        if not is_paused:
+            self.resume()
+        elif self._running is None or not self._running.may_rest:
+            # Cause: With the trigger availableNow, and with Spark Connect, no request is read between batches.
+            raise ConfigError(
+                "A query with the trigger availableNow, or on Spark Connect, cannot be paused by a request.",
+                remedy="Stop the query instead.",
+                id="RIFFLE-1359",
+            )
+        else:
+            self.pause()
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
         """Return a new batch loop for the job's operators."""

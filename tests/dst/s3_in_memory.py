@@ -19,7 +19,7 @@ from botocore.awsrequest import AWSResponse
 from riffle_spark.state.objects import remote, s3_client
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.s3 import S3Store
-from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore, content_tag
 
 __all__ = ["S3InMemory"]
 
@@ -84,7 +84,7 @@ class S3InMemory:
             answer_headers = {}
             body = b""
         else:
-            status, answer_headers, body = self._get(name, headers.get("range"))
+            status, answer_headers, body = self._get(name, headers.get("range"), headers.get("if-none-match", ""))
         said_of: Any = {"content-length": str(len(body)), **answer_headers}
         return AWSResponse(request.url, status, said_of, _Raw(body))
 
@@ -92,17 +92,23 @@ class S3InMemory:
         data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else body.read()
         if self._chance.random() < _BUSY_SHARE:
             return _refused(409, "ConditionalRequestConflict")
+        if (tag := headers.get("if-match")) is not None:
+            done = self._inner.replace_if_unchanged(name, data, tag.strip('"'))
+            return (200, {}, b"") if done else _refused(412, "PreconditionFailed")
         if headers.get("if-none-match") != "*":
             self._inner.delete([name])
         return (200, {}, b"") if self._inner.put_if_absent(name, data) else _refused(412, "PreconditionFailed")
 
-    def _get(self, name: str, ranged: str | None) -> Answer:
+    def _get(self, name: str, ranged: str | None, known_tag: str) -> Answer:
         data = self._inner.get(name)
         if data is None:
             return _refused(404, "NoSuchKey")
+        tag = f'"{content_tag(data)}"'
+        if tag == known_tag:
+            return 304, {"etag": tag}, b""
         match = _RANGE.match(ranged or "")
         if match is None:
-            return 200, {}, data
+            return 200, {"etag": tag}, data
         start = int(match[1])
         end = int(match[2]) + 1 if match[2] else len(data)
         return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.store import ObjectStore, write_all
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject, write_all
 from tests.dst.scheduler import Process, Scheduler
 
 __all__ = ["SteppedStore", "damaged", "kind_of"]
@@ -69,6 +69,21 @@ class SteppedStore:
         self._changed(name)
         self._lose(befalls, name)
         return done
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """See ``ObjectStore.replace_if_unchanged``. No late effect: only operators replace, and they read again."""
+        befalls = self._step("put", name)
+        done = self.inner.replace_if_unchanged(name, data, tag)
+        self._changed(name)
+        self._lose(befalls, name)
+        return done
+
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """See ``ObjectStore.get_if_changed``."""
+        befalls = self._step("get", name)
+        tagged = self.inner.get_if_changed(name, tag)
+        self._lose(befalls, name)
+        return tagged
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``."""

@@ -2,8 +2,9 @@
 
     ./run matrix [--spark VERSION]... [--python VERSION]... [--sample]
 
-Each Python has one environment with the locked packages, and each Spark one folder. A pair puts both on the path. The
-outcomes are in docs/support.json: a pair that runs again replaces its older outcome.
+Each Python has one environment with the locked packages, and each Spark one folder. A pair puts both on the path. A
+Spark that needs other versions of packages has one more folder per Python. The outcomes are in docs/support.json: a
+pair that runs again replaces its older outcome.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SAMPLE = (
     "tests/spark/processors/test_null_structs.py",
 )
 """The smoke tests that ``--sample`` runs: placement, kept plans, and processors with Spark's sinks."""
+SPARKS_PACKAGES = ("pyspark==", "py4j==")
 STORED = "--config-settings=--build-option=--compression=stored"  # compressing Spark's 400 MB takes minutes
 
 
@@ -83,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
             continue
         program = python_environment(options.environments / f"python-{python}", interpreter)
         for spark in options.spark or SPARKS:
-            folder = spark_folder(options.environments, spark, program)
-            outcome = run_pair(spark, python, program, folder, SAMPLE if options.sample else ())
+            folders = spark_folders(options.environments, spark, python, program)
+            outcome = run_pair(spark, python, program, folders, SAMPLE if options.sample else ())
             print(f"Spark {spark}, Python {python}: {outcome.cell} {outcome.refused}", *outcome.failed, sep="\n  ")
             save(outcome)
             failed = failed or bool(outcome.failed)
@@ -114,30 +116,52 @@ def python_environment(folder: Path, interpreter: str) -> Path:
     if not done.exists():
         subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
         _install(program, REQUIREMENTS / "build.txt")
-        _install(program, _locked(folder, program, spark=False), "--no-build-isolation")
+        others = [entry for entry in _entries(_lock(program)) if not entry.startswith(SPARKS_PACKAGES)]
+        _install(program, _written(folder, others), "--no-build-isolation")
         done.touch()
     return program
 
 
-def spark_folder(environments: Path, version: str, program: Path) -> Path:
-    """Install a version of Spark into a folder of its own, unless it exists; return the folder."""
-    folder = environments / f"spark-{version}"
+def spark_folders(environments: Path, version: str, python: str, program: Path) -> list[Path]:
+    """Install a version of Spark, and packages that it needs in other versions, unless they are; return the folders.
+
+    Such packages are compiled for one version of Python.
+    """
     own = REQUIREMENTS / f"spark-{version}.txt"
+    entries = _entries(own if own.exists() else _lock(program))
+    spark = environments / f"spark-{version}"
+    _install_once(program, [entry for entry in entries if entry.startswith(SPARKS_PACKAGES)], spark)
+    others = [entry for entry in entries if not entry.startswith(SPARKS_PACKAGES)] if own.exists() else []
+    if not others:
+        return [spark]
+    replaced = environments / f"spark-{version}-python-{python}"
+    _install_once(program, others, replaced)
+    return [spark, replaced]
+
+
+def _install_once(program: Path, entries: Sequence[str], folder: Path) -> None:
     done = folder / "complete"
     if not done.exists():
-        requirements = own if own.exists() else _locked(environments, program, spark=True)
-        _install(program, requirements, "--no-build-isolation", STORED, "--target", str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        _install(program, _written(folder, entries), "--no-build-isolation", STORED, "--target", str(folder))
         done.touch()
-    return folder
 
 
-def _locked(folder: Path, program: Path, *, spark: bool) -> Path:
-    """Write the locked Spark, or all other locked packages, to a file."""
+def _lock(program: Path) -> Path:
+    """Return the lock file of an interpreter's version."""
     recent = subprocess.run([program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], check=False)
-    lock = (REQUIREMENTS / ("python310.txt" if recent.returncode else "python311.txt")).read_text()
-    entries = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)[1:]
-    file = folder / f"locked{'-spark' * spark}.txt"
-    file.write_text("".join(each for each in entries if each.startswith(("pyspark==", "py4j==")) == spark))
+    return REQUIREMENTS / ("python310.txt" if recent.returncode else "python311.txt")
+
+
+def _entries(lock: Path) -> list[str]:
+    """Return the packages of a lock file, each with its hashes."""
+    return re.split(r"(?m)^(?=[A-Za-z0-9])", lock.read_text())[1:]
+
+
+def _written(folder: Path, entries: Sequence[str]) -> Path:
+    """Write packages to a file that pip reads."""
+    file = folder / "locked.txt"
+    file.write_text("".join(entries))
     return file
 
 
@@ -155,9 +179,9 @@ def _install(program: Path, requirements: Path, *options: str) -> None:
     subprocess.run([*command, *options, "-r", str(requirements)], check=True)
 
 
-def run_pair(spark: str, python: str, program: Path, folder: Path, tests: Sequence[str]) -> Outcome:
+def run_pair(spark: str, python: str, program: Path, folders: Sequence[Path], tests: Sequence[str]) -> Outcome:
     """Run the smoke tests on one pair, or those of some files."""
-    environment = _environment(program, folder)
+    environment = _environment(program, folders)
     outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}", sample=bool(tests))
     run = partial(subprocess.run, capture_output=True, text=True, env=environment, cwd=CHECKOUT, check=False)
     imported = run([str(program), "-c", "import riffle_spark"])
@@ -172,10 +196,10 @@ def run_pair(spark: str, python: str, program: Path, folder: Path, tests: Sequen
     return read_report(done.stdout, outcome)
 
 
-def _environment(program: Path, folder: Path) -> dict[str, str]:
+def _environment(program: Path, folders: Sequence[Path]) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
     path = os.pathsep.join([str(program.parent), own["PATH"]])
-    return {**own, "PATH": path, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(folder)])}
+    return {**own, "PATH": path, "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT, *folders]))}
 
 
 def _revision() -> str:

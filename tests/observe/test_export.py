@@ -91,10 +91,10 @@ def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> 
     """The facts of an idle query, and those during a batch, come with the readings of the last report."""
     exporter = KeepingExporter()
     running = Exporters([exporter], ManualClock().seconds)
-    running.publish_again(1)
+    running.publish_again(1, 0.0)
     running.publish(report_of(3), facts_of(3))
     running.publish(None, facts_of(4))
-    running.publish_again(9_000)
+    running.publish_again(9_000, 0.0)
     running.close(10)
     assert [moment[:2] for moment in exporter.moments] == [(3, 3_000), (None, 4_000), (None, 9_000)]
     assert all(any(r.metric.name == "riffle_last_batch_seconds" for r in moment[2]) for moment in exporter.moments)
@@ -133,7 +133,7 @@ def test_batches_are_kept_rather_than_moments_without_one() -> None:
     for version in range(1, 11):
         running.publish(report_of(version), facts_of(version))
         for _ in range(20):
-            running.publish_again(version)
+            running.publish_again(version, 0.0)
     hanging.released.set()
     running.close(10)
     assert [version for version, _, _ in hanging.moments if version is not None] == list(range(11))

@@ -38,18 +38,20 @@ def test_every_install_looks_at_hashes() -> None:
 
 
 @pytest.mark.parametrize("lock", ["python310.txt", "python311.txt"])
-@pytest.mark.parametrize("spark", ["", "4.3.0"])
+@pytest.mark.parametrize("spark", ["", "3.5.9", "4.3.0"])
 def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
-    """The script takes Spark and py4j from its own file and all else from the lock. An unknown Spark is refused."""
+    """The packages in the file of a Spark replace those of the lock. An unknown Spark is refused."""
     script = (CHECKOUT / "run").read_text()
     functions = re.findall(
         r"^(?:locked|pinned_spark|pinned_versions|fail|say)\(\) \{.*?^\}$|^say\(\).*$", script, re.M | re.S
     )
     output = printed([*functions, f"lock_file() {{ echo requirements/{lock}; }}", f"pinned_versions {spark}"])
-    usual = (CHECKOUT / "requirements" / lock).read_text()
-    versions = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", output, re.M))
-    expected = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", usual, re.M))
-    assert versions == {**expected, **({"pyspark": spark} if spark else {})}
+    expected = versions_in((CHECKOUT / "requirements" / lock).read_text())
+    if spark:
+        expected |= versions_in((CHECKOUT / "requirements" / f"spark-{spark}.txt").read_text())
+        assert expected["pyspark"] == spark
+    assert versions_in(output) == expected
+    assert len(re.findall(r"^[A-Za-z0-9]", output, re.M)) == len(expected)
     assert all(
         PINNED.fullmatch(package_line.strip())
         for package_line in output.replace("\\\n", " ").splitlines()
@@ -57,6 +59,11 @@ def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
     )
     with pytest.raises(subprocess.CalledProcessError):
         printed([*functions, "pinned_versions 9.9.9"])
+
+
+def versions_in(text: str) -> dict[str, str]:
+    """Return the versions by package of a lock file's text."""
+    return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M))
 
 
 def printed(lines: list[str]) -> str:

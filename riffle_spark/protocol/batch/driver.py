@@ -16,6 +16,7 @@ from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport,
 from riffle_spark.protocol.batch.driver_facts import FactCollector
 from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
+from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.facts import DriverFacts
@@ -60,8 +61,9 @@ class Driver:
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations)
+        self.mailbox = MailboxReader(ports.objects, self.operations, self.ownership.placement, ports.clock)
         self._idle_loop = IdleLoop(
-            settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports
+            settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
         self._facts = FactCollector(self.ownership, self.operations, ports.clock)
         self._turn = ports.background.lock()
@@ -88,6 +90,8 @@ class Driver:
             try:
                 with batch.phase("enter"):
                     decision = self._enter(incoming, operators)
+                    if decision is not Decision.REPEAT:
+                        self._poll_mailbox()
                 if decision is Decision.REPEAT:
                     report = self._repeat(incoming, batch, work)
                 else:
@@ -114,6 +118,8 @@ class Driver:
             operators = self.idle_operators
             if not operators:
                 return False
+            if executors and self._idle_loop.is_idle():
+                self._poll_mailbox()
             self._apply_requests()
             try:
                 return self._idle_loop.do_housekeeping(
@@ -135,6 +141,10 @@ class Driver:
         with self._turn:
             return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
 
+    def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
+        """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
+        self._facts.counters.add_requests(by, requests)
+
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
         """Record how far the last committed batch has read, and the newest offsets, as ``SourceLag.record`` does.
 
@@ -148,8 +158,17 @@ class Driver:
         return self._settings
 
     def stored_rows(self) -> Mapping[str, int]:
-        """Return the number of stored rows by store. A key that is in several parts counts once per part."""
-        return {store: size.rows for store, size in self._log.manifest.measure_stores().items()}
+        """Return the number of state rows by store after the last commit.
+
+        Stores of earlier versions have an upper bound: a row that is in several parts counts once per part.
+        """
+        tail = self._log.tail
+        if tail is None:
+            return {}
+        if tail.schemas.keys() <= tail.row_counts.keys():
+            return tail.row_counts
+        stored = self._log.manifest.measure_stores()
+        return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.
@@ -176,6 +195,11 @@ class Driver:
             self._upkeep.gather(self.ownership)
             for member in live:
                 self.ownership.copies.known.remove_member(member)
+
+    def _poll_mailbox(self) -> None:
+        """Read and apply the requests from outside."""
+        self.mailbox.poll(self._settings)
+        self._apply_requests()
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""

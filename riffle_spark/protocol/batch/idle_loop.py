@@ -1,15 +1,17 @@
 """Housekeeping while the query is idle, and the handover of operator requests to the next driver.
 
 Theory of operation. Each record that commits a batch stores the operator requests in effect. While no batch arrives, a
-changed request is appended as a record of its own, in the same epoch, so a fenced driver cannot append it. A check
-sends no request and runs no job. Only if it finds a reason does it compute an assignment, plan upkeep and, if the
-requests have changed, put one record. The driver makes sure that a batch and a check never run at the same time.
+changed request is appended as a record of its own, in the same epoch, so a fenced driver cannot append it. A check runs
+no job, and sends no request except one GET of the mailbox if ``control`` is on. Only if it finds a reason does it
+compute an assignment, plan upkeep and, if the requests have changed, put one record. The driver makes sure that a batch
+and a check never run at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.records import Stamp, requests_record
 from riffle_spark.protocol.batch.stored_requests import (
     AwaitedMember,
@@ -49,6 +51,7 @@ class IdleLoop:
         ownership: Ownership,
         upkeep: Upkeep,
         rounds: Rounds,
+        mailbox: MailboxReader,
         ports: DriverPorts,
     ) -> None:
         """Create the housekeeping on the parts of a driver. ``operations`` has the requests of operators."""
@@ -58,6 +61,7 @@ class IdleLoop:
         self._ownership = ownership
         self._upkeep = upkeep
         self._rounds = rounds
+        self._mailbox = mailbox
         self._ports = ports
         self._clock_origin_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
         self._epoch: int | None = None
@@ -94,6 +98,7 @@ class IdleLoop:
             settings if has_run or settings != self._started_settings else None,
         )
         self._operations.take_over(requests, alone=has_run)
+        self._mailbox.take_over(recorded.answers)
         if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
             # Cause: `store_groups` or the stores of the query have changed since the pins were set.
             placement.warn(
@@ -122,6 +127,8 @@ class IdleLoop:
             pins=dict(requests.pins),
             slots=requests.slots,
             settings={**self._kept_requests.settings, **changed},
+            answers=self._mailbox.answers,
+            control=(requests.settings or self._started_settings).control == "on",
             prior_owners=prior_owners,
             awaited=tuple(
                 AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.to_recorded())
@@ -141,6 +148,10 @@ class IdleLoop:
         self._batch_ended_at = self._ports.clock.seconds()
         self._has_open_upkeep = True
 
+    def is_idle(self) -> bool:
+        """Return whether the last batch ended at least ``IDLE_SECONDS`` ago."""
+        return self._ports.clock.seconds() - self._batch_ended_at >= IDLE_SECONDS
+
     def do_housekeeping(
         self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]
     ) -> bool:
@@ -150,7 +161,7 @@ class IdleLoop:
         driver has appended, ``UnavailableError`` if the store does not answer.
         """
         clock_seconds = self._ports.clock.seconds()
-        if clock_seconds - self._batch_ended_at < IDLE_SECONDS or not executors:
+        if not executors or not self.is_idle():
             return False
         is_due = self._is_due(executors, settings.state_cleanup_delay, clock_seconds)
         if is_due:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.protocol.batch.mailbox import Answer
 from riffle_spark.protocol.ownership.groups import parse_task, task_name
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
@@ -20,7 +21,7 @@ __all__ = [
     "without_key_groups",
 ]
 
-_FIELDS = frozenset({"drained", "pins", "slots", "settings", "awaited", "homes"})
+_FIELDS = frozenset({"drained", "pins", "slots", "settings", "awaited", "homes", "answers", "control"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class StoredRequests:
     """Requests in effect: drained members, pins by task, at most ``slots`` per executor, and changed live settings.
 
     ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``prior_owners`` names the member
-    that gets each of their tasks back. ``unknown_fields`` were written by a later version and are kept.
+    that gets each of their tasks back. ``answers`` are the newest answers to requests from the mailbox, and ``control``
+    is whether the driver reads it. ``unknown_fields`` were written by a later version and are kept.
     """
 
     drained: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class StoredRequests:
     settings: Mapping[str, object] = field(default_factory=dict)
     awaited: tuple[AwaitedMember, ...] = ()
     prior_owners: Mapping[TaskId, str] = field(default_factory=dict)
+    answers: tuple[Answer, ...] = ()
+    control: bool = False
     unknown_fields: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -55,6 +59,8 @@ class StoredRequests:
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {waiting.member.id: [waiting.since_ms, waiting.member.to_json()] for waiting in self.awaited},
+            "answers": [answer.to_json() for answer in self.answers],
+            "control": self.control or None,
             "homes": {task_name(task): member for task, member in sorted(self.prior_owners.items())},
         }
         return {
@@ -86,6 +92,8 @@ def read_requests(requests: Mapping[str, object]) -> StoredRequests:
             settings=_mapping(requests, "settings"),
             awaited=tuple(_awaited_member(name, awaited[name]) for name in sorted(awaited)),
             prior_owners=_by_task(requests, "homes"),
+            answers=_answers(requests.get("answers", [])),
+            control=_flag(requests.get("control", False)),
             unknown_fields={name: value for name, value in requests.items() if name not in _FIELDS},
         )
     except (TypeError, ValueError) as error:
@@ -119,6 +127,20 @@ def _by_task(requests: Mapping[str, object], field: str) -> dict[TaskId, str]:
     except ValueError as error:
         raise ValueError(f"{field} has {error}") from None
     return dict(sorted(members.items()))
+
+
+def _answers(rows: object) -> tuple[Answer, ...]:
+    """Return the answers of a record. Raises ``TypeError`` or ``ValueError`` if they are invalid."""
+    if type(rows) is not list:
+        raise TypeError(f"answers = {rows!r}")
+    return tuple(map(Answer.from_json, rows))
+
+
+def _flag(value: object) -> bool:
+    """Return a flag of a record. Raises ``TypeError`` if it is invalid."""
+    if type(value) is not bool:
+        raise TypeError(f"control = {value!r}")
+    return value
 
 
 def _slot_limit(slots: object) -> int | None:

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="attr-defined,call-arg,arg-type,operator"
 """What Spark 3.5 has. ``spark4`` defines the same names for Spark 4, which mypy checks this module against."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -67,6 +68,7 @@ TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True}
 _BEAT_MS: Final = 1000
 _KEPT: Final = "__riffle_kept"
 _PLACE: Final = "__riffle_place"
+_ROUTED: Final = "__riffle_routed"
 _MESSAGES: Final = {
     "FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME": "{field_name}: {data_type} can not accept object {obj} in "
     "type {obj_type}.",
@@ -81,6 +83,7 @@ _COMPILED: Final = "WholeStageCodegenExec"
 """The node above a join that Spark compiles. An adaptive plan gets it later."""
 _JOIN: Final = "ShuffledHashJoinExec"
 _MAP: Final = "PythonMapInArrowExec"
+_logger = logging.getLogger("riffle_spark")
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
@@ -110,9 +113,13 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
     Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
     partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
+
+    Spark reads the preferences of the inputs that a join reads directly. A finished shuffle prefers hosts. So a column
+    of ``right`` is renamed, which keeps a node between the shuffle and the join. See also ``_prefer_slots``.
     """
     places = left.withColumnRenamed(by, _PLACE).hint("shuffle_hash")
-    joined = places.join(right, F.col(_PLACE) == F.col(by), "left")
+    rows = right.withColumnRenamed(by, _ROUTED)
+    joined = places.join(rows, F.col(_PLACE) == F.col(_ROUTED), "left")
     return joined.mapInArrow(function, output)
 
 
@@ -183,11 +190,30 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
     spark = frame.sparkSession
     plan = frame.localCheckpoint(eager=False)._jdf
     rdd = plan.queryExecution().analyzed().rdd()
+    _prefer_slots(spark, rdd)
     if level != StorageLevel.MEMORY_AND_DISK:
         rdd.persist(spark.sparkContext._getJavaStorageLevel(level))
     if eager:
         rdd.doCheckpoint()
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, plan.schema(), False), spark)
+
+
+def _prefer_slots(spark: SparkSession, rdd: Any) -> None:
+    """Let each task of a result of ``cogrouped`` prefer the executor of its slot.
+
+    A task prefers what the first of its inputs prefers. For a hash join that is the larger one: here the shuffled rows,
+    and a shuffle prefers the hosts of its map tasks. So the order of the join's dependencies is reversed. Only the
+    scheduler reads it.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        dependencies = rdd.dependencies()
+        while dependencies.size() == 1:
+            rdd = dependencies.apply(0).rdd()
+            dependencies = rdd.dependencies()
+        opened_field(jvm, "org.apache.spark.rdd.RDD", "dependencies_").set(rdd, dependencies.reverse())
+    except Exception as error:  # noqa: BLE001 - the JVM may raise any error, and placement is an optimisation
+        _logger.debug("Spark may run slots on other executors: %s", error)
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

@@ -3,7 +3,9 @@
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
+    requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
+    status.json                                         the driver's status, written again every minute
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -17,8 +19,11 @@ from riffle_spark.state.objects.place import Place
 __all__ = [
     "FAR",
     "LOG",
+    "MAILBOX",
     "QUERIES",
     "QUERY",
+    "REPLACED",
+    "STATUS",
     "ObjectName",
     "check_store_name",
     "delta_name",
@@ -39,6 +44,10 @@ __all__ = [
 ]
 
 LOG = "log/"
+MAILBOX = "requests.json"
+STATUS = "status.json"
+REPLACED = frozenset({MAILBOX, STATUS})
+"""Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
 QUERY = "query="
 FAR = 10_000

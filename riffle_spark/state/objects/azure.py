@@ -1,12 +1,13 @@
 """Objects in an Azure container, by the Blob API.
 
 A put carries ``If-None-Match: *``. The answer 409 ``BlobAlreadyExists`` means that the name is taken.
+A replacement carries ``If-Match`` with the ETag that was read, and a conditional read ``If-None-Match``.
 ``azure_client`` finds the endpoint and the credentials. Azure changes backslashes in names to slashes and does not
 promise to keep dots at the end of a part, so such names are refused.
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -43,7 +44,7 @@ class AzureStore(http_store.HttpStore):
             remedy=_CREATE_CONTAINER,
             id="RIFFLE-1085",
         ),
-        Rule(Action.ANSWER, _GET, frozenset({404, 416})),
+        Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
         Rule(Action.ANSWER, _HEAD_OR_DELETE, frozenset({404})),
         Rule(Action.ANSWER, _PUT, frozenset({412})),
         Rule(Action.ANSWER, _PUT, frozenset({409}), ("BlobAlreadyExists",)),
@@ -128,16 +129,28 @@ class AzureStore(http_store.HttpStore):
         return create_client(self.host, self.place, self.options)
 
     def _put_request(self, key: str, data: bytes) -> Request:
+        return self._conditional_put(key, data, {"If-None-Match": "*"})
+
+    def _replace_request(self, key: str, data: bytes, tag: str) -> Request:
+        return self._conditional_put(key, data, {"If-Match": tag})
+
+    def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> Request:
         headers = {
+            **condition,
             "Content-Type": "application/octet-stream",
             "Content-MD5": store.content_md5(data),
-            "If-None-Match": "*",
             "x-ms-blob-type": "BlockBlob",
         }
         return Request("put_object", "PUT", self._blob(key), headers, data)
 
     def _get_request(self, key: str) -> Request:
         return Request("get_object", "GET", self._blob(key))
+
+    def _get_changed_request(self, key: str, tag: str) -> Request:
+        return Request("get_object", "GET", self._blob(key), {"If-None-Match": tag})
+
+    def _tag_of(self, response: Response) -> str:
+        return response.headers.get("ETag", "")
 
     def _head_request(self, key: str) -> Request:
         return Request("head_object", "HEAD", self._blob(key))

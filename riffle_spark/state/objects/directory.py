@@ -7,11 +7,15 @@ Theory of operation.
 2. The object and the directories above it are synced before the put returns.
 3. Names with a leading dot are never objects, so files that a crash left in ``.unfinished`` are not listed. The next
    process that writes removes them after a day.
-4. If a mode is set, a file gets it before its name. A directory gets it too, and every user who may read it may enter.
+4. A replacement is written in the same way, and renamed to the object's name while an exclusive lock (``flock``) on
+   ``.lock`` is held. So of two processes that read the same bytes only one replaces them. The lock file is never
+   removed, because a process may wait for it.
+5. If a mode is set, a file gets it before its name. A directory gets it too, and every user who may read it may enter.
 """
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import stat
@@ -23,11 +27,20 @@ from typing import BinaryIO
 
 from riffle_spark.errors import RefusedError, UnavailableError
 from riffle_spark.private_folders import open_regular
-from riffle_spark.state.objects.store import PIECE_BYTES, RequestCounts, check_name, check_prefix, check_range
+from riffle_spark.state.objects.store import (
+    PIECE_BYTES,
+    RequestCounts,
+    TaggedObject,
+    check_name,
+    check_prefix,
+    check_range,
+    content_tag,
+)
 
 __all__ = ["DirectoryStore"]
 
 _UNFINISHED = ".unfinished"
+_LOCK = ".lock"
 _LEFTOVER_SECONDS = 24 * 3600
 _LINK_TRIES = 16
 _FSCK_FOLDER = "lost+found"
@@ -92,6 +105,29 @@ class DirectoryStore:
             except _ABSENT:
                 return None
 
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
+        data = self.get(name)
+        if data is None:
+            return None
+        new_tag = content_tag(data)
+        return TaggedObject(None if new_tag == tag else data, new_tag)
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
+        target = self.root / check_name(name)
+        self.requests.add("put")
+        with self._converted_errors(_WRITE_REMEDY), self._unfinished_file(data) as unfinished, self._locked():
+            try:
+                current = target.read_bytes()
+            except _ABSENT:
+                return False
+            if content_tag(current) != tag:
+                return False
+            unfinished.replace(target)
+            _sync(target.parent)
+            return True
+
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
         source = self.root / check_name(name)
@@ -153,14 +189,7 @@ class DirectoryStore:
 
     def _link(self, data: bytes, target: Path) -> bool:
         """Write ``data`` to a new file and link it to ``target``. Return whether the name was free."""
-        unfinished = self._make_unfinished_folder() / uuid.uuid4().hex
-        try:
-            with unfinished.open("xb") as file:
-                if self._mode is not None:
-                    os.fchmod(file.fileno(), self._mode)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with self._unfinished_file(data) as unfinished:
             for _ in range(_LINK_TRIES):
                 # A delete in another process may prune the directory between the two steps.
                 with contextlib.suppress(FileNotFoundError):
@@ -172,8 +201,31 @@ class DirectoryStore:
                 where=str(target),
                 id="RIFFLE-0423",
             )
+
+    @contextlib.contextmanager
+    def _unfinished_file(self, data: bytes) -> Iterator[Path]:
+        """Yield a new synced file with these bytes. It is removed after the block if it still has its name."""
+        unfinished = self._make_unfinished_folder() / uuid.uuid4().hex
+        try:
+            with unfinished.open("xb") as file:
+                if self._mode is not None:
+                    os.fchmod(file.fileno(), self._mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield unfinished
         finally:
             unfinished.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the root during the block. It ends with the process."""
+        descriptor = os.open(self.root / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, self._mode or 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _make_unfinished_folder(self) -> Path:
         """Return the directory of unfinished writes. The first call of a store sweeps it."""

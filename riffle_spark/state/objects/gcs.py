@@ -1,6 +1,7 @@
 """Objects in a Google Cloud Storage bucket, by its JSON API.
 
-A put carries ``ifGenerationMatch=0``. The answer 412 means that the name is taken. Credentials are the application
+A put carries ``ifGenerationMatch=0``. The answer 412 means that the name is taken. A replacement carries the generation
+that was read instead, and a conditional read ``ifGenerationNotMatch``. Credentials are the application
 default credentials: ``GOOGLE_APPLICATION_CREDENTIALS``, those of gcloud, or the machine's service account.
 """
 
@@ -51,7 +52,7 @@ class GcsStore(http_store.HttpStore):
             remedy=_CREATE_BUCKET,
             id="RIFFLE-1070",
         ),
-        Rule(Action.ANSWER, _GET, frozenset({404, 416})),
+        Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
         Rule(Action.ANSWER, _HEAD_OR_DELETE, frozenset({404})),
         Rule(Action.ANSWER, _PUT, frozenset({412})),
         Rule(
@@ -138,13 +139,22 @@ class GcsStore(http_store.HttpStore):
         return f"/storage/v1/b/{quote(self.bucket, safe='')}/o"
 
     def _put_request(self, key: str, data: bytes) -> Request:
-        fields = {"uploadType": "media", "name": key, "ifGenerationMatch": "0", "fields": "name"}
+        return self._replace_request(key, data, "0")
+
+    def _replace_request(self, key: str, data: bytes, tag: str) -> Request:
+        fields = {"uploadType": "media", "name": key, "ifGenerationMatch": tag, "fields": "name"}
         query = urlencode(fields, quote_via=quote)
         headers = {"Content-Type": "application/octet-stream"}
         return Request("put_object", "POST", f"{self._endpoint}/upload{self._objects}?{query}", headers, data)
 
     def _get_request(self, key: str) -> Request:
         return Request("get_object", "GET", f"{self._object(key)}?alt=media")
+
+    def _get_changed_request(self, key: str, tag: str) -> Request:
+        return Request("get_object", "GET", f"{self._object(key)}?alt=media&ifGenerationNotMatch={quote(tag)}")
+
+    def _tag_of(self, response: Response) -> str:
+        return response.headers.get("x-goog-generation", "")
 
     def _head_request(self, key: str) -> Request:
         return Request("head_object", "GET", f"{self._object(key)}?fields=name,updated")

@@ -134,7 +134,17 @@ class HttpStore(RemoteStore[Client, Request, Response]):
     def _put_request(self, key: str, data: bytes) -> Request: ...
 
     @abstractmethod
+    def _replace_request(self, key: str, data: bytes, tag: str) -> Request: ...
+
+    @abstractmethod
     def _get_request(self, key: str) -> Request: ...
+
+    @abstractmethod
+    def _get_changed_request(self, key: str, tag: str) -> Request: ...
+
+    @abstractmethod
+    def _tag_of(self, response: Response) -> str:
+        """Return the tag in the answer to a get request."""
 
     @abstractmethod
     def _head_request(self, key: str) -> Request: ...
@@ -181,7 +191,15 @@ class HttpStore(RemoteStore[Client, Request, Response]):
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write the object if its name is free. Return whether this call wrote it."""
-        response = self._exchange_put(self._put_request(self._key(name), data))
+        return self._has_written(self._put_request(self._key(name), data))
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
+        return self._has_written(self._replace_request(self._key(name), data, tag))
+
+    def _has_written(self, request: Request) -> bool:
+        """Send a conditional put. Return whether its condition held."""
+        response = self._exchange_put(request)
         with suppress(BodyInterrupted):  # the status has already confirmed the put
             _Body(response).read()
         return response.status_code < 300
@@ -258,6 +276,14 @@ class HttpStore(RemoteStore[Client, Request, Response]):
                 id="RIFFLE-1060",
             )
         return _Body(response)
+
+    def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, _Body | None] | None:
+        key = self._key(name)
+        request = self._get_changed_request(key, tag) if tag else self._get_request(key)
+        response = self._exchange(request, patience)
+        if response.status_code in {304, 404}:
+            return (tag, None) if response.status_code == 304 else None
+        return self._tag_of(response), _Body(response)
 
     def _read_page(self, request: Request) -> Page:
         patience = Patience(self.options)

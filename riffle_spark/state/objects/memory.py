@@ -3,7 +3,15 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from riffle_spark.state.objects.store import RequestCounts, check_name, check_prefix, check_range, write_all
+from riffle_spark.state.objects.store import (
+    RequestCounts,
+    TaggedObject,
+    check_name,
+    check_prefix,
+    check_range,
+    content_tag,
+    write_all,
+)
 
 __all__ = ["MemoryStore"]
 
@@ -52,6 +60,25 @@ class MemoryStore:
         self.requests.add("get")
         data = self._objects.by_name.get(name)
         return None if data is None else data[start : None if length is None else start + length]
+
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
+        data = self.get(name)
+        if data is None:
+            return None
+        new_tag = content_tag(data)
+        return TaggedObject(None if new_tag == tag else data, new_tag)
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
+        check_name(name)
+        self.requests.add("put")
+        with self._objects.lock:
+            current = self._objects.by_name.get(name)
+            if current is None or content_tag(current) != tag:
+                return False
+            self._objects.by_name[name] = bytes(data)
+            return True
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""

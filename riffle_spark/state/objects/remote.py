@@ -119,6 +119,13 @@ class RemoteStore(ABC, Generic[_Client, _Request, _Answer]):
         """
 
     @abstractmethod
+    def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, Body | None] | None:
+        """Request the object unless it has ``tag``. Return its tag and body; no body if the tag is unchanged.
+
+        Return ``None`` if the object is absent.
+        """
+
+    @abstractmethod
     def _unavailable(self, operation: str, patience: Patience, reason: str) -> UnavailableError:
         """Return the error for a call that failed after all its attempts."""
 
@@ -136,6 +143,23 @@ class RemoteStore(ABC, Generic[_Client, _Request, _Answer]):
                 return body.read()
             except BodyInterrupted as error:
                 self._wait(patience, self._unavailable("get_object", patience, str(error)))
+
+    def get_if_changed(self, name: str, tag: str = "") -> store.TaggedObject | None:
+        """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
+        patience = Patience(self.options)
+        while True:
+            answer = self._tagged_body(name, tag, patience)
+            if answer is None:
+                return None
+            new_tag, body = answer
+            if body is None:
+                return store.TaggedObject(None, tag)
+            try:
+                data = body.read()
+            except BodyInterrupted as error:
+                self._wait(patience, self._unavailable("get_object", patience, str(error)))
+            else:  # a server may ignore the condition of the read
+                return store.TaggedObject(None if new_tag and new_tag == tag else data, new_tag)
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""

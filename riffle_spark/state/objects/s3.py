@@ -4,6 +4,7 @@ Theory of operation.
 
 1. A put carries ``If-None-Match: *``. 412 means that the name is taken. 409 means that another put of it is in progress
    and that this one must be sent again. ``s3_answers`` lists the meaning of every other answer.
+   A replacement carries ``If-Match`` with the ETag that was read, and a conditional read ``If-None-Match``.
 2. botocore itself repeats a request after a lost connection, a time-out or a 5xx answer. Then a 412 may answer a repeat
    of a put that has succeeded. ``put_if_absent`` returns ``False``, and the caller reads the object to find out.
 3. botocore stops repeating when all calls of the process have used up a shared quota. So this module repeats calls too,
@@ -107,6 +108,25 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         parameters = {"Key": key, "Body": data, "ContentMD5": store.content_md5(data), "IfNoneMatch": "*"}
         answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
         return _status(answer) < 300
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """Replace the object if it still has the ETag ``tag``. Return whether this call replaced it.
+
+        Needs a server with ``If-Match`` on puts, and boto3 1.35.69 or newer.
+        """
+        key = self.prefix + store.check_name(name)
+        parameters = {"Key": key, "Body": data, "ContentMD5": store.content_md5(data), "IfMatch": tag}
+        answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
+        return _status(answer) < 300
+
+    def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, _Body | None] | None:
+        condition = {"IfNoneMatch": tag} if tag else {}
+        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **condition}, patience)
+        if _status(answer) == 404:
+            return None
+        if _status(answer) == 304:
+            return tag, None
+        return _text(answer, "ETag"), _Body(cast("StreamingBody", answer["Body"]))
 
     def _body(self, name: str, start: int, length: int | None, patience: Patience) -> _Body | bytes | None:
         last = "" if length is None else start + length - 1

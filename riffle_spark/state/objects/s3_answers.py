@@ -78,7 +78,8 @@ TABLE: Final = (
         remedy="Create the bucket, or correct `root` or the endpoint.",
         id="RIFFLE-0488",
     ),
-    Rule(Action.ANSWER, _GET, frozenset({404, 416})),
+    Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
+    Rule(Action.ANSWER, _PUT, frozenset({404}), ("NoSuchKey",)),  # If-Match on an object that is absent
     Rule(Action.ANSWER, _HEAD | _SINGLE_DELETE, frozenset({404})),
     Rule(Action.ANSWER, _PUT, frozenset({304, 412})),  # 304: MinIO before April 2024
     Rule(Action.DELETE_SINGLY, _BULK_DELETE, frozenset({405, 501})),

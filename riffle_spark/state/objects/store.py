@@ -7,7 +7,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from riffle_spark.errors import ConfigError
 
@@ -16,11 +16,13 @@ __all__ = [
     "DatedStore",
     "ObjectStore",
     "RequestCounts",
+    "TaggedObject",
     "check_endpoint",
     "check_name",
     "check_prefix",
     "check_range",
     "content_md5",
+    "content_tag",
     "overwrite_error",
     "sent_since",
     "write_all",
@@ -30,8 +32,19 @@ PIECE_BYTES: Final = 256 << 10
 """The size of the pieces of ``copy_to``. The allocator reuses memory of this size and returns larger pieces."""
 
 
+class TaggedObject(NamedTuple):
+    """An object that may be replaced, as read by ``get_if_changed``.
+
+    ``tag`` identifies these bytes for a later compare-and-swap: an ETag, a generation or a digest. ``data`` is ``None``
+    if the object still has the tag that the caller knows.
+    """
+
+    data: bytes | None
+    tag: str
+
+
 class ObjectStore(Protocol):
-    """Named, immutable objects of bytes below a root.
+    """Named objects of bytes below a root. All are immutable, except those that ``replace_if_unchanged`` replaces.
 
     - **Names** are relative paths with ``/``, made only by ``state.log.paths``. No part is empty or starts with a dot.
       Every method checks its names.
@@ -59,6 +72,22 @@ class ObjectStore(Protocol):
         """Return ``length`` bytes from ``start``, or all to the end. ``None``: there is no such object.
 
         Ranges are like slices: beyond the end of the object they return fewer bytes, or none.
+        """
+        ...
+
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """Return the object with its tag, without its bytes if it still has ``tag``. ``None``: there is no such object.
+
+        Sends one GET, which transfers no bytes if the tag is unchanged and the store has conditional reads.
+        """
+        ...
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """Replace the object durably if it still has ``tag``. Return whether this call replaced it.
+
+        Of several callers with the same tag at most one gets ``True``. As with ``put_if_absent``, ``False`` after a
+        retry may mean that an earlier attempt of this call succeeded, and after ``UnavailableError`` the object may
+        have either content. So the caller reads it. Create the object with ``put_if_absent``.
         """
         ...
 
@@ -152,6 +181,11 @@ def check_range(start: int, length: int | None) -> None:
 def content_md5(body: bytes) -> str:
     """Return a body's ``Content-MD5``, the checksum that every server knows and that needs no trailer."""
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def content_tag(data: bytes) -> str:
+    """Return the tag of an object's bytes in stores that have no tags of their own."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def check_endpoint(text: str, where: str = "s3_endpoint") -> None:

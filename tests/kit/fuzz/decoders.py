@@ -35,6 +35,7 @@ from riffle_spark.messages.upkeep_orders import (
 )
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
+from riffle_spark.protocol.batch.mailbox import Mailbox, MailboxRequest
 from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.view import recorded_assignment
@@ -383,6 +384,12 @@ def _orders() -> list[bytes]:
     return [order.to_json().encode(), entry.to_json().encode()]
 
 
+def _mailboxes() -> list[bytes]:
+    request = MailboxRequest(0, "ab12", "pin", {"key_group": ["t", 3], "member": "1"}, "ann", "laptop", 5, 900)
+    box = Mailbox().add(request, 0)
+    return [Mailbox().encode(), box.encode(), box.add(replace(request, command="rebalance", arguments={}), 1).encode()]
+
+
 def _upkeep_orders() -> list[bytes]:
     entries = list(_entries().items())
     order = UpkeepOrder(
@@ -610,6 +617,7 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("upkeep receipt", _text_of(UpkeepReceipt.from_json), _upkeep_receipts)
     census = Census("1", "m1", (("totals", 1, 5, "1-aa"),), ("1-aa",), "rack", {"zone": "a"})
     yield Decoder("census", _text_of(Census.from_json), lambda: [census.to_json().encode()])
+    yield Decoder("mailbox", Mailbox.decode, _mailboxes)
     yield Decoder("scenario", _file_of("scenario.json", read_scenario), _scenarios)
     packed = _file_of("scenario.json.gz", read_scenario)
     yield Decoder("packed scenario", packed, _packed_scenarios, _sealed_gzip)

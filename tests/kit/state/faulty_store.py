@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects.store import ObjectStore, write_all
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject, write_all
 
 __all__ = ["Fault", "FaultyStore", "Kind"]
 
@@ -120,6 +120,17 @@ class FaultyStore:
         if fault and fault.kind == "overwrites":
             self.inner.delete([name])
         return self._do(fault, name, lambda: self.inner.put_if_absent(name, data))
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """See ``ObjectStore.replace_if_unchanged``; the faults of a ``put``, but none that is ``late``."""
+        fault = self._due("put", (name,))
+        return self._do(fault, name, lambda: self.inner.replace_if_unchanged(name, data, tag))
+
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """See ``ObjectStore.get_if_changed``; the faults of a ``get`` that raise."""
+        fault = self._due("get", (name,))
+        tagged = self._do(fault, name, lambda: self.inner.get_if_changed(name, tag))
+        return None if fault and fault.kind == "missing" else tagged
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``."""

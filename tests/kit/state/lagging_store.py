@@ -9,7 +9,7 @@ What is put or deleted through it is there, or gone, at once for every call but 
 import threading
 from collections.abc import Callable, Sequence
 
-from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject
 
 __all__ = ["LaggingStore"]
 
@@ -59,6 +59,14 @@ class LaggingStore:
             elif written and self.lags(name):
                 self._hidden.add(name)
         return written
+
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+        """See ``ObjectStore.replace_if_unchanged``."""
+        return self.inner.replace_if_unchanged(name, data, tag)
+
+    def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
+        """See ``ObjectStore.get_if_changed``."""
+        return self.inner.get_if_changed(name, tag)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``."""

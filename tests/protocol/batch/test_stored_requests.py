@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.protocol.batch.mailbox import Answer
 from riffle_spark.protocol.batch.stored_requests import (
     AwaitedMember,
     StoredRequests,
@@ -37,14 +38,26 @@ THREE = ("1", "2", "3")
 DELAY = 300
 TASKS = st.builds(task, st.integers(0, 32_767), st.sampled_from(["query", "heavy"]))
 BY_TASK = st.dictionaries(TASKS, NAMES, max_size=3)
-OURS = ["drained", "pins", "slots", "settings", "awaited", "homes"]
+OURS = ["drained", "pins", "slots", "settings", "awaited", "homes", "answers", "control"]
 OTHERS = RESERVED.map(lambda drawn: {name: value for name, value in drawn.items() if name not in OURS})
 AWAITED = st.lists(st.builds(AwaitedMember, NUMBERS, MEMBERS), max_size=3, unique_by=lambda wait: wait.member.id).map(
     lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
 )
+ANSWERS = st.lists(
+    st.builds(
+        Answer,
+        NUMBERS,
+        st.text(max_size=4),
+        st.sampled_from(["applied", "refused", "expired", "superseded"]),
+        NUMBERS,
+        st.text(max_size=4),
+        st.text(max_size=4),
+    ),
+    max_size=3,
+).map(tuple)
 WILLS = st.builds(
     StoredRequests, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
-    st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, OTHERS,
+    st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, ANSWERS, st.booleans(), OTHERS,
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.long
 @pytest.mark.parametrize(("key", "column", "found"), [("USER", "USER", "ann"), ("S.x", "x", "in")])
 def test_sparks_own_operator_shows_the_same_columns(

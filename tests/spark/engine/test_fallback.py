@@ -86,6 +86,7 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
 
 
 @pytest.mark.long
+@pytest.mark.needs_spark4("local checkpoints on Spark Connect")
 def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
     """Without any JVM handle state is kept, a repeated batch is known by its rows' digest, one warning is given."""
     feed = Feed(tmp_path / "in", "k long, v long")

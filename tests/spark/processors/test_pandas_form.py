@@ -16,6 +16,7 @@ from pandas.testing import assert_frame_equal
 from pyspark.errors import PySparkTypeError, PySparkValueError
 
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
+from riffle_spark.spark import compat
 from riffle_spark.spark.processors import pandas_form
 from riffle_spark.spark.processors.pandas_conf import pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
@@ -62,9 +63,10 @@ def frame(**columns: Any) -> pd.DataFrame:
 def test_columns_have_the_types_that_pyspark_gives() -> None:
     """What pandas infers from Python's values, as PySpark 4.1 and newer build their frames from tuples."""
     ((found,),) = given(ROWS, [0, 4], timezone="Europe/Berlin")
+    times = "datetime64[ns]" if compat.TO_PANDAS.get("coerce_temporal_nanoseconds") else "datetime64[us]"
     assert found.dtypes.astype(str).to_dict() == {
         "s": "object", "i": "int64", "n": "float64", "f": "float64", "b": "bool", "d": "object",
-        "t": "datetime64[ns]", "u": "datetime64[ns]", "p": "object", "a b": "object", "r": "object",
+        "t": times, "u": "datetime64[ns]", "p": "object", "a b": "object", "r": "object",
     }  # fmt: skip
     first = found.iloc[0].to_dict()
     assert (first["d"], first["p"], first["r"]) == (date(2024, 1, 2), Decimal("1.50"), {"x": 1})

@@ -13,45 +13,9 @@ pytestmark = pytest.mark.newer_spark
 
 BY_VERSION: dict[str, str] = {}
 """Shapes whose answers differ between versions of Spark, and why."""
-NEEDS_SPARK4 = ("texts", "session_no_gap")
+NEEDS_SPARK4 = ("texts", "session_no_gap", "inner_after", "semi_after")
 """Shapes that Spark 3.5 does not run, beside processors: ``listagg``, and a gap of sessions by ``if``."""
-LATER: dict[str, tuple[str, ...]] = {
-    "3.5.9": (
-        "inner_after",
-        "semi_after",
-        "semi_compared",
-        "groups_count",
-        "groups_count_over_break",
-        "groups_null_key",
-        "groups_forgetful",
-        "groups_each_row",
-        "groups_mixed_state",
-        "sql_with",
-        "sql_complete",
-        "form_static_before",
-        "form_static_after",
-        "form_users_function",
-        "form_map_in_pandas_before",
-        "form_map_in_arrow_after",
-        "form_no_operator",
-        "form_static_frame_of_ours",
-        "chain_of_windows",
-        "chain_of_windows_over_restart",
-        "chain_by_window_time",
-        "chain_three",
-        "chain_joined_then_counted",
-        "chain_joined_after_then_counted",
-        "chain_joined_ever_then_counted",
-        "chain_outer_joined_then_counted",
-        "chain_counted_then_joined",
-        "chain_united_then_counted",
-        "chain_sessions_then_windows",
-        "chain_once_then_sessions",
-        "chain_once_then_counted_in_complete",
-        "chain_of_sketches",
-        "chain_windows_then_once",
-    )
-}
+LATER: dict[str, tuple[str, ...]] = {}
 """Shapes that are still to be recorded on a version."""
 
 

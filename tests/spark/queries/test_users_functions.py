@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyspark
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -23,17 +21,6 @@ from tests.kit.streams.streaming import Feed, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-
-def _sparks_operator_runs() -> bool:
-    """Return whether Spark's own operator runs. That of Spark 3.5 slices by floats, which pyarrow 26 refuses."""
-    try:
-        pa.record_batch([pa.array([1])], names=["n"]).slice(0.0, 1.0)
-    except TypeError:
-        return not pyspark.__version__.startswith("3.")
-    return True
-
-
-beside_spark = pytest.mark.skipif(not _sparks_operator_runs(), reason="Spark 3.5's own operator needs an older pyarrow")
 
 OUT = "k string, told string"
 
@@ -95,7 +82,6 @@ def same(
     return sum(map(len, expected.steps))
 
 
-@beside_spark
 @pytest.mark.long
 def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark: SparkSession, tmp_path: Path) -> None:
     """It leaves a state as it is, changes it, removes it, with a time-out or without one, also when it timed out."""
@@ -107,7 +93,6 @@ def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark:
     assert same(spark, tmp_path, build, *drawn(7), restart_after=3) > 50
 
 
-@beside_spark
 @pytest.mark.smoke
 def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path: Path) -> None:
     """It is wrapped behind it; the function sees all columns in their order, and a projection follows."""
@@ -157,7 +142,6 @@ def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, 
     )
 
 
-@beside_spark
 def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
     """As in Spark, a batch runs for them alone."""
     feed = Feed(tmp_path / "in", "k string")

@@ -66,6 +66,7 @@ FINAL: list[tuple[Case, str]] = [
 ANSWERS: list[tuple[Case, object]] = [
     (("put", 412, "PreconditionFailed", ""), False),
     (("put", 304, "", ""), False),
+    (("put", 404, "NoSuchKey", ""), False),
     (("get", 404, "NoSuchKey", ""), None),
     (("head", 404, "", ""), False),
 ]

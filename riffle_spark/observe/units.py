@@ -1,0 +1,60 @@
+"""Show numbers with their units, as the commands and the status page do."""
+
+from datetime import datetime, timezone
+from typing import Final
+
+__all__ = ["show_bytes", "show_count", "show_duration", "show_percent", "show_time"]
+
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+"""Seconds of a larger unit, its name, and the same of the smaller unit beside it."""
+
+
+def show_count(number: float) -> str:
+    """Return a number of things, with separators between thousands: ``1,234`` or ``0.5``."""
+    rounded = round(number) if abs(number) >= 10 or number == round(number) else round(number, 1)
+    return f"{rounded:,}"
+
+
+def show_bytes(size: int) -> str:
+    """Return a size in binary units with three digits: ``1.25 GiB``."""
+    shown = float(size)
+    for unit in _BYTE_UNITS:
+        if abs(shown) < 1000 or unit == _BYTE_UNITS[-1]:
+            break
+        shown /= 1024
+    return f"{size} B" if unit == "B" else f"{shown:.{max(0, 3 - len(str(int(abs(shown)))))}f} {unit}"
+
+
+def show_duration(seconds: float) -> str:
+    """Return a time span in one or two units: ``350 ms``, ``4.2 s``, ``3 min 5 s``, ``2 d 4 h``."""
+    if seconds < 0:
+        return f"-{show_duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    for large, large_name, small, small_name in _PERIODS:
+        count = round(seconds / small)
+        if count * small >= large:
+            many, few = divmod(count, large // small)
+            return f"{many} {large_name} {few} {small_name}" if few else f"{many} {large_name}"
+    raise AssertionError(seconds)
+
+
+def show_percent(share: float) -> str:
+    """Return a share between 0 and 1: ``42 %``."""
+    return f"{share * 100:.0f} %"
+
+
+def show_time(time_ms: int) -> str:
+    """Return a time in milliseconds since the epoch in UTC: ``2026-03-01 14:05:09 UTC``.
+
+    A time outside the years 1 to 9999 is returned as milliseconds.
+    """
+    try:
+        return f"{datetime.fromtimestamp(time_ms // 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms:,} ms"

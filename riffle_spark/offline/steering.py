@@ -1,0 +1,153 @@
+"""Make requests to a running query through the mailbox in its root, and read the answers in its log."""
+
+import getpass
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.protocol.batch.mailbox import (
+    Answer,
+    MailboxRequest,
+    add_request,
+    last_number,
+    read_mailbox,
+)
+from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.query_roots import only_root
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = ["ListedRequest", "Mailroom"]
+
+_LOOK_SECONDS = 0.5
+_OPEN_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRequest:
+    """A request and its answer.
+
+    ``state`` is ``pending``, ``applied``, ``refused``, ``expired``, ``superseded``, or ``answered`` if the answer is
+    too old to be stored. ``text`` is the reason of a refusal, and ``error_id`` its id. Times are milliseconds since the
+    epoch.
+    """
+
+    number: int
+    id: str
+    command: str
+    arguments: Mapping[str, object]
+    user: str
+    host: str
+    time_ms: int
+    expires_ms: int
+    state: str
+    answered_ms: int | None = None
+    error_id: str = ""
+    text: str = ""
+
+
+class Mailroom:
+    """The mailbox of the query below a root, as commands see it.
+
+    ``root`` may also be a shared root with one query. Raises ``ConfigError`` if there is no log.
+    """
+
+    def __init__(self, root: str, options: StoreOptions | None = None) -> None:
+        """Open the log below the root: sends a LIST and a few GETs."""
+        self._options = options or StoreOptions()
+        self.root = only_root(root, self._options)
+        self._objects: ObjectStore = open_store(self.root, self._options)
+        self._tail = self._newest_record()
+
+    def _newest_record(self) -> Record:
+        """Read the newest record, again if the query commits meanwhile."""
+        for tries_left in range(_OPEN_TRIES - 1, -1, -1):
+            log = Log(self._objects, self.root)
+            try:
+                tail = log.open()
+            except UnavailableError:
+                if not tries_left:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+                continue
+            if tail is not None:
+                self._log = log
+                return tail
+            break
+        raise ConfigError(
+            f"{self.root} has no log yet.",
+            remedy="Name the root of a query that has run a batch.",
+            where=self.root,
+            id="RIFFLE-1357",
+        )
+
+    def _look(self) -> StoredRequests:
+        """Return the operator requests in the newest record."""
+        for record in self._log.records_after(self._tail.sequence):
+            self._tail = record
+        return read_requests(self._tail.orders)
+
+    def post(self, command: str, arguments: Mapping[str, object], expires_seconds: float) -> MailboxRequest:
+        """Add a request, which expires after ``expires_seconds``. Return it with its number.
+
+        Raises ``ConfigError`` if the driver does not read requests, or too many have no answer.
+        """
+        if not self._look().control:
+            raise ConfigError(
+                "The driver of this query does not read requests, as of its newest record.",
+                remedy="Start the query with the setting control = on, and retry after its first batch.",
+                where=self.root,
+                id="RIFFLE-1358",
+            )
+        now_ms = time.time_ns() // 1_000_000
+        request = MailboxRequest(
+            number=0,
+            id=uuid.uuid4().hex,
+            command=command,
+            arguments=dict(arguments),
+            user=_user(),
+            host=socket.gethostname(),
+            time_ms=now_ms,
+            expires_ms=now_ms + round(expires_seconds * 1000),
+        )
+        return add_request(self._objects, request, lambda: last_number(self._look().answers))
+
+    def wait(self, request: MailboxRequest, seconds: float) -> ListedRequest:
+        """Wait up to ``seconds`` for the answer to a request. Return the request, ``pending`` if there is none."""
+        deadline = time.monotonic() + seconds
+        while True:
+            listed = _listed(request, self._look().answers)
+            if listed.state != "pending" or time.monotonic() >= deadline:
+                return listed
+            time.sleep(_LOOK_SECONDS)
+
+    def requests(self) -> list[ListedRequest]:
+        """Return the requests in the mailbox with their answers, oldest first. Raises ``ConfigError``."""
+        mailbox, _ = read_mailbox(self._objects)
+        answers = self._look().answers
+        return [_listed(request, answers) for request in mailbox.requests]
+
+
+def _listed(request: MailboxRequest, answers: tuple[Answer, ...]) -> ListedRequest:
+    """Return a request with its answer."""
+    answer = next((each for each in answers if each.number == request.number), None)
+    fields = {name: getattr(request, name) for name in MailboxRequest.__dataclass_fields__}
+    if answer is not None:
+        return ListedRequest(
+            **fields, state=answer.state, answered_ms=answer.time_ms, error_id=answer.error_id, text=answer.text
+        )
+    return ListedRequest(**fields, state="answered" if request.number <= last_number(answers) else "pending")
+
+
+def _user() -> str:
+    """Return the name of the user that runs this process, empty if the system has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""

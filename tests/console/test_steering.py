@@ -1,0 +1,148 @@
+"""The commands that steer a running query: what they put into the mailbox, print, and exit with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import COMMANDS, main
+from riffle_spark.offline import steering
+from riffle_spark.protocol.batch.mailbox import read_mailbox
+from riffle_spark.state.log.paths import MAILBOX
+from riffle_spark.state.objects.open import open_store
+from tests.kit.simulated.world import World, one
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """The root of the query, without a log."""
+    return f"file://{tmp_path}/root"
+
+
+@pytest.fixture
+def query(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A query that reads requests, whose clock is this machine's, after a batch."""
+    monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)
+    world = World(tmp_path / "local", root=root, control="on")
+    world.batch(0, one(1))
+    monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)
+    return world
+
+
+def run(*arguments: str) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(main, arguments)
+
+
+@contextmanager
+def resting(query: World) -> Iterator[None]:
+    """Let the idle driver look for requests again and again, beside the block."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            query.rest()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_drain_is_answered(query: World, root: str) -> None:
+    """The answer is printed, and the list of requests shows it with who made it."""
+    with resting(query):
+        result = run("drain", root, "1", "--wait")
+    assert (result.exit_code, "applied" in result.output) == (0, True)
+    assert len(query.driver.operations.requests.drained) == 1
+    (listed,) = json.loads(run("requests", root, "--json").output)["requests"]
+    assert (listed["command"], listed["arguments"], listed["state"]) == ("drain", {"member": "1"}, "applied")
+    assert listed["host"]
+    assert "drain member=1" in run("requests", root).output
+
+
+def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) -> None:
+    """So a script notices it."""
+    with resting(query):
+        result = run("pin", root, "99", "1", "--wait", "10 s", "--json")
+    answer = json.loads(result.output)
+    assert (result.exit_code, answer["state"], answer["error_id"]) == (1, "refused", "RIFFLE-0757")
+
+
+def test_without_an_answer_the_exit_code_is_4(query: World, root: str) -> None:
+    """The request stays in the mailbox. Without --wait that is no failure."""
+    assert run("drain", root, "1", "--wait", "0.05").exit_code == 4
+    waiting = run("rebalance", root)
+    assert (waiting.exit_code, "pending" in waiting.output) == (0, True)
+    assert [each.command for each in read_mailbox(query.memory)[0].requests] == ["drain", "rebalance"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "request_arguments"),
+    [
+        (["undrain", "ROOT", "1"], "undrain", {"member": "1"}),
+        (["pin", "ROOT", "3", "m1", "--store", "totals"], "pin", {"key_group": 3, "member": "m1", "store": "totals"}),
+        (["pin", "ROOT", "a:b:3", "m1"], "pin", {"key_group": ["a:b", 3], "member": "m1"}),
+        (["unpin", "ROOT", "3"], "unpin", {"key_group": 3}),
+        (["pause", "ROOT"], "pause", {}),
+        (["resume", "ROOT"], "resume", {}),
+        (["set", "ROOT", "num_standbys=2", "retained_for = 2 h"], "set", {"num_standbys": "2", "retained_for": "2 h"}),
+    ],
+)
+def test_each_command_makes_its_request(
+    query: World, root: str, arguments: list[str], command: str, request_arguments: dict[str, object]
+) -> None:
+    """With its arguments by name, and an expiry."""
+    assert run(*[root if text == "ROOT" else text for text in arguments], "--expires", "1 h").exit_code == 0
+    (request,) = read_mailbox(query.memory)[0].requests
+    assert (request.command, request.arguments) == (command, request_arguments)
+    assert request.expires_ms - request.time_ms == 3_600_000
+
+
+@pytest.mark.parametrize(
+    "arguments", [["pin", "ROOT", "x", "1"], ["pin", "ROOT", ":3", "1"], ["set", "ROOT", "a"], ["set", "ROOT"],
+                  ["drain", "ROOT", "1", "--wait", "soon"]],
+)  # fmt: skip
+def test_wrong_arguments_are_usage_errors(query: World, root: str, arguments: list[str]) -> None:
+    """And nothing is requested."""
+    assert run(*[root if text == "ROOT" else text for text in arguments]).exit_code == 2
+    assert not query.memory.exists(MAILBOX)
+
+
+def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, root: str) -> None:
+    """Instead of a request that nobody answers. A root without a log is refused, too."""
+    missing = run("drain", root, "1")
+    assert (missing.exit_code, "RIFFLE-1357" in missing.output) == (1, True)
+    World(tmp_path / "local", root=root).batch(0, one(1))
+    refused = run("drain", root, "1")
+    assert (refused.exit_code, "RIFFLE-1358" in refused.output) == (1, True)
+    assert not open_store(root).exists(MAILBOX)
+
+
+def test_other_commands_and_housekeeping_leave_the_mailbox_alone(query: World, root: str) -> None:
+    """Verify finds nothing wrong with it, and a scan for orphans keeps it."""
+    run("drain", root, "1")
+    verified = run("verify", root, "--json")
+    assert json.loads(verified.output)["is_whole"], verified.output
+    assert json.loads(verified.output)["findings"] == []
+    query.start()
+    for version in range(1, 8):
+        query.batch(version, one(version))
+    query.rest(5, 100_000)
+    assert query.memory.requests["list"] >= 2, "the root was scanned"
+    assert query.memory.exists(MAILBOX)
+
+
+def test_every_steering_command_is_listed() -> None:
+    """In the help of riffle."""
+    listed = {name for name, (module, _) in COMMANDS.items() if module == "steering"}
+    assert listed == {"drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set", "requests"}

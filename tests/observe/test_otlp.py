@@ -1,0 +1,205 @@
+"""Metrics and traces that an OpenTelemetry collector gets: the readings of JSON lines, and a trace per batch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.observe.export import Exporters
+from riffle_spark.observe.json_lines import JsonLines
+from riffle_spark.observe.metric_list import METRIC_BY_NAME
+from riffle_spark.observe.readings import readings
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.testing import ManualClock
+from tests.kit.servers.scripted_server import Answer, ScriptedServer, scripted_server
+from tests.kit.simulated.world import World, one
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
+
+from riffle_spark.observe.otlp import Otlp
+from tests.kit import otlp_receiver as received
+
+
+@pytest.fixture
+def receiver() -> Iterator[ScriptedServer]:
+    """An HTTP server that accepts everything."""
+    with scripted_server() as server:
+        server.answers[:] = [Answer(200)]
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send at once, and give up soon."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "0")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def run_batches(folder: Path, count: int = 2) -> list[tuple[BatchReport, DriverFacts]]:
+    """Run batches of a simulated query and return the report and the facts after each."""
+    world = World(folder)
+    moments = []
+    for version in range(count):
+        report = world.batch(version, one(version + 1))
+        facts = replace(world.driver.facts(), query_id="0a1b2c3d-0000", query_name="clicks")
+        moments.append((report, facts))
+    return moments
+
+
+def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """Each batch's points are the readings of its line: the same names, labels and values."""
+    lines = JsonLines(str(tmp_path / "reports.jsonl"))
+    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
+    for report, facts in run_batches(tmp_path):
+        figures = readings(report, facts)
+        lines.export(report, facts, figures)
+        exporter.export(report, facts, figures)
+    written = [json.loads(line)["readings"] for line in (tmp_path / "reports.jsonl").read_text().splitlines()]
+    sent = [received.samples_of(request) for request in received.metric_requests(receiver)]
+    assert sent == written
+    assert written[1]['riffle_rows_total{store="totals"}'] == 2
+    assert len(written[1]) > 50
+
+
+def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """Counters are cumulative and monotonic, units are those of UCUM, and all points name their query."""
+    exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
+    report, facts = run_batches(tmp_path, 1)[0]
+    exporter.export(report, facts, readings(report, facts))
+    (request,) = received.metric_requests(receiver)
+    for metric, point in received.points_of(request):
+        declared = METRIC_BY_NAME[metric.name]
+        assert metric.WhichOneof("data") == ("sum" if declared.kind == "counter" else "gauge")
+        assert metric.description == declared.meaning
+        assert metric.unit == {"seconds": "s", "bytes": "By", "ratio": "1"}.get(declared.unit, f"{{{declared.unit}}}")
+        assert set(received.attributes_of(point.attributes)) == {*declared.labels, "query"}
+        assert received.attributes_of(point.attributes)["query"] == "clicks"
+        assert point.time_unix_nano == facts.time_ms * 1_000_000
+        if declared.kind == "counter":
+            assert metric.sum.is_monotonic
+            assert metric.sum.aggregation_temporality == 2  # cumulative
+    resource = received.attributes_of(request.resource_metrics[0].resource.attributes)
+    assert resource["service.name"] == "riffle-spark"
+    assert resource["riffle.query.name"] == "clicks"
+    assert resource["service.instance.id"] == "0a1b2c3d-0000"
+    assert not received.trace_requests(receiver), "only metrics were asked for"
+
+
+def test_resource_attributes_of_the_environment_have_precedence(
+    receiver: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in every program that uses the SDK. So is the endpoint, if the setting says ``env``."""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "clicks-job")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    exporter = Otlp("env", "all", ManualClock().seconds, os.environ)
+    report, facts = run_batches(tmp_path, 1)[0]
+    exporter.export(report, facts, readings(report, facts))
+    resources = [
+        *(request.resource_metrics[0].resource for request in received.metric_requests(receiver)),
+        *(request.resource_spans[0].resource for request in received.trace_requests(receiver)),
+    ]
+    assert len(resources) == 2
+    for resource in resources:
+        attributes = received.attributes_of(resource.attributes)
+        assert attributes["service.name"] == "clicks-job"
+        assert attributes["deployment.environment"] == "test"
+
+
+def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """Phases lie one after another within the batch, and the slots of each executor within ``run``."""
+    exporter = Otlp(receiver.endpoint, "traces", ManualClock().seconds, os.environ)
+    report, facts = run_batches(tmp_path, 1)[0]
+    report = replace(report, seconds={"enter": 0.25, "run": 1.0, "commit": 0.5, "total": 2.0})
+    exporter.export(report, facts, ())
+    spans = received.spans_of(received.trace_requests(receiver))
+    by_name = {span.name: span for span in spans}
+    batch = by_name["batch"]
+    assert batch.start_time_unix_nano == report.started_ms * 1_000_000
+    assert batch.end_time_unix_nano - batch.start_time_unix_nano == 2_000_000_000
+    assert not batch.parent_span_id
+    assert received.attributes_of(batch.attributes)["riffle.batch"] == report.version
+    start = batch.start_time_unix_nano
+    for phase, seconds in (("enter", 0.25), ("run", 1.0), ("commit", 0.5)):
+        span = by_name[phase]
+        assert span.parent_span_id == batch.span_id
+        assert span.start_time_unix_nano == start
+        assert span.end_time_unix_nano == start + int(seconds * 1e9)
+        start = span.end_time_unix_nano
+    slots = [span for span in spans if span.name == "slots"]
+    assert {span.parent_span_id for span in slots} == {by_name["run"].span_id}
+    assert {received.attributes_of(span.attributes)["riffle.executor"] for span in slots} == set(report.executor_steps)
+    assert len({span.trace_id for span in spans}) == 1
+    assert len({span.span_id for span in spans}) == len(spans)
+
+
+def test_values_are_sent_when_they_are_due_and_at_the_end(
+    receiver: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two times nothing is sent, so quick batches cost no request each. The last values are sent at the end."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10000")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3000")
+    clock = ManualClock()
+    exporter = Otlp(receiver.endpoint, "all", clock.seconds, os.environ)
+    for report, facts in run_batches(tmp_path, 4):
+        exporter.export(report, facts, readings(report, facts))
+        clock.advance(2)
+    exporter.close()
+    assert len(received.metric_requests(receiver)) == 2
+    assert received.samples_of(received.metric_requests(receiver)[-1])["riffle_batch_version"] == 3
+    batches = [span for span in received.spans_of(received.trace_requests(receiver)) if span.name == "batch"]
+    assert [received.attributes_of(span.attributes)["riffle.batch"] for span in batches] == [0, 1, 2, 3]
+    assert len(received.trace_requests(receiver)) < 4
+
+
+@pytest.mark.parametrize("answer", [Answer(404), Answer(503), Answer(200, silent_seconds=2)], ids=str)
+def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
+    receiver: ScriptedServer, tmp_path: Path, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batches are published without waiting. The SDK's own lines stay out of the log, and the warning has the reason.
+
+    When the receiver answers again, values are sent again.
+    """
+    receiver.answers[:] = [answer]
+    moments = run_batches(tmp_path, 3)
+    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
+    with caplog.at_level("WARNING"):
+        for report, facts in moments:
+            running.publish(report, facts)
+        assert len(receiver.seen) <= 1, "publishing does not wait for the receiver"
+        running.close(30)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert "RIFFLE-1261" in warnings[0]
+    assert "RIFFLE-1290" in warnings[0]
+    assert "metrics (" in warnings[0]
+
+
+def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """Counters are sums, so nothing is lost but the moments in between."""
+    receiver.answers[:] = [Answer(404), Answer(200)]
+    running = Exporters([Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)], ManualClock().seconds)
+    for report, facts in run_batches(tmp_path, 2):
+        running.publish(report, facts)
+    running.close(30)
+    assert received.samples_of(received.metric_requests(receiver)[-1])['riffle_rows_total{store="totals"}'] == 2
+
+
+def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """A key and a value that occur nowhere else are not in any byte of the requests."""
+    world = World(tmp_path)
+    report = world.batch(0, one(987_654_321, "a-secret-key"))
+    facts = replace(world.driver.facts(), query_id="0a1b2c3d", query_name="clicks")
+    exporter = Otlp(receiver.endpoint, "all", ManualClock().seconds, os.environ)
+    exporter.export(report, facts, readings(report, facts))
+    exporter.close()
+    assert len(receiver.seen) >= 2
+    assert not any(b"a-secret-key" in request.body or b"987654321" in request.body for request in receiver.seen)

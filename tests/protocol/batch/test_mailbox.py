@@ -1,0 +1,470 @@
+"""Requests from outside: each is applied once and answered, whoever crashes, restarts or races."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, FencedError, UnavailableError
+from riffle_spark.protocol.batch import mailbox
+from riffle_spark.protocol.batch.mailbox import (
+    ANSWERS_KEPT,
+    PENDING_MAX,
+    Answer,
+    Mailbox,
+    MailboxRequest,
+    add_request,
+    last_number,
+    read_mailbox,
+)
+from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.state.log.paths import MAILBOX
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.simulated.world import Crash, World, one
+from tests.kit.state.faulty_store import Fault, FaultyStore
+
+HOUR_MS = 3_600_000
+
+
+class Operator:
+    """Someone who makes requests from another machine, whose clock is the query's."""
+
+    def __init__(self, world: World, objects: ObjectStore | None = None, user: str = "ann") -> None:
+        self.world = world
+        self.objects = objects or world.memory
+        self.user = user
+        self.made = 0
+
+    def ask(self, command: str, expires_ms: int = HOUR_MS, **arguments: object) -> MailboxRequest:
+        """Make a request."""
+        self.made += 1
+        now_ms = self.world.clock.wall_ms()
+        request = MailboxRequest(
+            0, f"{self.user}-{self.made}", command, arguments, self.user, "laptop", now_ms, now_ms + expires_ms
+        )
+        return add_request(self.objects, request, lambda: last_number(self.answers()))
+
+    def answers(self) -> tuple[Answer, ...]:
+        """Return the answers in the newest record."""
+        tail = self.world.log().tail
+        assert tail is not None
+        return read_requests(tail.orders).answers
+
+    def states(self) -> list[tuple[str, str]]:
+        """Return the ids of the answered requests, with their states."""
+        return [(answer.id, answer.state) for answer in self.answers()]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query of two executors that reads requests, after two batches."""
+    query = World(tmp_path, control="on")
+    query.batch(0, one(1))
+    query.batch(1, one(2))
+    return query
+
+
+@pytest.fixture
+def operator(world: World) -> Operator:
+    """An operator of the query."""
+    return Operator(world)
+
+
+def member_of(world: World, executor: str) -> str:
+    """Return the id of the member on an executor."""
+    return next(member.id for member in world.driver.operations.members if member.executor == executor)
+
+
+def drained(world: World) -> tuple[str, ...]:
+    """Return the members that the newest record lists as drained."""
+    tail = world.log().tail
+    assert tail is not None
+    return read_requests(tail.orders).drained
+
+
+class TestApplied:
+    """Requests of each kind take effect, and the next record answers."""
+
+    def test_a_drain_is_applied_by_the_next_batch_and_answered_in_its_record(
+        self, world: World, operator: Operator
+    ) -> None:
+        """The member is drained once the batch has ended, in the record and in the driver."""
+        operator.ask("drain", member="1")
+        world.batch(2, one(3))
+        assert operator.states() == [("ann-1", "applied")]
+        assert drained(world) == (member_of(world, "1"),)
+        assert world.driver.operations.requests.drained == {member_of(world, "1")}
+
+    def test_an_idle_query_answers_within_a_second_by_a_record_of_its_own(
+        self, world: World, operator: Operator
+    ) -> None:
+        """It needs one look, and no batch."""
+        operator.ask("drain", member="1")
+        world.rest()
+        tail = world.log().tail
+        assert tail is not None
+        assert (tail.kind, operator.states()) == ("orders", [("ann-1", "applied")])
+        assert drained(world) == (member_of(world, "1"),)
+
+    def test_requests_are_applied_in_their_order(self, world: World, operator: Operator) -> None:
+        """A drain that a pin forbids is refused if it comes later, and applied after the pin's end."""
+        operator.ask("pin", key_group=3, member="1")
+        operator.ask("drain", member="1")
+        operator.ask("unpin", key_group=4)
+        world.rest()
+        assert operator.states() == [("ann-1", "applied"), ("ann-2", "refused"), ("ann-3", "applied")]
+        operator.ask("unpin", key_group=3)
+        operator.ask("drain", member="1")
+        world.rest()
+        assert operator.states()[3:] == [("ann-4", "applied"), ("ann-5", "applied")]
+
+    def test_a_live_setting_is_set_and_another_is_refused(self, world: World, operator: Operator) -> None:
+        """The answer has the error's id and text."""
+        operator.ask("set", num_standbys="1", retained_for="2 h")
+        operator.ask("set", key_groups="16")
+        operator.ask("set", num_standby="1")
+        world.batch(2, one(3))
+        first, second, third = operator.answers()
+        assert (first.state, world.driver.settings.num_standbys) == ("applied", 1)
+        assert world.driver.settings.retained_for == 7200
+        assert (second.state, second.error_id) == ("refused", "RIFFLE-0755")
+        assert "key_groups" in second.text
+        assert (third.state, "num_standbys" in third.text) == ("refused", True)
+
+    def test_a_rebalance_computes_an_assignment(self, world: World, operator: Operator) -> None:
+        """It counts as an operator's request."""
+        before = world.driver.operations.requests.revision
+        operator.ask("rebalance")
+        world.rest()
+        assert operator.states() == [("ann-1", "applied")]
+        assert world.driver.operations.requests.revision == before + 1
+
+    def test_a_query_is_paused_and_resumed(self, world: World, operator: Operator) -> None:
+        """The driver calls whoever holds the batches. A query without that refuses."""
+        operator.ask("pause")
+        world.rest()
+        assert operator.answers()[-1].error_id == "RIFFLE-1353"
+        held: list[bool] = []
+        world.driver.mailbox.hold = held.append
+        operator.ask("pause")
+        world.rest()
+        operator.ask("resume")
+        world.rest()
+        assert held == [True, False]
+        assert operator.states()[1:] == [("ann-2", "applied"), ("ann-3", "applied")]
+
+
+class TestRefused:
+    """Requests that cannot be applied are answered."""
+
+    @pytest.mark.parametrize(
+        ("command", "arguments", "error_id"),
+        [
+            ("drain", {"member": "nobody"}, "RIFFLE-0756"),
+            ("pin", {"key_group": 99, "member": "1"}, "RIFFLE-0757"),
+            ("pin", {"key_group": 3, "member": "nobody"}, "RIFFLE-0756"),
+            ("undrain", {"member": "nobody"}, "RIFFLE-0753"),
+            ("dance", {}, "RIFFLE-1355"),
+            ("drain", {}, "RIFFLE-1356"),
+            ("drain", {"member": 1}, "RIFFLE-1356"),
+            ("pin", {"key_group": [1, 2], "member": "1"}, "RIFFLE-1356"),
+            ("pin", {"key_group": True, "member": "1"}, "RIFFLE-1356"),
+        ],
+    )
+    def test_the_answer_has_the_id_of_the_error(
+        self, world: World, operator: Operator, command: str, arguments: dict[str, Any], error_id: str
+    ) -> None:
+        """Nothing else changes, and later requests are applied."""
+        operator.ask(command, **arguments)
+        operator.ask("rebalance")
+        world.rest()
+        refused, applied = operator.answers()
+        assert (refused.state, refused.error_id, applied.state) == ("refused", error_id, "applied")
+        assert drained(world) == ()
+
+    def test_an_expired_request_is_not_applied(self, world: World, operator: Operator) -> None:
+        """The driver saw it too late."""
+        operator.ask("drain", expires_ms=500, member="1")
+        world.batch(2, one(3))
+        assert operator.states() == [("ann-1", "expired")]
+        assert drained(world) == ()
+
+    def test_a_request_that_a_later_one_replaced_names_it(self, world: World, operator: Operator) -> None:
+        """Two operators pin the same key-group before the driver looks: the first learns of the second."""
+        operator.ask("pin", key_group=3, member="1")
+        Operator(world, user="bob").ask("pin", key_group=3, member="2")
+        world.rest()
+        first, second = operator.answers()
+        assert (first.state, second.state) == ("superseded", "applied")
+        assert "bob" in first.text
+        assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "2")]
+
+    def test_a_refused_request_replaces_nothing(self, world: World, operator: Operator) -> None:
+        """The earlier pin stays in effect."""
+        operator.ask("pin", key_group=3, member="1")
+        operator.ask("pin", key_group=3, member="nobody")
+        world.rest()
+        assert [state for _, state in operator.states()] == ["applied", "refused"]
+        assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "1")]
+
+
+class TestOnce:
+    """Each request is applied exactly once."""
+
+    def test_an_answered_request_is_not_applied_again(self, world: World, operator: Operator) -> None:
+        """Neither by the same driver nor by the next, although it is still in the mailbox."""
+        operator.ask("drain", member="1")
+        world.rest()
+        world.driver.operations.undrain("1")
+        world.rest(3)
+        world.batch(2, one(3))
+        world.start()
+        world.batch(3, one(4))
+        world.batch(4, one(5))
+        world.rest(3)
+        assert drained(world) == ()
+        assert len(read_mailbox(world.memory)[0].requests) == 1
+
+    @pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "after record"])
+    def test_a_crash_between_applying_and_recording_applies_it_once(
+        self, world: World, operator: Operator, step: str
+    ) -> None:
+        """The next driver has both the effect and the answer, or neither, and then applies it."""
+        operator.ask("drain", member="1")
+        world.crash_at = step
+        with pytest.raises(Crash):
+            world.batch(2, one(3))
+        assert len(operator.states()) == (step == "after record")
+        world.start()
+        for version in (2, 3, 4):
+            world.batch(version, one(3))
+        assert operator.states() == [("ann-1", "applied")]
+        assert drained(world) == (member_of(world, "1"),)
+        tail = world.log().tail
+        assert tail is not None
+
+    @pytest.mark.parametrize("step", ["before requests", "after requests"])
+    def test_a_crash_of_an_idle_driver_applies_it_once(self, world: World, operator: Operator, step: str) -> None:
+        """The same for a record without a batch."""
+        operator.ask("drain", member="1")
+        world.crash_at = step
+        with pytest.raises(Crash):
+            world.rest()
+        world.start()
+        world.batch(2, one(3))
+        world.rest()
+        assert operator.states() == [("ann-1", "applied")]
+        assert drained(world) == (member_of(world, "1"),)
+
+    @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
+    def test_a_lost_answer_of_the_store_changes_nothing(self, world: World, operator: Operator, kind: str) -> None:
+        """The record with the answer may have been committed or not; the request is applied once."""
+        operator.ask("drain", member="1")
+        world.store.script(Fault(kind, name="log/", times=5))  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError):
+            world.rest()
+        world.store.heal()
+        world.rest(5)
+        assert operator.states() == [("ann-1", "applied")]
+
+    def test_a_fenced_driver_answers_nothing_and_sends_nothing(self, world: World, operator: Operator) -> None:
+        """It reads a request before it knows that it is fenced. The new driver answers, and the old one stays still."""
+        old = world.driver
+        world.start()
+        world.batch(2, one(3))
+        operator.ask("drain", member="1")
+        new = world.driver
+        world.driver = old
+        with pytest.raises(FencedError):
+            world.rest(2)
+        assert operator.states() == []
+        before = dict(world.store.requests)
+        world.rest(3)
+        assert world.store.requests == before
+        world.driver = new
+        world.batch(3, one(4))
+        assert operator.states() == [("ann-1", "applied")]
+
+    def test_a_request_waits_for_the_first_assignment(self, world: World, operator: Operator) -> None:
+        """A driver that knows no members yet neither refuses nor reads."""
+        world.start()
+        operator.ask("drain", member="1")
+        before = world.store.requests["get"]
+        world.batch(2, one(3))
+        assert operator.states() == []
+        world.batch(3, one(4))
+        assert operator.states() == [("ann-1", "applied")]
+        assert before <= world.store.requests["get"]
+
+
+class TestCost:
+    """What reading requests costs."""
+
+    def test_a_batch_sends_one_get_more(self, tmp_path: Path) -> None:
+        """With control on exactly one, with and without requests; off none."""
+        sent = {}
+        for control in ("on", "off"):
+            query = World(tmp_path / control, control=control, snapshot_chain_links=1000, retained_for=3600)
+            reports = [query.batch(version, one(version)) for version in range(6)]
+            sent[control] = [dict(report.requests) for report in reports[2:]]
+        assert [{**requests, "get": 1} for requests in sent["off"]] == sent["on"]
+        assert all("get" not in requests for requests in sent["off"])
+
+    def test_an_idle_driver_sends_one_get_per_look(self, world: World, operator: Operator) -> None:
+        """And nothing else. With control off nothing at all."""
+        world.rest(5)
+        before = dict(world.store.requests)
+        world.rest(10)
+        assert world.store.requests == {**before, "get": before["get"] + 10}
+        operator.ask("set", control="off")
+        world.rest(1)
+        assert operator.states() == [("ann-1", "applied")]
+        before = dict(world.store.requests)
+        operator.ask("drain", member="1")
+        sent_by_operator = {name: count - before[name] for name, count in world.store.requests.items()}
+        world.rest(10)
+        assert world.store.requests == {name: before[name] + sent_by_operator[name] for name in before}
+
+    def test_control_off_ignores_requests(self, tmp_path: Path) -> None:
+        """And the record does not list the query as steerable."""
+        query = World(tmp_path)
+        query.batch(0, one(1))
+        Operator(query).ask("drain", member="1")
+        query.batch(1, one(2))
+        query.rest(3)
+        tail = query.log().tail
+        assert tail is not None
+        assert not read_requests(tail.orders).control
+        assert Operator(query).answers() == ()
+
+    def test_the_mailbox_and_the_answers_stay_small(self, world: World, operator: Operator) -> None:
+        """After 100 requests both hold the newest ones only."""
+        for number in range(50):
+            operator.ask("drain" if number % 2 == 0 else "undrain", member="1")
+            operator.ask("rebalance")
+            world.rest()
+        stored = world.memory.get(MAILBOX)
+        assert stored is not None
+        assert len(json.loads(stored)["requests"]) <= ANSWERS_KEPT + PENDING_MAX
+        assert len(operator.answers()) == ANSWERS_KEPT
+        assert operator.answers()[-1].number == 100
+        assert len(json.dumps([answer.to_json() for answer in operator.answers()])) < 2000
+
+
+class TestTrouble:
+    """A mailbox or store that is broken does not fail a batch."""
+
+    @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b'{"format": 9, "last": 0, "requests": []}', b"[" * 9999])
+    def test_an_unreadable_mailbox_is_a_warning(self, world: World, data: bytes) -> None:
+        """Once, not with each batch. A command says so, too."""
+        world.memory.put_if_absent(MAILBOX, data)
+        reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
+        warnings = [warning for report in reports for warning in report.warnings if "RIFFLE-1354" in warning]
+        assert len(warnings) == 1
+        with pytest.raises(ConfigError) as caught:
+            Operator(world).ask("rebalance")
+        assert caught.value.id == "RIFFLE-1350"
+
+    def test_a_store_that_does_not_answer_is_a_warning(self, world: World, operator: Operator) -> None:
+        """The request is applied later."""
+        operator.ask("drain", member="1")
+        world.store.script(Fault("unavailable", name=MAILBOX, times=2))
+        reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
+        warned = [any("RIFFLE-1354" in warning for warning in report.warnings) for report in reports]
+        assert warned == [True, False, False]
+        assert operator.states() == [("ann-1", "applied")]
+
+    def test_one_unreadable_request_is_refused_alone(self, world: World, operator: Operator) -> None:
+        """The requests around it are applied."""
+        operator.ask("rebalance")
+        operator.ask("rebalance")
+        stored = read_mailbox(world.memory)
+        body = json.loads(stored[0].encode())
+        del body["requests"][0]["command"]
+        assert stored[1] is not None
+        world.memory.replace_if_unchanged(MAILBOX, json.dumps(body).encode(), stored[1])
+        world.rest()
+        first, second = operator.answers()
+        assert (first.state, first.error_id, second.state) == ("refused", "RIFFLE-1356", "applied")
+
+    def test_a_deleted_mailbox_starts_after_the_last_answer(self, world: World, operator: Operator) -> None:
+        """A new request is not mistaken for an old one."""
+        operator.ask("drain", member="1")
+        world.rest()
+        world.memory.delete([MAILBOX])
+        world.rest()
+        assert operator.ask("undrain", member="1").number == 2
+        world.rest()
+        assert drained(world) == ()
+        assert operator.states()[-1] == ("ann-2", "applied")
+
+
+REQUESTS = st.builds(
+    MailboxRequest,
+    number=st.just(0),
+    id=st.uuids().map(str),
+    command=st.sampled_from(mailbox.COMMANDS),
+    arguments=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.text(max_size=5)), max_size=2),
+    user=st.text(max_size=5),
+    host=st.text(max_size=5),
+    time_ms=st.integers(0, 100),
+    expires_ms=st.integers(0, 200),
+)
+
+
+class TestFormat:
+    """The object itself, without a query."""
+
+    @given(st.lists(st.tuples(REQUESTS, st.integers(0, 40)), max_size=40))
+    @settings(deadline=None, max_examples=60)
+    def test_a_mailbox_survives_encoding_and_stays_bounded(self, steps: list[tuple[MailboxRequest, int]]) -> None:
+        """Numbers only grow, no live request without an answer is lost, and a full mailbox refuses."""
+        box = Mailbox()
+        answered = 0
+        for request, more in steps:
+            answered = max(answered, min(more, box.last))
+            pending = [each for each in box.pending_after(answered) if each.expires_ms > request.time_ms]
+            try:
+                added = box.add(request, answered)
+            except ConfigError:
+                assert len(pending) >= PENDING_MAX
+                continue
+            assert added.requests[-1].number == added.last > box.last
+            assert {each.id for each in pending} < {each.id for each in added.requests}
+            assert len(added.pending_after(answered)) <= PENDING_MAX
+            assert len(added.requests) <= ANSWERS_KEPT + PENDING_MAX
+            assert Mailbox.decode(added.encode()) == added
+            box = added
+
+    def test_of_two_operators_that_race_none_loses_a_request(self) -> None:
+        """The second one's write finds another tag, and is repeated on what the first wrote."""
+        store = MemoryStore()
+        first = MailboxRequest(0, "first", "rebalance", {}, "ann", "a", 0, 10)
+
+        class Racing(FaultyStore):
+            """A store in which another operator is faster, once."""
+
+            raced = False
+
+            def put_if_absent(self, name: str, data: bytes) -> bool:
+                if not self.raced:
+                    self.raced = True
+                    add_request(store, MailboxRequest(0, "second", "pause", {}, "bob", "b", 0, 10), lambda: 0)
+                return super().put_if_absent(name, data)
+
+        assert add_request(Racing(store), first, lambda: 0).number == 2
+        assert [(each.id, each.number) for each in read_mailbox(store)[0].requests] == [("second", 1), ("first", 2)]
+
+    @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
+    def test_a_lost_answer_adds_a_request_once(self, kind: str) -> None:
+        """Whether the first attempt succeeded or not."""
+        faulty = FaultyStore(MemoryStore(), [Fault(kind, method="put", skip=1)])  # type: ignore[arg-type]
+        for name in ("first", "second"):
+            add_request(faulty, MailboxRequest(0, name, "rebalance", {}, "ann", "a", 0, 10), lambda: 0)
+        assert [each.id for each in read_mailbox(faulty)[0].requests] == ["first", "second"]
