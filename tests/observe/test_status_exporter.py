@@ -11,6 +11,7 @@ import pytest
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.observe.export import Exporters
+from riffle_spark.observe.page import page_of
 from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.verify import verify
@@ -104,6 +105,29 @@ def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
     assert (warning.id, warning.text) == ("RIFFLE-0811", "Store 'x'.")
     writer.exporter.close()
     assert writer.counted == {"get": 2, "put": 2}
+
+
+def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
+    """The page shows the status that was written. It is one GET and one PUT more, and is replaced each minute."""
+    paged = Writer(writer.objects, status_page=True)
+    paged.exporter.export(_report(0), _facts(0), ())
+    paged.exporter.export(_report(1), _facts(60), ())
+    assert paged.counted == {"get": 4, "put": 4}
+    page = paged.objects.get(paths.STATUS_PAGE)
+    assert page is not None
+    assert page.decode() == page_of(paged.stored())
+    assert len(paged.stored().batches) == 2
+
+
+def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
+    """The page belongs to the status of the newest driver."""
+    old = Writer(writer.objects, status_page=True)
+    old.exporter.export(_report(0), _facts(0, epoch=1), ())
+    page = old.objects.get(paths.STATUS_PAGE)
+    writer.exporter.export(_report(1), _facts(30, epoch=2), ())
+    old.exporter.export(_report(1), _facts(60, epoch=1), ())
+    assert writer.stored().facts.epoch == 2
+    assert old.objects.get(paths.STATUS_PAGE) == page
 
 
 def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
