@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,25 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
         "Batch 2 has 3 dead letters.",
     ):
         assert part in text
+
+
+def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) -> None:
+    """``--html`` writes a page with the numbers of ``--json``, and shows nothing."""
+    file = tmp_path / "status.html"
+    assert _run("status", query.home.root, "--html", file).exit_code == 1
+    assert not file.exists()
+    _write_status(query, batches=tuple(BatchSummary(n, n * 30_000, 600, {"total": 0.5}) for n in range(3)))
+    done = _run("status", query.home.root, "--html", file)
+    assert (done.exit_code, done.output) == (0, "")
+    page = file.read_text("utf-8")
+    shown = _json("status", query.home.root)
+    (data,) = re.findall(r'<script id="status" type="application/json">(.*?)</script>', page)
+    assert {**json.loads(data), "format": None} == {**shown["status"], "format": None}
+    for figure in (f'value="{shown["lag_records"]}"', f'value="{shown["batches_per_minute"]}"'):
+        assert figure in page
+    missing = _run("status", query.home.root, "--html", tmp_path / "no" / "status.html")
+    assert missing.exit_code == 2
+    assert "Name a file in a folder that exists" in missing.output
 
 
 @pytest.mark.parametrize(
