@@ -150,10 +150,11 @@ def slot_numbers(count: int) -> tuple[int, ...]:
 
 def few_key_groups_warning(total: int, slots: int) -> str | None:
     """Return a warning if there are fewer than four key-groups per slot, else ``None``."""
-    if total >= 4 * slots:
+    enough = 4 * slots
+    if total >= enough:
         return None
     # Cause: The query has more executors or cores than its key-groups were planned for.
     return (
         f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. What to do: Use fewer slots, or stop "
-        f"the query and change their number with riffle dispatch --key-groups {4 * slots} --execute."
+        f"the query and change their number with riffle dispatch --key-groups {enough} --execute."
     )

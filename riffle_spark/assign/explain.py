@@ -106,10 +106,10 @@ def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
             sizes[member] += task.memory_bytes
     # Cause: The members have too little disk or memory for all owners and standbys.
     return [
-        f"[RIFFLE-0776] Member {member.id} gets {sizes[member.id]} bytes of state, but has room for "
-        f"{member.memory_bytes}. What to do: Add executors, or give them more disk and memory."
+        f"[RIFFLE-0776] Member {member.id} gets {size} bytes of state, but has room for {member.memory_bytes}. "
+        "What to do: Add executors, or give them more disk and memory."
         for member in sorted(view.members, key=lambda member: member.id)
-        if member.memory_bytes is not None and sizes[member.id] > member.memory_bytes
+        if member.memory_bytes is not None and (size := sizes[member.id]) > member.memory_bytes
     ]
 
 
@@ -151,9 +151,10 @@ def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
     count = len(view.members) + len(view.awaited)
     if settings.num_standbys >= count > 0 and any(task.kind == "stateful" for task in view.tasks):
         # Cause: Each standby of a key-group needs a member of its own, besides the owner.
+        standbys = count - 1
         yield (
             f"[RIFFLE-0779] num_standbys = {settings.num_standbys}, but {count} members have room for only "
-            f"{count - 1} besides the owner. What to do: Add executors, or lower num_standbys."
+            f"{standbys} besides the owner. What to do: Add executors, or lower num_standbys."
         )
 
 

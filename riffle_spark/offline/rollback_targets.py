@@ -78,7 +78,9 @@ def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
         if record.version == version:
             return record
         versions.add(record.version)
-    retained = f"between {min(versions)} and {max(versions)}" if versions else "none"
+    oldest = min(versions, default=0)
+    newest = max(versions, default=0)
+    retained = f"between {oldest} and {newest}" if versions else "none"
     # Cause: Retention deleted the records of this batch, or they are damaged.
     raise ConfigError(
         f"Cannot roll back to batch {version}: no intact record of it is retained. Retained batches: {retained}.",

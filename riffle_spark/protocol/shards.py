@@ -70,10 +70,11 @@ class Shards:
                     where="dispatch",
                     id="RIFFLE-0240",
                 )
-        if len(self) + len(new) > total:
+        count = len(self) + len(new)
+        if count > total:
             # Cause: The topics have more partitions than the state was planned for.
             raise ConfigError(
-                f"{len(self) + len(new)} partitions are more than key_groups = {total}.",
+                f"{count} partitions are more than key_groups = {total}.",
                 remedy="Stop the query, raise the number in its state (riffle dispatch --root ROOT --to MODE "
                 "--key-groups N --execute), and restart it with key_groups = N.",
                 where="key_groups",

@@ -56,13 +56,14 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = 
     _check_python()
     conf = _present_conf(builder)
     for name, value in _PLACEMENT_CONF.items():
-        if name not in conf:
+        present = conf.get(name)
+        if present is None:
             builder = builder.config(name, value)
-        elif conf[name] != value:
+        elif present != value:
             # Cause: With another value Spark may run slots on other executors than planned, or upkeep may delay
             # batches.
             _logger.warning(
-                "[RIFFLE-0271] %s = %s hinders placement.\n  What to do: Set it to %s.", name, conf[name], value
+                "[RIFFLE-0271] %s = %s hinders placement.\n  What to do: Set it to %s.", name, present, value
             )
     return _add_packages(builder, conf, kafka=kafka, s3a=s3a)
 

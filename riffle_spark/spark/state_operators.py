@@ -42,12 +42,10 @@ _DUPLICATES = "numDroppedDuplicateRows"
 def state_operator(operator: JobOperator, report: BatchReport, stored_rows: Mapping[str, int]) -> dict[str, object]:
     """Return a stage's figures in the form of Spark's state operators.
 
-    ``stored_rows`` has the rows in the parts of each store. There is at least one row per key. Times are sums over all
-    slots.
+    ``stored_rows`` has the number of state rows of each store after the batch. Times are sums over all slots.
     """
     figures = report.by_store.get(operator.store, StoreFigures())
     seconds = figures.slot_seconds
-    updated = figures.keys
     metrics: dict[str, object] = {
         "outputRows": figures.output_rows,
         "deadRows": figures.dead_rows,
@@ -58,15 +56,14 @@ def state_operator(operator: JobOperator, report: BatchReport, stored_rows: Mapp
         "requests": sum(report.requests.values()),
         **{f"{phase}Ms": round(duration * _MS) for phase, duration in report.seconds.items()},
     }
-    if isinstance(operator.compute, DistinctRows):  # Only new keys change its state.
-        updated = figures.output_rows
-        metrics[_DUPLICATES] = figures.rows - figures.late_rows - updated
+    if isinstance(operator.compute, DistinctRows):
+        metrics[_DUPLICATES] = figures.rows - figures.late_rows - figures.output_rows
     return {
         "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
         "numRowsTotal": stored_rows.get(operator.store, 0),
-        "numRowsUpdated": updated,
+        "numRowsUpdated": figures.rows_updated,
         "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
-        "numRowsRemoved": figures.expired,
+        "numRowsRemoved": figures.rows_removed,
         "allRemovalsTimeMs": 0,
         "commitTimeMs": _ms(seconds, "seal", "put"),
         "memoryUsedBytes": round(figures.peak_memory_mb * 1_000_000),

@@ -277,10 +277,9 @@ class Faults:
 
     def crash(self, step: Step, *, lose_copies: bool) -> None:
         """Crash the driver at a step. Raises ``ConfigError`` for an unknown step."""
-        if step not in get_args(Step):
-            raise ConfigError(
-                f"Unknown step {step!r}.", remedy=f"Use one of {', '.join(get_args(Step))}.", id="RIFFLE-0479"
-            )
+        steps = get_args(Step)
+        if step not in steps:
+            raise ConfigError(f"Unknown step {step!r}.", remedy=f"Use one of {', '.join(steps)}.", id="RIFFLE-0479")
         self._step = step
         self.lose_copies = lose_copies
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array, valid_mask
 from riffle_spark.messages.slot_orders import Order
-from riffle_spark.process.blocks.block import BlockComputation, BoolArray, PlainExpiry
+from riffle_spark.process.blocks.block import BlockComputation, BoolArray, PlainExpiry, StateRows
 from riffle_spark.state.copies.run import (
     Indices,
     Run,
@@ -50,10 +50,12 @@ def with_expired(
     changes = result.changes
     outputs = [result.output]
     count = 0
+    state_rows = result.state_rows
     for until_ms, watermark_ms in order.times.passes:
         if isinstance(compute, PlainExpiry) and compute.ignores_expiry:
             forgotten, first_ms = _count_forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
+            state_rows = state_rows.plus(StateRows(removed=forgotten))
         changes = _with_due_rows(schema, changes, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
@@ -63,8 +65,10 @@ def with_expired(
             changes = _replace_rows(changes, is_due, run_computation.to_state_changes(schema, touched, result_on_due))
             outputs.append(result_on_due.output)
             count += len(touched.hashes)
+            state_rows = state_rows.plus(result_on_due.rows)
     changes = replace(changes, timers=_next_due_times(schema, changes, stacks, first_ms))
-    return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
+    output = pa.concat_tables(outputs)
+    return result._replace(output=output, changes=changes, expired=count, state_rows=state_rows)
 
 
 def _count_forgotten(

@@ -13,7 +13,15 @@ from riffle_spark.batch_times import Times
 from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
-from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
+from riffle_spark.process.blocks.block import (
+    NO_STATE_ROWS,
+    Batch,
+    BlockComputation,
+    BoolArray,
+    ExpiringComputation,
+    StateRows,
+    Update,
+)
 from riffle_spark.process.processors.processing import Outcome, Processing, collect_garbage_rarely
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
@@ -61,7 +69,8 @@ class Timed(Protocol):
 class CallResult:
     """The joined results of a slot's calls. Keys are given as indices of the slot's touched keys.
 
-    ``busy`` has the key-groups that were called one by one, and how long each call took (µs).
+    ``busy`` has the key-groups that were called one by one, and how long each call took (µs). ``rows`` counts the
+    changed state rows.
     """
 
     output: pa.Table
@@ -69,6 +78,7 @@ class CallResult:
     state: pa.Table
     deleted: npt.NDArray[np.int64]
     busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    rows: StateRows = NO_STATE_ROWS
 
 
 def cast_to_declared(order: Order, rows: pa.Table) -> pa.Table:
@@ -115,7 +125,7 @@ def run_on_blocks(
         updates.append((start, call(batch)))
         micros.append(int((time.perf_counter() - started) * 1e6))
     busy = (tuple(key_group for key_group, _, _ in touched.spans), tuple(micros)) if order.per_key_group else ((), ())
-    return replace(_join(order, state.schema, updates), busy=busy)
+    return replace(_join(order, state.schema, updates, has_state), busy=busy)
 
 
 def _at_once(
@@ -191,14 +201,18 @@ def run_on_due(
             group_state = state.slice(start, end - start)
             batch = _batch(order, rows, everything[:0], keys, group_state, has_state[start:end], key_group)
             updates.append((start, timed(compute.expire_keys)(batch)))
-    result = _join(order, state.schema, updates)
-    return replace(result, deleted=np.delete(everything, result.changed))
+    result = _join(order, state.schema, updates, np.ones(count, dtype=np.bool_))
+    deleted = np.delete(everything, result.changed)
+    counts_keys = all(update.rows is None for _, update in updates)
+    rows = StateRows(0, len(result.changed), len(deleted)) if counts_keys else result.rows
+    return replace(result, deleted=deleted, rows=rows)
 
 
-def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
+def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]], has_state: BoolArray) -> CallResult:
     """Return the joined updates of several calls. Each update comes with the index of its first key.
 
-    Results have the columns of the order's output, and states those of ``state_schema``.
+    Results have the columns of the order's output, and states those of ``state_schema``. ``has_state`` marks the keys
+    with stored state.
     """
     nothing = np.empty(0, dtype=np.int64)
     output_schema = without_letters(order.output)
@@ -209,7 +223,17 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
-    return CallResult(output, changed, state, deleted)
+    rows = NO_STATE_ROWS
+    for start, update in updates:
+        rows = rows.plus(update.rows or _count_keys(update, has_state[start:]))
+    return CallResult(output, changed, state, deleted, rows=rows)
+
+
+def _count_keys(update: Update, has_state: BoolArray) -> StateRows:
+    """Return the numbers of changed keys of an update. ``has_state`` marks those of its keys with stored state."""
+    stored = int(np.count_nonzero(has_state[update.changed]))
+    removed = int(np.count_nonzero(has_state[update.deleted]))
+    return StateRows(len(update.changed) - stored, len(update.changed), removed)
 
 
 def to_state_changes(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
@@ -262,7 +286,11 @@ def run_by_key(
         processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
-    return SlotResult(output, _changes(schema, outcomes), fired, expired, busy=(tuple(outcomes), tuple(micros)))
+    state_rows = NO_STATE_ROWS
+    for outcome in outcomes.values():
+        state_rows = state_rows.plus(outcome.rows)
+    busy = (tuple(outcomes), tuple(micros))
+    return SlotResult(output, _changes(schema, outcomes), fired, expired, busy=busy, state_rows=state_rows)
 
 
 def _by_copy(
@@ -352,7 +380,13 @@ def run_on_elements(
     key_groups = key_groups[by_group]
     changes = StateChanges(schema.sort_by_group(table, key_groups), key_groups, _element_timers(columns, update))
     output = cast_table(update.output.select(order.output.names), order.output)
-    return SlotResult(output, changes, expired=sum(int(removed.sum()) for removed in is_due.values()))
+    expired = sum(int(removed.sum()) for removed in is_due.values())
+    added = sum(len(new.owners) for new in update.added.values())
+    removed = sum(
+        len(np.union1d(np.flatnonzero(mask), update.removed.get(name, np.empty(0, np.int64))))
+        for name, mask in is_due.items()
+    )
+    return SlotResult(output, changes, expired=expired, state_rows=StateRows(added, added, removed))
 
 
 def _element_rows(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Order, Part
+from riffle_spark.process.blocks.block import NO_STATE_ROWS, StateRows
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.encryption import Keys
@@ -56,6 +57,7 @@ class SlotResult(NamedTuple):
     expired: int = 0
     dead: DeadRows = DeadRows()
     busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    state_rows: StateRows = NO_STATE_ROWS
 
 
 @dataclass(frozen=True, slots=True)

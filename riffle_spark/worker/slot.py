@@ -169,6 +169,9 @@ class _Attempt:
             sealed_bytes=len(sealed.data),
             timers_fired=computed.timers_fired,
             expired=computed.expired,
+            rows_added=computed.state_rows.added,
+            rows_updated=computed.state_rows.updated,
+            rows_removed=computed.state_rows.removed,
             user_times=computed.busy,
             disk=disk.read_disk_use(self.folder.path),
             memory=memory_use(),
@@ -286,7 +289,7 @@ class _SlotState:
         with attempt.step("compute"):
             called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, has_state)
             changes = run_computation.to_state_changes(schema, touched, called)
-            result = SlotResult(called.output, changes, busy=called.busy)
+            result = SlotResult(called.output, changes, busy=called.busy, state_rows=called.rows)
             if schema.due is None:
                 return result
             return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
@@ -321,7 +324,7 @@ class _SlotState:
         )
         with attempt.step("fold"):
             stacks, brought = keeper.advance(self.entries)
-            attempt.facts.update(restores=brought.restores, folds=brought.folds)
+            attempt.facts.update(brought._asdict())
             attempt.merges.append(partial(keeper.merge, stacks))
         return stacks
 

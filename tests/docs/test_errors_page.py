@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -24,6 +25,12 @@ def messages() -> list[reference.Message]:
 def test_the_page_has_the_words_of_the_source(messages: list[reference.Message]) -> None:
     """Run ``./run reference`` after changing a message."""
     assert reference.PAGE.read_text() == reference.page(messages)
+
+
+def test_values_of_a_run_are_plain_names(messages: list[reference.Message]) -> None:
+    """The page shows what a user sees: no expression of the source, no ``%s``."""
+    texts = [text for message in messages for text in (message.problem, message.remedy)]
+    assert [text for text in texts if re.search(r"%[srdg]|\{\W|\{[^}]*[.(\[]", text)] == []
 
 
 def test_an_id_has_one_message(messages: list[reference.Message]) -> None:

@@ -514,6 +514,8 @@ class SlowReader:
                 same(
                     actual, dict(expected[store]), f"the state of {store} by record {tail.sequence}, as {name} sees it"
                 )
+                if schema_of_text(store, tail.schemas[store]).one_row_a_key:
+                    same(len(actual), tail.row_counts[store], f"the rows of {store} that record {tail.sequence} counts")
                 world.scheduler.sleep(world.chance.choice([0.1, 10.0, 200.0]))
             world.say(f"{name} has read record {tail.sequence}")
         except RiffleError as error:

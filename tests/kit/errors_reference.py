@@ -5,9 +5,10 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 
 1. Its class is the class that is called, or the class that the called function returns.
 2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
-   to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
-   follows "What to do:". If a whole text is an argument of the function around it, or the result of another function,
-   the texts that are passed or returned are shown, separated by slashes.
+   to it in the same function, a constant by its value, a command or the result of a function for remedies by its text.
+   Values of a run are shown as plain names in braces (``tests.kit.placeholder_names``). Slashes separate alternatives,
+   and what may be missing is in brackets. The remedy of a warning follows "What to do:". If a whole text is an argument
+   of the function around it, or the result of another function, the texts that are passed or returned are alternatives.
 3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself. A
    warning that contains an error with a remedy of its own has its remedy in a comment ``# Remedy: ...`` below it.
 """
@@ -15,9 +16,10 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +27,16 @@ from pathlib import Path
 from riffle_spark import errors
 from riffle_spark.console.main import exit_code
 from tests.kit.folders import CHECKOUT
+from tests.kit.placeholder_names import CLOSE, OPEN, braced, name_values
+from tests.kit.source_trees import (
+    ArgumentsPassed,
+    assignments,
+    logged_values,
+    own_nodes,
+    results,
+    statements,
+    unpacked_calls,
+)
 
 __all__ = ["PAGE", "Message", "messages", "page"]
 
@@ -41,6 +53,10 @@ _SEVERAL = "Several classes"
 _CLASSES = {"Refusal": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
 """The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
+_REPR = ord("r")
+_FIELD = re.compile(r"%[-.\d]*[srdgf]")
+_TEXT_FUNCTION = re.compile(r"_(remedy|hint|command)$|^describe_")
+"""Functions whose results are shown as text."""
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
 _SEVERAL_NOTE = (
     "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
@@ -53,8 +69,8 @@ This page lists every message of riffle_spark by its id. Operators look up what 
 match the id, because the wording may change between releases.
 
 An error shows as `[RIFFLE-0123] message [where]`, followed by its remedy. In Python the parts are `error.id`,
-`error.problem`, `error.where` and `error.remedy`. Braces stand for values of the run.
-`./run reference` writes this page.
+`error.problem`, `error.where` and `error.remedy`. Braces stand for values of the run. Slashes separate alternatives, of
+which a message has one. Text in brackets may be missing. `./run reference` writes this page.
 
 ## Classes
 
@@ -93,7 +109,7 @@ class Source:
     @cached_property
     def constants(self) -> dict[str, ast.expr]:
         """Module-level constants by name."""
-        return dict(_assignments(self.tree.body))
+        return dict(assignments(self.tree.body))
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
@@ -105,7 +121,7 @@ class Source:
         if function is None:
             return self.constants
         if function not in self._names:
-            self._names[function] = {**self.constants, **dict(_assignments(ast.walk(function)))}
+            self._names[function] = {**self.constants, **dict(assignments(ast.walk(function)))}
         return self._names[function]
 
     @cached_property
@@ -136,6 +152,8 @@ class Reader:
     """Reads messages of modules; keeps the modules that it has read."""
 
     sources: dict[Path, Source] = field(default_factory=dict)
+    is_inside_function: bool = False
+    """Whether the text of a function is read, in which other functions are only named."""
 
     def source(self, path: Path) -> Source:
         """Return a module, read once."""
@@ -145,16 +163,18 @@ class Reader:
         """Yield the messages of one module."""
         source = self.source(path)
         place = str(path.relative_to(CHECKOUT))
-        for statement, function in _statements(source.tree):
+        for statement, function in statements(source.tree):
             names = source.names_in(function)
-            for call in (node for node in _own_nodes(statement) if isinstance(node, ast.Call)):
+            for call in (node for node in own_nodes(statement) if isinstance(node, ast.Call)):
                 if id := _id_of(call):
                     where = f"{place}:{call.lineno}"
                     yield self._error(source, call, id, function, where, source.cause(statement.lineno))
-            for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
+            logged = logged_values(statement)
+            for text in (node for node in own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
-                    problem, _, remedy = template[found.end() :].partition("What to do: ")
+                    template = self._filled(source, template, logged.get(text, ()), names)
+                    problem, _, remedy = name_values([template[found.end() :]])[0].partition("What to do: ")
                     cause, _, stated_remedy = source.cause(statement.lineno).partition("Remedy: ")
                     yield Message(
                         found[1],
@@ -175,14 +195,27 @@ class Reader:
         texts = {key: self.template(source, value, names) for key, value in _arguments(call, maker).items()}
         kind = _CLASSES.get(name, name)
         if "kind" in texts:
-            kind = texts["kind"].strip("{}")
+            kind = texts["kind"].strip(OPEN + CLOSE)
         elif maker is not None and maker.returns is not None:
             kind = ast.unparse(maker.returns).split(".")[-1]
             texts |= self._made(home, maker, texts)
         for key, text in texts.items():
-            if (name := text.strip("{}")) and text == f"{{{name}}}" and name.isidentifier() and function is not None:
+            name = text.strip(OPEN + CLOSE)
+            if text == f"{OPEN}{name}{CLOSE}" and name.isidentifier() and function is not None:
                 texts[key] = " / ".join(dict.fromkeys(self._variants(source, function, name))) or text
-        return Message(id, kind, texts.get("problem", ""), texts.get("remedy", ""), cause, place)
+        problem, remedy = name_values([texts.get("problem", ""), texts.get("remedy", "")])
+        return Message(id, kind, problem, remedy, cause, place)
+
+    def _filled(self, source: Source, template: str, values: Sequence[ast.expr], names: Mapping[str, ast.expr]) -> str:
+        """Return the template of a logged text with its arguments in the place of ``%s`` and similar."""
+        remaining = iter(values)
+
+        def fill(field: re.Match[str]) -> str:
+            value = next(remaining, None)
+            text = field[0] if value is None else self._value(source, value, names)
+            return repr(text) if field[0] == "%r" and value is not None and OPEN not in text else text
+
+        return _FIELD.sub(fill, template)
 
     def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the texts of the error that a function makes, with the arguments of one call of it."""
@@ -193,7 +226,7 @@ class Reader:
             if key in _POSITIONS:
                 texts[key] = self.template(home, value, names)
                 for parameter, text in arguments.items():
-                    texts[key] = texts[key].replace("{" + parameter + "}", text)
+                    texts[key] = texts[key].replace(OPEN + parameter + CLOSE, text)
         return texts
 
     def _variants(self, source: Source, function: ast.FunctionDef, name: str, depth: int = 0) -> Iterator[str]:
@@ -208,9 +241,9 @@ class Reader:
                 if value is not None:
                     text = self.template(caller_source, value, caller_source.names_in(caller))
                     yield from () if _is_placeholder(text) else (text,)
-        for index, call in _unpacked_calls(function, name):
+        for index, call in unpacked_calls(function, name):
             maker = source.functions.get(ast.unparse(call.func))
-            for values in _results(maker) if maker is not None else ():
+            for values in results(maker) if maker is not None else ():
                 text = self.template(source, values[index], source.names_in(maker))
                 yield from () if _is_placeholder(text) else (text,)
 
@@ -220,51 +253,101 @@ class Reader:
         calls = defaultdict[str, list[tuple[Source, ast.FunctionDef | None, ast.Call]]](list)
         for path in sorted((CHECKOUT / "riffle_spark").rglob("*.py")):
             source = self.source(path)
-            for statement, function in _statements(source.tree):
-                for node in _own_nodes(statement):
+            for statement, function in statements(source.tree):
+                for node in own_nodes(statement):
                     if isinstance(node, ast.Call):
                         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
                         calls[name].append((source, function, node))
         return calls
 
-    def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911, PLR0912 - a return for each kind of node
+    def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911 - a return for each kind of node
         """Return an expression as text, with braces around what only a run knows."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else str(node.value)
         if isinstance(node, ast.JoinedStr):
             return "".join(self.template(source, part, names, depth) for part in node.values)
         if isinstance(node, ast.FormattedValue):
-            return self.template(source, node.value, names, depth) if _is_text(node.value) else _braced(node.value)
+            text = self._value(source, node.value, names, depth)
+            return repr(text) if node.conversion == _REPR and text and OPEN not in text else text
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return self.template(source, node.left, names, depth) + self.template(source, node.right, names, depth)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift):
             return str(ast.literal_eval(node.left) << ast.literal_eval(node.right))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-            return self.template(source, node.func.value, names, depth)
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.value, ast.Name)
-            and isinstance(node.slice, ast.Constant)
-        ):
-            table = source.constants.get(node.value.id)
-            for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
-                if isinstance(key, ast.Constant) and key.value == node.slice.value:
-                    return self.template(source, value, names, depth + 1)
+        if isinstance(node, ast.Call):
+            return self._call(source, node, names, depth)
+        if (item := _constant_item(source, node)) is not None:
+            return self.template(source, item, names, depth + 1)
         if isinstance(node, ast.IfExp):
-            return " / ".join(filter(None, (self.template(source, x, names, depth) for x in (node.body, node.orelse))))
+            return _alternatives([self.template(source, x, names, depth) for x in (node.body, node.orelse)])
         if isinstance(node, ast.Name) and depth < _DEPTH_MAX:
             if node.id in names and names[node.id] is not node:
                 return self.template(source, names[node.id], {**names, node.id: node}, depth + 1)
             constant = self._imported(source, node.id)
             if constant is not None:
                 return self.template(source, constant, names, depth + 1)
-        return _braced(node)
+        constant = self._imported(source, ast.unparse(node)) if isinstance(node, ast.Attribute) else None
+        return braced(node) if constant is None else self.template(source, constant, names, depth + 1)
+
+    def _value(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:
+        """Return a value inside a text: its template if its text is in the source, else its expression."""
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and _is_text(node.values[-1]):
+            return f"({braced(node.values[0])} / {self.template(source, node.values[-1], names, depth)})"
+        assigned = names.get(node.id) if isinstance(node, ast.Name) and not node.id.isupper() else node
+        is_unknown = isinstance(assigned, ast.Subscript) and _constant_item(source, assigned) is None
+        is_list = isinstance(node, ast.Name) and isinstance(assigned, ast.Call) and _is_join(assigned)
+        if assigned is None or is_unknown or is_list or not _is_text(assigned):
+            return braced(node)
+        text = self.template(source, node, names, depth)
+        return f"({text})" if " / " in text and isinstance(assigned, ast.IfExp) else text
+
+    def _call(self, source: Source, node: ast.Call, names: Mapping[str, ast.expr], depth: int) -> str:
+        """Return the text of a command, of joined constants, or of a function for remedies; else the expression."""
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if isinstance(node.func, ast.Attribute) and name == "format":
+            return self.template(source, node.func.value, names, depth)
+        if isinstance(node.func, ast.Attribute) and name == "join":
+            joined = ast.unparse(node.args[0])
+            listed = source.constants.get(joined) or self._imported(source, joined)
+            items = [x for x in ast.iter_child_nodes(listed) if isinstance(x, ast.Constant)] if listed else []
+            if items and isinstance(node.func.value, ast.Constant):
+                return str(node.func.value.value).join(self.template(source, item, names) for item in items)
+        if name == "command":
+            return self._command(source, node, names, depth)
+        home = self.source(source.origins[name]) if name in source.origins else source
+        function = home.functions.get(name) if home.path.exists() else None
+        if function is None or not _TEXT_FUNCTION.search(name) or self.is_inside_function:
+            return braced(ast.Name(name) if _TEXT_FUNCTION.search(name) else node)
+        returns = [x.value for x in ast.walk(function) if isinstance(x, ast.Return) and x.value is not None]
+        passed = ArgumentsPassed(_arguments(node, function))
+        values = [passed.visit(copy.deepcopy(value)) for value in returns]
+        self.is_inside_function = True
+        texts = dict.fromkeys(self.template(home, value, home.names_in(function), depth + 1) for value in values)
+        self.is_inside_function = False
+        text = " / ".join(texts)
+        return f"({text})" if " / " in text else text
+
+    def _command(self, source: Source, node: ast.Call, names: Mapping[str, ast.expr], depth: int) -> str:
+        """Return the command line that ``command`` makes of these arguments."""
+        parts = ["riffle", self.template(source, node.args[0], names, depth)]
+        for keyword in node.keywords:
+            if keyword.arg:
+                parts.append(f"--{keyword.arg.replace('_', '-')} {self._value(source, keyword.value, names, depth)}")
+                continue
+            options = names.get(ast.unparse(keyword.value))
+            for option in ast.walk(options) if options is not None else ():
+                for key, value in zip(option.keys, option.values, strict=True) if isinstance(option, ast.Dict) else ():
+                    flag = f"--{ast.literal_eval(key or value).replace('_', '-')}"
+                    parts.append(f"[{flag} {self._value(source, value, names, depth)}]")
+        return " ".join([*parts, *(self.template(source, flag, names, depth) for flag in node.args[1:])])
 
     def _imported(self, source: Source, name: str) -> ast.expr | None:
-        path = source.origins.get(name)
-        if path is None or not path.exists() or not name.isupper():
+        """Return the value of a constant that a module imports, by itself or with its module (``paths.FAR``)."""
+        module, dot, constant = name.rpartition(".")
+        path = source.origins.get(module or name)
+        path = path.with_suffix("") / f"{module}.py" if path is not None and dot else path
+        if path is None or not path.exists() or not constant.isupper():
             return None
-        return self.source(path).constants.get(name)
+        return self.source(path).constants.get(constant)
 
 
 def messages(checkout: Path = CHECKOUT) -> list[Message]:
@@ -293,39 +376,6 @@ def page(found: list[Message]) -> str:
     return text
 
 
-def _statements(
-    tree: ast.AST, function: ast.FunctionDef | None = None
-) -> Iterator[tuple[ast.stmt, ast.FunctionDef | None]]:
-    """Yield each statement with the function that it is in."""
-    for node in ast.iter_child_nodes(tree):
-        inner = node if isinstance(node, ast.FunctionDef) else function
-        if isinstance(node, ast.stmt):
-            yield node, function
-        yield from _statements(node, inner)
-
-
-def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
-    """Yield a statement's nodes, without those of statements inside it and without the parts of an f-string."""
-    for node in ast.iter_child_nodes(statement):
-        if not isinstance(node, ast.stmt):
-            yield node
-            if not isinstance(node, ast.JoinedStr):
-                yield from _own_nodes(node)
-
-
-def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield names with the last value assigned to each; text that is added to a name counts as part of it."""
-    values: dict[str, ast.expr] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            values[node.targets[0].id] = node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            values[node.target.id] = node.value
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in values:
-            values[node.target.id] = ast.BinOp(values[node.target.id], ast.Add(), node.value)
-    yield from values.items()
-
-
 def _id_of(call: ast.Call) -> str:
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     ids = [a.value for a in arguments if isinstance(a, ast.Constant) and isinstance(a.value, str)]
@@ -343,30 +393,6 @@ def _arguments(call: ast.Call, maker: ast.FunctionDef | None) -> dict[str, ast.e
     return {**arguments, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
 
 
-def _unpacked_calls(function: ast.FunctionDef, name: str) -> Iterator[tuple[int, ast.Call]]:
-    """Yield the calls whose result, or each of whose results, is unpacked to a variable, with its position."""
-    assigned = dict(_assignments(ast.walk(function)))
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-        elif isinstance(node, ast.For):
-            target, value = node.target, node.iter
-        else:
-            continue
-        value = assigned.get(value.id, value) if isinstance(value, ast.Name) else value
-        value = value.body if isinstance(value, ast.IfExp) else value
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
-            names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
-            yield from [(names.index(name), value)] if name in names else []
-
-
-def _results(function: ast.FunctionDef) -> Iterator[Sequence[ast.expr]]:
-    """Yield the tuples that a function returns or yields."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return | ast.Yield) and isinstance(node.value, ast.Tuple):
-            yield node.value.elts
-
-
 def _constant_item(source: Source, node: ast.expr) -> ast.expr | None:
     """Return the item of a module's constant dictionary that an expression reads by a constant key."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
@@ -377,16 +403,32 @@ def _constant_item(source: Source, node: ast.expr) -> ast.expr | None:
     return None
 
 
+def _alternatives(texts: Sequence[str]) -> str:
+    """Return texts of which one is shown. If the other one is empty, the text is in brackets."""
+    present = list(filter(None, texts))
+    return f"[{present[0]}]" if len(present) < len(texts) and present else " / ".join(present)
+
+
 def _is_placeholder(text: str) -> bool:
-    return text.startswith("{") and text.endswith("}") and text.count("{") == 1
+    return text.startswith(OPEN) and text.endswith(CLOSE) and text.count(OPEN) == 1
+
+
+def _is_join(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "join"
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant | ast.JoinedStr) or (isinstance(node, ast.Name) and node.id.isupper())
-
-
-def _braced(node: ast.expr) -> str:
-    return "{" + ast.unparse(node) + "}"
+    """Return whether an expression is a text of the source, at least in part."""
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and _is_text(node.left) and _is_text(node.right)
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        return name == "command" or bool(_TEXT_FUNCTION.search(name)) or name.endswith("'.format") or _is_join(node)
+    is_constant = ast.unparse(node).rpartition(".")[2].isupper()
+    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_constant or is_string or isinstance(node, ast.JoinedStr | ast.Subscript)
 
 
 def _cell(text: str) -> str:

@@ -111,16 +111,19 @@ def _count_arguments(role: str, function: Callable[..., object], parameters: Seq
             id="RIFFLE-0165",
         )
     signature = inspect.signature(function)
-    for count in (len(parameters) - 1, len(parameters)):
+    count_max = len(parameters)
+    count_min = count_max - 1
+    for count in (count_min, count_max):
         try:
             signature.bind(*range(count))
         except TypeError:
             continue
         return count
+    all_parameters = ", ".join(parameters)
+    without_last = ", ".join(parameters[:-1])
     raise ConfigError(
-        f"{function_name(function)}{signature} cannot be called with {len(parameters) - 1} or {len(parameters)} "
-        "arguments.",
-        remedy=f"Define it as function({', '.join(parameters[:-1])}) or function({', '.join(parameters)}).",
+        f"{function_name(function)}{signature} cannot be called with {count_min} or {count_max} arguments.",
+        remedy=f"Define it as function({without_last}) or function({all_parameters}).",
         id="RIFFLE-0166",
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.schemas.variable_kinds import Variable
 
 __all__ = [
+    "NO_STATE_ROWS",
     "Batch",
     "BlockComputation",
     "BoolArray",
@@ -26,6 +27,7 @@ __all__ = [
     "ExpiringComputation",
     "IndexArray",
     "NamesColumns",
+    "StateRows",
     "Update",
 ]
 
@@ -99,18 +101,39 @@ class Batch:
         return f"store {self.store!r}, key {readable_row(self.keys, key)}"
 
 
+class StateRows(NamedTuple):
+    """Numbers of state rows that a batch changed.
+
+    ``added`` are rows that did not exist before, ``updated`` all rows that were written, including added ones, and
+    ``removed`` rows that existed and do not exist any more. A store has ``added - removed`` more rows after the batch.
+    """
+
+    added: int = 0
+    updated: int = 0
+    removed: int = 0
+
+    def plus(self, other: "StateRows") -> "StateRows":
+        """Return the sums of both."""
+        return StateRows(self.added + other.added, self.updated + other.updated, self.removed + other.removed)
+
+
+NO_STATE_ROWS: Final = StateRows()
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """The result of a call.
 
     ``output`` are the rows for the sink. ``changed`` and ``deleted`` are indices into the batch's keys. Row i of
-    ``state`` is the new state of key ``changed[i]``. Keys in neither keep their state.
+    ``state`` is the new state of key ``changed[i]``. Keys in neither keep their state. ``rows`` counts the changed
+    state rows if a key has several; ``None`` stands for one row per key.
     """
 
     output: pa.Table
     changed: IndexArray
     state: pa.Table
     deleted: IndexArray
+    rows: StateRows | None = None
 
 
 class Computation(Protocol):

@@ -128,11 +128,12 @@ def build_lists(owners: IndexArray, values: pa.Array, groups: Groups, max_length
 
 def _check_lengths(lengths: IndexArray, groups: Groups, max_length: int) -> None:
     """Raise ``UserFunctionError`` if the list of a group is longer than ``max_length``."""
-    if not len(lengths) or lengths.max() <= max_length:
+    longest = lengths.max(initial=0)
+    if longest <= max_length:
         return
     # Cause: collect_list, collect_set and similar functions keep all values of a key in its state.
     raise UserFunctionError(
-        f"The list of one key has {lengths.max()} values, but the limit is {max_length}.",
+        f"The list of one key has {longest} values, but the limit is {max_length}.",
         remedy="Collect fewer values, for example per window. A list is read and written as a whole with its key.",
         where=groups.group_text(int(np.argmax(lengths))),
         id="RIFFLE-0181",

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.columns import Offsets, positions_of
+from riffle_spark.process.blocks.block import StateRows
 from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import ElementRows, structs_of
@@ -91,6 +92,13 @@ class ListCells:
         deleted = cells.mask_last(count, len(cleared))
         indexes = pa.array(self._make_indexes(added, counts), mask=deleted)
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, indexes, dues)]
+
+    def count_rows(self) -> StateRows:
+        """Return how many elements the batch appended and removed. Elements of a list that is replaced are removed."""
+        added = sum(map(len, self._added.values()))
+        cleared = np.array(sorted(self._cleared), np.int64)
+        removed = self._scope.reading.count_stored(self._variable.name, cleared) if len(cleared) else 0
+        return StateRows(added, added, removed)
 
     def _make_indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
         """Return the index in its list of each appended element.

@@ -7,11 +7,14 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from riffle_spark.process.blocks.block import StateRows
 from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import ElementRows, structs_of
+from riffle_spark.state.schemas.variable_kinds import id_of_key
 
 __all__ = ["MapCells"]
 
@@ -125,6 +128,21 @@ class MapCells:
         dues = self._scope.due_column(self._variable.ttl_ms, count)
         deleted = cells.mask_last(count, len(removed) + len(cleared))
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
+
+    def count_rows(self) -> StateRows:
+        """Return how many entries the batch added, wrote and removed."""
+        reading = self._scope.reading
+        written = [(number, entry) for number, entries in self._written.items() for entry in entries.values()]
+        numbers = np.array([number for number, _ in written], np.int64)
+        has_value = np.array([entry.value is not None for _, entry in written], np.bool_)
+        cleared = np.array(sorted(self._cleared), np.int64)
+        stored = ~np.isin(numbers, cleared)
+        places = np.flatnonzero(stored)
+        ids = np.array([id_of_key(written[place][1].encoded_key) for place in places.tolist()], np.int64)
+        stored[places] = reading.are_stored(self._variable.name, numbers[places], ids)
+        removed = reading.count_stored(self._variable.name, cleared) if len(cleared) else 0
+        counts = (has_value & ~stored, has_value, ~has_value & stored)
+        return StateRows(*(int(np.count_nonzero(mask)) for mask in counts)).plus(StateRows(removed=removed))
 
     def _make_structs(self, updated: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
         """Return entries as structs of map key and value. Removed entries have a null value."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import RiffleError, UserFunctionError
-from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.blocks.block import NO_STATE_ROWS, Computation, StateRows
 from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failure
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
@@ -41,12 +41,15 @@ _OWN_MODULES: Final = "riffle_spark."
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a key-group: its part of the delta, its next due time, fired timers and expired elements."""
+    """The result of a key-group: its part of the delta, its next due time, fired timers, expired elements and the
+    number of changed elements.
+    """
 
     changes: pa.Table
     timer_ms: int | None
     timers_fired: int
     expired: int
+    rows: StateRows = NO_STATE_ROWS
 
 
 class Processing:
@@ -116,7 +119,7 @@ class Processing:
         )
         expired = session.expire() if self._times.mode == "ProcessingTime" else 0
         changes = self._call_for_all_keys(session.changes, "converting its state")
-        return Outcome(changes, session.next_due_ms(), fired, expired)
+        return Outcome(changes, session.next_due_ms(), fired, expired, session.count_rows())
 
     def output(self) -> pa.Table:
         """Return the output since the last call. Raises ``FailedKeys`` if keys failed."""

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.process.blocks.block import StateRows
 from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
@@ -89,6 +90,13 @@ class Session:
             return schema.empty_table()
         keys = pa.concat_tables(self._keys).combine_chunks()
         return pa.concat_tables([_make_delta_rows(piece, keys, schema) for piece in pieces])
+
+    def count_rows(self) -> StateRows:
+        """Return how many elements of all variables the batch changed, without timers. Call it after ``expire``."""
+        rows = StateRows(removed=sum(len(piece.numbers) for piece in self._expired or ()))
+        for cells in self.cells.values():
+            rows = rows.plus(cells.count_rows())
+        return rows
 
     def next_due_ms(self) -> int | None:
         """Return a lower bound of the next due time of this key-group; ``None`` if nothing will ever be due."""

@@ -1,5 +1,8 @@
 """The value states of a key-group in a batch."""
 
+import numpy as np
+
+from riffle_spark.process.blocks.block import StateRows
 from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, append_nulls, mask_last
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import structs_of
@@ -72,6 +75,16 @@ class ValueCells:
         dues = self._scope.due_column(self._variable.ttl_ms, len(changed))
         deleted = mask_last(len(changed), len(removed))
         return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)]
+
+    def count_rows(self) -> StateRows:
+        """Return how many values the batch added, wrote and removed."""
+        if not self._changed:
+            return StateRows()
+        numbers = np.array(sorted(self._changed), np.int64)
+        has_value = np.array([self._values[number] is not None for number in numbers.tolist()])
+        stored = self._scope.reading.are_stored(self._variable.name, numbers, np.zeros_like(numbers))
+        counts = (has_value & ~stored, has_value, ~has_value & stored)
+        return StateRows(*(int(np.count_nonzero(mask)) for mask in counts))
 
     def _read_ahead(self, number: int) -> Values | None:
         """Return the stored value of the key with this number, and read those of the next keys.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.columns import one_array, positions_of
-from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexArray, Update
+from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexArray, StateRows, Update
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merged_lists import flatten_lists
 from riffle_spark.process.stages.merged_groups import (
@@ -57,11 +57,12 @@ class SessionGroups:
 
     def __call__(self, batch: Batch) -> Update:
         """Merge the batch's rows, each a session of its own, with the open sessions of their keys."""
-        sessions = _Sessions.of(batch.state, self.spec).with_rows(batch, self.spec)
+        sessions, state_rows = _Sessions.of(batch.state, self.spec).with_rows(batch, self.spec)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=batch.keys.num_rows))
         state = self._make_state(sessions, batch.keys.num_rows).take(pa.array(touched))
         is_emitted = np.full(len(sessions.owners), self.mode == "complete")
-        return Update(self._make_output(batch, sessions, is_emitted), touched, state, deleted=touched[:0])
+        output = self._make_output(batch, sessions, is_emitted)
+        return Update(output, touched, state, touched[:0], state_rows)
 
     def expire_keys(self, batch: Batch) -> Update:
         """Emit the sessions that have ended, and keep the other sessions of their keys."""
@@ -71,7 +72,8 @@ class SessionGroups:
         open_sessions = sessions.filter(~has_ended)
         changed = np.flatnonzero(np.bincount(open_sessions.owners, minlength=batch.keys.num_rows))
         state = self._make_state(open_sessions, batch.keys.num_rows).take(pa.array(changed))
-        return Update(self._make_output(batch, sessions, has_ended), changed, state, deleted=changed[:0])
+        state_rows = StateRows(removed=int(np.count_nonzero(has_ended)))
+        return Update(self._make_output(batch, sessions, has_ended), changed, state, changed[:0], state_rows)
 
     def _make_state(self, sessions: "_Sessions", key_count: int) -> pa.Table:
         """Return the state row of each key, lists of its sessions. A key without sessions has no due time."""
@@ -143,8 +145,11 @@ class _Sessions:
         """Return the starts or ends of the sessions as integers."""
         return _times_as_integers(self.table, column)
 
-    def with_rows(self, batch: Batch, spec: AggregateSpec) -> "_Sessions":
-        """Return the sessions after the batch's rows are joined to them."""
+    def with_rows(self, batch: Batch, spec: AggregateSpec) -> tuple["_Sessions", StateRows]:
+        """Return the sessions after the batch's rows are joined to them, and the numbers of changed sessions.
+
+        As in Spark, key and start identify a session's row of state, and all sessions of keys with rows are written.
+        """
         time = _session_time(spec)
         buffers = StoredBuffers.of(spec)
         open_count = len(self.owners)
@@ -160,7 +165,11 @@ class _Sessions:
         state = buffers.fold(batch.rows, old, groups)
         time_type = spec.keys.field(time.column).type
         interval_columns = [pa.array(times).cast(time_type) for times in (joined.starts, joined.ends)]
-        return _Sessions(joined.owners, pa.table([*interval_columns, *state.columns], schema=self.table.schema))
+        sessions = _Sessions(joined.owners, pa.table([*interval_columns, *state.columns], schema=self.table.schema))
+        has_rows = np.bincount(batch.codes, minlength=batch.keys.num_rows) > 0
+        updated = int(np.count_nonzero(has_rows[joined.owners]))
+        kept = int(np.count_nonzero(joined.starts[joined.codes[:open_count]] == starts[:open_count]))
+        return sessions, StateRows(size - kept, updated, open_count - kept)
 
 
 def _flatten_lists(lists: pa.Array, owners: IndexArray) -> pa.Array:

@@ -59,7 +59,6 @@ def failure_hint(error: BaseException) -> str:
 
     It says how to make a missing module available, and that nothing was committed.
     """
-    outcome = "The batch failed, and nothing was committed."
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{missing_module_remedy(error.name)} {outcome}"
-    return outcome
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    module_hint = f"{missing_module_remedy(module)} " if module else ""
+    return f"{module_hint}The batch failed, and nothing was committed."

@@ -144,8 +144,9 @@ def _contains_void(kind: pa.DataType) -> bool:
 
 def _syntax_error(text: str, error: Unreadable) -> ConfigError:
     """Return the error for a DDL text that cannot be parsed, with a pointer to the position."""
+    pointer = " " * error.position + "^"
     return ConfigError(
-        f"Cannot parse the schema: {error}\n  {text}\n  {' ' * error.position}^",
+        f"Cannot parse the schema: {error}\n  {text}\n  {pointer}",
         remedy=f"Correct the schema. {error.remedy}",
         id="RIFFLE-0206",
     )

@@ -141,6 +141,10 @@ class Driver:
         with self._turn:
             return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
 
+    def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
+        """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
+        self._facts.counters.add_requests(by, requests)
+
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
         """Record how far the last committed batch has read, and the newest offsets, as ``SourceLag.record`` does.
 
@@ -154,8 +158,17 @@ class Driver:
         return self._settings
 
     def stored_rows(self) -> Mapping[str, int]:
-        """Return the number of stored rows by store. A key that is in several parts counts once per part."""
-        return {store: size.rows for store, size in self._log.manifest.measure_stores().items()}
+        """Return the number of state rows by store after the last commit.
+
+        Stores of earlier versions have an upper bound: a row that is in several parts counts once per part.
+        """
+        tail = self._log.tail
+        if tail is None:
+            return {}
+        if tail.schemas.keys() <= tail.row_counts.keys():
+            return tail.row_counts
+        stored = self._log.manifest.measure_stores()
+        return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.

@@ -108,14 +108,15 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
     Its remedy contains the fitting rollback command.
     """
 
-    def rollback_to(version: int) -> str:
+    def rollback_command(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
     if incoming.version == tail.version + 1:
         return ConflictError(
             f"{root} has batch {tail.version} with other offsets than Spark's checkpoint. One of the two was restored "
             "from before a rollback.",
-            remedy=f"Take Spark's offsets to the state: {rollback_to(tail.version)}. Or restore the other of the two.",
+            remedy=f"Take Spark's offsets to the state: {rollback_command(tail.version)}. Or restore the other of the "
+            "two.",
             where=root,
             id="RIFFLE-0211",
         )
@@ -125,7 +126,7 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
         return ConflictError(
             f"Spark starts batch {incoming.version}, but the state in {root} is at batch {tail.version}. Batches are "
             "missing.",
-            remedy=f"Take Spark's offsets back to the state: {rollback_to(tail.version)}",
+            remedy=f"Take Spark's offsets back to the state: {rollback_command(tail.version)}",
             where=root,
             id="RIFFLE-0212",
         )
@@ -133,14 +134,14 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
         # Cause: The checkpoint was restored from before this batch, and the source has had new data since.
         return ConflictError(
             f"Spark repeats batch {incoming.version} with other input than {root} has committed.",
-            remedy=f"Take the state back to the batch before: {rollback_to(incoming.version - 1)}",
+            remedy=f"Take the state back to the batch before: {rollback_command(incoming.version - 1)}",
             where=root,
             id="RIFFLE-0214",
         )
     return ConflictError(
         f"Spark starts batch {incoming.version}, but {root} is already at batch {tail.version}. The checkpoint may be "
         "an older one.",
-        remedy=f"Take the state back to the checkpoint: {rollback_to(incoming.version - 1)}. Or restore the newer "
+        remedy=f"Take the state back to the checkpoint: {rollback_command(incoming.version - 1)}. Or restore the newer "
         "checkpoint.",
         where=root,
         id="RIFFLE-0215",
@@ -297,9 +298,11 @@ def check_schemas(
             )
         if not operator.schema.can_read(schema_text):
             # Cause: The code of the job changed key or state columns after the state was written.
+            stored_schema = schema_text["text"]
+            declared_schema = operator.schema.to_text()["text"]
             raise ConfigError(
-                f"The state of store {operator.store!r} has another schema.\n  stored:   {schema_text['text']}"
-                f"\n  declared: {operator.schema.to_text()['text']}",
+                f"The state of store {operator.store!r} has another schema.\n  stored:   {stored_schema}"
+                f"\n  declared: {declared_schema}",
                 remedy="Do not change the key columns, the expiry of keys, or whether an existing column may be null. "
                 "You may add nullable columns, remove columns, and widen types. For any other change use another store "
                 "name (in a wrapped query: option('riffle.stores', ...)).",

@@ -107,6 +107,7 @@ def batch_record(
         shards=shards.partitions if shards else (),
         initial_states=loaded_names(tail, operators),
         stale_stores=_stale_stores(tail, schemas),
+        row_counts=_row_counts(tail, schemas, receipts),
         **_placement_fields(ownership),
         **watermark_fields(tail, incoming, operators, receipts),
     )
@@ -128,6 +129,27 @@ def _stale_stores(tail: Record, used_stores: Collection[str]) -> dict[str, int]:
     return {
         store: tail.stale_stores.get(store, tail.version) for store in sorted(tail.schemas.keys() - set(used_stores))
     }
+
+
+def _row_counts(
+    tail: Record, used_schemas: Mapping[str, Mapping[str, str]], receipts: Sequence[Receipt]
+) -> dict[str, int]:
+    """Return the number of state rows of each store after a batch, without the stores for which it is unknown.
+
+    It is known for stores that this version has written from their first batch on with the same variables.
+    ``used_schemas`` are the schemas of the batch's durable stores.
+    """
+    counts = dict(tail.row_counts)
+    for store, schema in used_schemas.items():
+        before = tail.schemas.get(store)
+        if before is None:
+            counts[store] = 0
+        elif before.get("variables") != schema.get("variables"):
+            counts.pop(store, None)
+    for receipt in receipts:
+        if receipt.store in counts:
+            counts[receipt.store] += receipt.rows_added - receipt.rows_removed
+    return counts
 
 
 def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:

@@ -222,9 +222,8 @@ class RequestRegister:
     def _check_key_group(self, key_group: int) -> None:
         """Raise ``ConfigError`` for a number that is not a key-group."""
         if not 0 <= key_group < self._key_groups:
-            raise _refusal(
-                f"Unknown key-group {key_group}.", f"Name one of 0 to {self._key_groups - 1}.", "RIFFLE-0757"
-            )
+            last = self._key_groups - 1
+            raise _refusal(f"Unknown key-group {key_group}.", f"Name one of 0 to {last}.", "RIFFLE-0757")
 
     def _check_started(self) -> None:
         """Raise ``ConfigError`` before the first batch, because members are unknown until then."""

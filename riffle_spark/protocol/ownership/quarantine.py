@@ -124,10 +124,13 @@ class Quarantine:
         replaceable = {copy for copy in fresh if self._alternatives(copy[0], situation)}
         for member in sorted({member for _, member in fresh}):
             own = {task_name(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
+            executor = live[member].executor
+            largest_lag = max(own.values())
+            key_groups = ", ".join(own)
             is_replaced = any(m == member for _, m in replaceable)
             self._warnings.append(
-                f"[RIFFLE-0762] Standbys on member {member} (executor {live[member].executor.id}) fall behind with "
-                f"every batch: key-groups {', '.join(own)}, by up to {max(own.values())} changed records. "
+                f"[RIFFLE-0762] Standbys on member {member} (executor {executor.id}) fall behind with every batch: "
+                f"key-groups {key_groups}, by up to {largest_lag} changed records. "
                 f"{'Other members take them over.' if is_replaced else 'No other member can replace them.'}\n"
                 "  What to do: Raise `upkeep_bandwidth`, or check the disk, network and cores of that executor."
             )
@@ -204,10 +207,11 @@ def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
 def _memory_warning(situation: Situation, member: MemberId) -> str:
     """Return the warning that the memory of a member exceeds its limit."""
     used_bytes, free_bytes = situation.members.memories[member]
+    used_mb = round(used_bytes / 1e6)
+    free_mb = round(free_bytes / 1e6)
     executor = situation.members.live[member].executor
     return (
         f"[RIFFLE-0764] The Python workers of member {member} (executor {executor.id} on {executor.host}) use "
-        f"{used_bytes / 1e6:.0f} MB, and {free_bytes / 1e6:.0f} MB are free. It gives up key-groups and gets "
-        "no new ones.\n"
+        f"{used_mb} MB, and {free_mb} MB are free. It gives up key-groups and gets no new ones.\n"
         "  What to do: Raise spark.executor.memoryOverhead, or limit the rows of a batch."
     )

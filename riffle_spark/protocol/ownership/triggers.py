@@ -257,10 +257,11 @@ class MeasuredTriggers:
         for member, t in sorted(heaviest.items()):
             if t not in self._warned:
                 work_per_slot = sum(work.values()) / sum(slots.values())
-                share = work[t] / (loads[member] * work_per_slot * slots[member])
+                load = loads[member]
+                share = work[t] / (load * work_per_slot * slots[member])
                 self._warnings.append(
-                    f"[RIFFLE-0761] Member {member} has {loads[member]:.1f} times the mean work, and no assignment can "
-                    f"level it. Key-group {task_name(t)} is {share:.0%} of its work.\n"
+                    f"[RIFFLE-0761] Member {member} has {load:.1f} times the mean work, and no assignment can level "
+                    f"it. Key-group {task_name(t)} is {share:.0%} of its work.\n"
                     "  What to do: Check whether one key has most of the rows or needs most of the time."
                 )
         self._warned = set(heaviest.values())

@@ -216,7 +216,8 @@ def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
     """Return the warning that upkeep gives up this work on an executor."""
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
-    suffix = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
+    hidden = len(given_up) - _NAMES_SHOWN
+    suffix = f" and {hidden} more" if hidden > 0 else ""
     # Cause: Every retry of this work failed. The errors are in earlier warnings of the same executor.
     return (
         f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{suffix}.\n"

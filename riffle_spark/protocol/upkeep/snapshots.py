@@ -112,14 +112,16 @@ class LongChains:
             return []
         if len(self._since_version) <= 2 * self._warned_count and record.written_ms < self._next_ms:
             return []
-        self._warned_count = len(self._since_version)
+        count = len(self._since_version)
+        self._warned_count = count
         self._next_ms = record.written_ms + _WARN_AGAIN_MS
         names = [f"{store} {key_group}" for store, key_group in list(self._since_version)[:_NAMES_SHOWN]]
+        first_version = min(self._since_version.values())
         suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
         # Cause: Snapshots of these key-groups failed, so each restore of them reads many deltas.
         return [
-            f"[RIFFLE-0815] {len(self._since_version)} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
-            f"allowed, the first since batch {min(self._since_version.values())}: {', '.join(names)}{suffix}.\n"
+            f"[RIFFLE-0815] {count} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
+            f"allowed, the first since batch {first_version}: {', '.join(names)}{suffix}.\n"
             "  What to do: Read earlier warnings of upkeep to find out why no snapshots are taken."
         ]
 

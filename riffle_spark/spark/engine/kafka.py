@@ -137,14 +137,15 @@ def _partition_racks(
     """
     for topic in described:
         name = str(_field(topic, "name", "topic"))
-        if topic["error_code"]:
+        error_code = topic["error_code"]
+        if error_code:
             # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
             # topic.
             _logger.warning(
                 "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s\n"
                 "  What to do: Check that the topic exists and that the query's user may describe it.",
                 name,
-                topic["error_code"],
+                error_code,
             )
             continue
         for partition in topic["partitions"]:

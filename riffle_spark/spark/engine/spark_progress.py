@@ -11,6 +11,7 @@ Spark's state store becomes a state operator of the progress, and each node that
 2. one node that observes the remaining figures of the batch, which are a constant.
 
 The nodes have one child each, so the leaves of the plan stay those of the sources, and Spark still counts their rows.
+All batches of a run share the nodes of state operators, because each node and each figure costs calls to the JVM.
 """
 
 import json
@@ -22,7 +23,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from riffle_spark.spark import compat
-from riffle_spark.spark.compat.java import MODULE, looked_up, nil, scala_seq
+from riffle_spark.spark.compat.java import MODULE, looked_up, nil, opened_field, scala_seq
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 
@@ -32,6 +33,7 @@ _logger = logging.getLogger("riffle_spark")
 _EXECUTION = "org.apache.spark.sql.execution"
 _PLACES = (f"{_EXECUTION}.streaming", f"{_EXECUTION}.streaming.operators.stateful")
 """The packages of the nodes until Spark 4.0, and since 4.1."""
+_UNION = f"{_EXECUTION}.UnionExec"
 _OBSERVED: Final = "riffle_spark"
 """The name in ``observedMetrics``."""
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -57,14 +59,16 @@ class StateOperator:
 
 
 class SparkProgress:
-    """Adds state operators and observed metrics to the progress of the batches of a query.
+    """Adds state operators and observed metrics to the progress of the batches of one run of a query.
 
-    Nodes are built once. Each batch copies those of the batch before with one call.
+    The nodes of the state operators are built once. Each batch gets another plan below them and other figures.
     """
 
     def __init__(self) -> None:
+        """Add nothing yet. The first batch names the query."""
         self._works = True
-        self._nodes: dict[tuple[int, str, int], Any] = {}
+        self._execution: Any = None
+        self._nodes: _OperatorNodes | None = None
         self._observing: _ObservingNode | None = None
         self._adds_operators = True
 
@@ -72,21 +76,15 @@ class SparkProgress:
         """Add the figures of a committed batch. Call it inside ``foreachBatch``, after the batch.
 
         ``operators`` are listed as in Spark's progress, the last stage first. Without a JVM, and for a batch without a
-        query, nothing is added. A failure is logged once and ends the additions of this query: the batch is committed.
+        query, nothing is added. A failure is logged once and ends the additions of this run: the batch is committed.
         """
         if not self._works:
             return
         try:
-            execution = inventory.running_query(batch)
-            if execution is not None:
-                last = execution.lastExecution()
-                jvm = handles.context(batch.sparkSession)._jvm
-                if self._observing is None:
-                    version = batch.sparkSession.conf.get(_CHECKPOINT_VERSION, _WITHOUT_IDS)
-                    self._adds_operators = version == _WITHOUT_IDS
-                    self._observing = _ObservingNode(jvm)
-                plan = self._with_operators(jvm, last.executedPlan(), operators if self._adds_operators else ())
-                compat.replace_executed_plan(jvm, last, self._observing.before(plan, figures))
+            if self._execution is None:
+                self._execution = inventory.running_query(batch)
+            if self._execution is not None:
+                self._add(batch, operators, figures)
         except Exception as error:
             if handles.is_interruption(error):
                 raise
@@ -98,19 +96,60 @@ class SparkProgress:
                 str(error).partition("\n")[0],
             )
 
-    def _with_operators(self, jvm: Any, plan: Any, operators: Sequence[StateOperator]) -> Any:
-        """Return a plan with a node in front of it for each operator, the first operator on top."""
-        for number, operator in reversed(list(enumerate(operators))):
-            key = (number, operator.node, operator.partitions)
-            known = self._nodes.get(key)
-            plan = _state_node(jvm, *key, plan) if known is None else known.withNewChildInternal(plan)
-            self._nodes[key] = plan
-            metrics = plan.metrics()
+    def _add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
+        """Add the figures of a batch, with the errors of private classes as they are."""
+        last = self._execution.lastExecution()
+        jvm = handles.context(batch.sparkSession)._jvm
+        plan = last.executedPlan()
+        if self._observing is None:
+            version = batch.sparkSession.conf.get(_CHECKPOINT_VERSION, _WITHOUT_IDS)
+            self._adds_operators = version == _WITHOUT_IDS
+            self._observing = _ObservingNode(jvm)
+        if operators and self._adds_operators:
+            if self._nodes is None or not self._nodes.fit(operators):
+                self._nodes = _OperatorNodes(jvm, operators, plan)
+            plan = self._nodes.before(plan, operators)
+        compat.replace_executed_plan(jvm, last, self._observing.before(plan, figures))
+
+
+class _OperatorNodes:
+    """A chain of state operators. Below them is a union of one child, because its child can be replaced."""
+
+    def __init__(self, jvm: Any, operators: Sequence[StateOperator], plan: Any) -> None:
+        """Build a node for each operator, the first operator on top, in front of a plan."""
+        self._jvm = jvm
+        self._kinds = [(operator.node, operator.partitions) for operator in operators]
+        self._union = looked_up(jvm, _UNION)(scala_seq(jvm, [plan]))
+        self._metrics: list[Any] = []
+        self._values: list[dict[str, int]] = []
+        self._accumulators: list[dict[str, Any]] = []
+        self._top = self._union
+        for number, (node, partitions) in reversed(list(enumerate(self._kinds))):
+            self._top = _state_node(jvm, number, node, partitions, self._top)
+            self._metrics.insert(0, self._top.metrics())
+            self._accumulators.append({})
+            self._values.append({})
+
+    def fit(self, operators: Sequence[StateOperator]) -> bool:
+        """Return whether the nodes are those of these operators."""
+        return self._kinds == [(operator.node, operator.partitions) for operator in operators]
+
+    def before(self, plan: Any, operators: Sequence[StateOperator]) -> Any:
+        """Return the nodes with a plan below them and the figures of these operators. Only changed figures are set."""
+        opened_field(self._jvm, _UNION, "children").set(self._union, scala_seq(self._jvm, [plan]))
+        for number, operator in enumerate(operators):
             partitions = dict.fromkeys(compat.PARTITION_METRICS, operator.partitions)
-            for name, value in {**operator.metrics, **partitions}.items():
-                if value:
-                    metrics.apply(name).set(value)
-        return plan
+            values = {**operator.metrics, **partitions}
+            before = self._values[number]
+            accumulators = self._accumulators[number]
+            for name, value in values.items():
+                if value == before.get(name, 0):
+                    continue
+                if name not in accumulators:
+                    accumulators[name] = self._metrics[number].apply(name)
+                accumulators[name].set(value)
+            self._values[number] = values
+        return self._top
 
 
 def _state_node(jvm: Any, number: int, node: str, partitions: int, child: Any) -> Any:

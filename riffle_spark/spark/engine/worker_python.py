@@ -67,15 +67,23 @@ def worker_python_error(error: BaseException) -> ConfigError | None:
 def _cause(text: str) -> tuple[str, str] | None:
     """Return the problem and the remedy for Spark's error text, or ``None`` if Python workers are not the cause."""
     if match := _OTHER_RELEASE.search(text):
-        problem = f"The executors have another version of riffle_spark than the driver: {match[0]}."
+        symptom = match[0]
+        problem = f"The executors have another version of riffle_spark than the driver: {symptom}."
         return problem, "Install the driver's version of riffle_spark on every executor, or send it with --py-files."
     if match := _MISSING.search(text):
-        return f"The executors' Python has no module {match[1]!r}.", missing_module_remedy(match[1])
+        module = match[1]
+        return f"The executors' Python has no module {module!r}.", missing_module_remedy(module)
     if match := _TOO_OLD.search(text):
-        requirement = f"{match[1].lower()}>={match[2]}"
+        package = match[1].lower()
+        package_version = match[2]
+        requirement = f"{package}>={package_version}"
         return f"The executors' Python does not have {requirement}.", install_remedy(requirement)
     if match := _OTHER_PYTHON.search(text):
-        return f"The executors have Python {match[1]}, the driver has Python {match[2]}.", _SAME_PYTHON
+        executor_version = match[1]
+        driver_version = match[2]
+        return f"The executors have Python {executor_version}, the driver has Python {driver_version}.", _SAME_PYTHON
     if match := _NO_PYTHON.search(text):
-        return f"The executors cannot start {match[1]!r}: {match[2]}", _SAME_PYTHON
+        path = match[1]
+        reason = match[2]
+        return f"The executors cannot start {path!r}: {reason}", _SAME_PYTHON
     return None

@@ -107,11 +107,12 @@ class GroupsStage:
     def of_processor(self) -> Computation:
         """Return the computation of a processor. Raises ``ConfigError`` if the frame was not wrapped at its call."""
         if not self.arguments:
+            method = plan_nodes.kind(self.plan.node)
             # Cause: riffle needs the arguments of the call, and Spark's plan holds them only in a serialised form.
             raise ConfigError(
-                f"{plan_nodes.kind(self.plan.node)} was called on a frame that was not wrapped yet.",
+                f"{method} was called on a frame that was not wrapped yet.",
                 remedy="Wrap the frame with riffle_spark.on before groupBy(...).transformWithState...",
-                where=plan_nodes.kind(self.plan.node),
+                where=method,
                 id="RIFFLE-0322",
             )
         output = self.plan.spec.output

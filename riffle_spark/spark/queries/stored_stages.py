@@ -138,10 +138,11 @@ def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, ta
     unlisted = [name for name in state.names if name in stage.meanings and not _is_listed(name, taken_over)]
     if unlisted:
         meanings = ", ".join(f"{name} is {stage.meanings[name]}" for name in unlisted)
+        columns = ",".join(unlisted)
         # Cause: A Stateful operator does not store the SQL of its results, so they cannot be compared with the query.
         raise ConfigError(
             "The state was written by a Stateful operator, so the meaning of its columns is unknown.",
-            remedy=f"Set option({TAKE_OVER!r}, {','.join(unlisted)!r}) to continue it, if {meanings}.",
+            remedy=f"Set option({TAKE_OVER!r}, {columns!r}) to continue it, if {meanings}.",
             where=stage.store,
             id="RIFFLE-0333",
         )

@@ -44,7 +44,7 @@ class StreamJob(StatefulJob):
         self.time_shift_ms = 0
 
     def stored_rows(self, version: int) -> Mapping[str, int]:
-        """Return how many rows the parts of each store had after a batch. A store has at most that many keys."""
+        """Return the number of state rows of each store after a batch."""
         return self._stored_rows.get(version, {})
 
     def set_step_listener(self, reached: Callable[[str], None]) -> None:

@@ -186,20 +186,21 @@ def _in_memory(frame: DataFrame, writer_settings: WriterSettings) -> Give:
     Raises ``ConfigError`` without a query name, or if an active query has the same one.
     """
     _check_not_partitioned(writer_settings, "memory")
-    if writer_settings.name is None:
+    name = writer_settings.name
+    if name is None:
         raise ConfigError(
             "The memory sink needs a query name for its table.",
             remedy="Set queryName(...).",
             where="queryName",
             id="RIFFLE-0359",
         )
-    if any(query.name == writer_settings.name for query in frame.sparkSession.streams.active):
+    if any(query.name == name for query in frame.sparkSession.streams.active):
         raise ConfigError(
-            f"An active query already writes the memory table {writer_settings.name}.",
+            f"An active query already writes the memory table {name}.",
             remedy="Stop that query, or choose another queryName.",
             id="RIFFLE-0360",
         )
-    return spark_sinks.MemorySink(frame, writer_settings.name, is_complete=writer_settings.mode == "complete").give
+    return spark_sinks.MemorySink(frame, name, is_complete=writer_settings.mode == "complete").give
 
 
 def _console(writer_settings: WriterSettings) -> Give:

@@ -185,10 +185,11 @@ def check_format(spark: SparkSession, source: str) -> None:
     except Exception as error:
         if not any(mentions(error, text) for text in _NO_SOURCE):
             raise
+        how_to_add = _CONNECTORS.get(source)
         # Cause: The format's jar is not on Spark's class path, or the format is misspelt.
         raise ConfigError(
             f"Spark has no data source {source!r}.",
-            remedy=_CONNECTORS.get(source, "Correct format(...), or add the jar of the data source (--packages)."),
+            remedy=how_to_add or "Correct format(...), or add the jar of the data source (--packages).",
             where="format",
             id="RIFFLE-1127",
         ) from error

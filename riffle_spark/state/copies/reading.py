@@ -147,6 +147,31 @@ class Reading:
             entries = self._entries[variable] = _MapEntries(self._schema.by_name[variable], self._runs[variable], spans)
         return entries.get(number, name, now_ms)
 
+    def are_stored(self, variable: str, numbers: Indices, ids: Ids) -> Mask:
+        """Return a mask of the elements that are stored, given key numbers and element ids. Expired ones are stored."""
+        stored = np.zeros(len(numbers), np.bool_)
+        is_open = np.ones(len(numbers), np.bool_)
+        for run, (all_starts, all_ends) in zip(self._runs[variable], self._spans_of(variable), strict=True):
+            starts = all_starts[numbers]
+            ends = all_ends[numbers]
+            hits = np.flatnonzero(is_open & (ends > starts))
+            places = _bisect_ranges(run.ids, starts[hits], ends[hits], ids[hits])
+            has_row = places >= 0
+            if run.deleted is None:
+                stored[hits[has_row]] = True
+            else:
+                stored[hits[has_row]] = ~run.deleted[places[has_row]]
+            is_open[hits[has_row | (run.ids[starts[hits]] == NO_ELEMENT)]] = False
+        return stored
+
+    def count_stored(self, variable: str, numbers: Indices) -> int:
+        """Return how many elements of a variable are stored for these keys. Expired ones are stored."""
+        spans = [(starts[numbers], ends[numbers]) for starts, ends in self._spans_of(variable)]
+        owners = [np.repeat(numbers, ends - starts) for starts, ends in spans]
+        places = [expand_ranges(starts, ends) for starts, ends in spans]
+        rows = ElementRows(self._runs[variable], places, np.concatenate([_NO_ROWS, *owners])).select_newest()
+        return int(np.count_nonzero(~rows.deleted_mask()))
+
     def next_indexes(self, variable: str, numbers: Indices) -> Indices:
         """Return for each of the keys with these numbers a list index greater than all present ones."""
         indexes = np.zeros(len(numbers), np.int64)

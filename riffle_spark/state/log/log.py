@@ -79,7 +79,7 @@ class Log:
         """
         self._checked_at = self._clocks()
         sequences, foreign = self._list_records()
-        if not sequences and not foreign and (names := self._store.list("")):
+        if not sequences and not foreign and (names := {*self._store.list("")} - paths.REPLACED):
             sequences, foreign = self._list_records()  # another driver may have started the log between the two
             if not sequences and any(map(paths.is_of_shared_root, names)):
                 raise paths.shared_root(self._root)
@@ -196,7 +196,8 @@ class Log:
         unlisted = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
         lost = [s for s in unlisted if not self._store.exists(paths.record_name(s))]
         if lost:
-            others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            further = len(lost) - 1
+            others = f" and {further} more" if further else ""
             target = newest.version if newest.full not in lost else "BATCH"
             # Cause: A person or a lifecycle rule deleted objects of the log.
             raise ConflictError(

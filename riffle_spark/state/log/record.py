@@ -34,8 +34,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 4
+FORMAT = 5
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_STALE_STORES_FORMAT = 4
+"""The format with stores that later batches ran without."""
 _GROUP_NAMES_FORMAT = 3
 """The format with names of co-location groups in the names of tasks."""
 _USUAL_FORMAT = 2
@@ -48,6 +50,7 @@ _FULL_DISTANCE_MAX = 1 << 10
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
+_SINCE_5 = ("row_counts",)
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -62,6 +65,7 @@ _MAPS = (
     "watermarks",
     "orders",
     "stale_stores",
+    "row_counts",
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
@@ -76,6 +80,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
     "owners": (str, str),
     "event_times": (int, int),
     "stale_stores": (int, int),
+    "row_counts": (int, int),
     "schemas": (dict, str),
     "standbys": (list, str),
     "initial_states": (list, str),
@@ -105,6 +110,7 @@ class Record:
     initial_states       names of the loaded initial states, per store
     delivers_as          after a rollback to a batch with sealed output: its ``rollbacks`` when it ran
     stale_stores         stores that later batches ran without: the last batch of which they have the rows
+    row_counts           the number of state rows of each store for which it is known
     promised             the oldest sequence that a rollback may return to; no object that it or a later record lists is
                          deleted before a newer record raises it
     members              live members: in full records, and in records after which they changed
@@ -149,6 +155,7 @@ class Record:
     orders: Mapping[str, object] = field(default_factory=dict)
     delivers_as: int | None = None
     stale_stores: Mapping[str, int] = field(default_factory=dict)
+    row_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def delivery_rollbacks(self) -> int:
@@ -171,6 +178,8 @@ def encode(record: Record) -> bytes:
         del body["delivers_as"]  # older versions refuse records with this field
     if not record.stale_stores:
         del body["stale_stores"]
+    if not record.row_counts:
+        del body["row_counts"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
@@ -181,8 +190,10 @@ def encode(record: Record) -> bytes:
 
 def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
-    if record.stale_stores:
+    if record.row_counts:
         return FORMAT
+    if record.stale_stores:
+        return _STALE_STORES_FORMAT
     return _GROUP_NAMES_FORMAT if _has_group_names(record) else _USUAL_FORMAT
 
 
@@ -206,9 +217,10 @@ def _has_group_names(record: Record) -> bool:
     return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
-def decode(data: bytes, name: str) -> Record:
+def decode(data: bytes, name: str, *, with_entries: bool = True) -> Record:
     """Return the record of ``data``. ``name`` is its object's name.
 
+    Without entries, the record is as if no key-group had changed. That is much faster for many key-groups.
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
@@ -231,7 +243,7 @@ def decode(data: bytes, name: str) -> Record:
         )
     try:
         body = bounded_json.parse_json(_unpack(packed, header), len(packed))
-        record = _record_of_body(cast("dict[str, object]", body), record_format)
+        record = _record_of_body(cast("dict[str, object]", body), record_format, with_entries=with_entries)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         # Cause: The checksum matches, so the record was written like this, by another version or program.
@@ -280,13 +292,16 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
     return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
 
 
-def _record_of_body(body: dict[str, object], record_format: int) -> Record:
+def _record_of_body(body: dict[str, object], record_format: int, *, with_entries: bool) -> Record:
     """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
-    later_fields = (*(_SINCE_2 if record_format < 2 else ()), *(_SINCE_4 if record_format < 4 else ()))
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5))
+    later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
-    entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
-    entry_rows.check_entries(entries)
+    entries: Mapping[Address, Entry] = {}
+    if with_entries:
+        entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
+        entry_rows.check_entries(entries)
     values["entries"] = entries
     for name in ("standbys", "initial_states"):
         values[name] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(name, {})).items()}

@@ -138,9 +138,10 @@ class Keys:
         prefix = b"%s%c%s%s%s" % (ENCRYPTED[_NEWEST - 1], len(name), name, self._checks[self.writes], salt)
 
         def encrypt(data: bytes, place: Place) -> bytes:
-            if len(data) > _PART_BYTES_MAX:
+            size = len(data)
+            if size > _PART_BYTES_MAX:
                 raise ConfigError(
-                    f"A part of {len(data)} bytes is too large to be encrypted.",
+                    f"A part of {size} bytes is too large to be encrypted.",
                     remedy="Give the query more key-groups (riffle dispatch).",
                     where=place.text,
                     id="RIFFLE-0427",
@@ -269,9 +270,10 @@ def _parse_key(value: str, number: int, where: str, unwrap: Callable[[bytes], by
             f"The key in line {number} is not base64.", remedy=_WRITE, where=where, id="RIFFLE-0433"
         ) from None
     key = unwrap(key) if value.startswith(_WRAPPED) else key
-    if len(key) != _KEY_BYTES:
+    size = len(key)
+    if size != _KEY_BYTES:
         raise ConfigError(
-            f"The key in line {number} has {len(key)} bytes, not {_KEY_BYTES}.",
+            f"The key in line {number} has {size} bytes, not {_KEY_BYTES}.",
             remedy=_WRITE,
             where=where,
             id="RIFFLE-0434",

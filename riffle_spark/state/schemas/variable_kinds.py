@@ -142,9 +142,10 @@ class Variable:
         if self.key is None:
             return structs
         if [field.name for field in structs.type] != [_KEY, _VALUE] or structs.type[0].type != self.type[0].type:
+            stored_type = structs.type
             # Cause: The code of the job changed the variable to or from a map, or changed the type of its map key.
             raise CorruptStateError(
-                f"Variable {self.name!r} was stored as {structs.type}, which does not fit {self.type}.",
+                f"Variable {self.name!r} was stored as {stored_type}, which does not fit {self.type}.",
                 remedy="Declare the variable as it is stored, or use another name.",
                 id="RIFFLE-0471",
             )

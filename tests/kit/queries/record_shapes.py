@@ -25,7 +25,7 @@ from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import Played, play
 from tests.kit.queries.query_shape import Shape
 
-__all__ = ["FOLDER", "VERSIONS", "digest_of", "is_recorded", "recorded"]
+__all__ = ["FOLDER", "VERSIONS", "digest_of", "is_recorded", "recorded", "session"]
 
 FOLDER = DATA / "queries"
 VERSIONS = ("3.5.9", "4.0.5", "4.3.0")
@@ -74,14 +74,15 @@ def main() -> int:
     wanted = [shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))]
     # Spark looks after old checkpoints until it stops: they go when it has.
     with tempfile.TemporaryDirectory(prefix="riffle-queries-") as folder:
-        spark = _session()
+        spark = session()
         failed = [shape.name for shape in wanted if not _record(spark, shape, Path(folder))]
         spark.stop()
     print(f"{len(wanted) - len(failed)} recorded, {len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)
 
 
-def _session() -> SparkSession:
+def session() -> SparkSession:
+    """Return the Spark session of recordings."""
     builder = SparkSession.builder.master("local[2]").appName("record")
     for name, value in {**SMALL, **QUIET}.items():
         builder = builder.config(name, value)

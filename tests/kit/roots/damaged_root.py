@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def flipped(data: bytes) -> bytes:
 def newer(data: bytes) -> bytes:
     """Say that a record, or a part, is of a later format; nothing else is changed."""
     if b"riffle-log" in data[:40]:
-        return data.replace(b'"format":2', b'"format":9', 1)
+        return re.sub(rb'"format":\d', b'"format":9', data, count=1)
     table = pa.ipc.open_stream(data).read_all()
     schema = table.schema.with_metadata({**(table.schema.metadata or {}), b"riffle.format": b"9"})
     sink = pa.BufferOutputStream()

@@ -63,6 +63,7 @@ RECORDS = st.builds(
     delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
     weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
     stale_stores=st.dictionaries(NAMES, NUMBERS, max_size=2),
+    row_counts=st.dictionaries(NAMES, NUMBERS, max_size=2),
 ).map(_in_order)  # fmt: skip
 
 ROOT = "memory://root"

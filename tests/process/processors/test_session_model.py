@@ -102,6 +102,10 @@ class Model:
             del elements[element]
         return len(expired)
 
+    def count(self) -> int:
+        """Return the number of elements, also of expired ones that are not removed yet."""
+        return sum(map(len, self.elements.values()))
+
     def next_ms(self) -> int | None:
         """Return when the first of all is due."""
         dues = [due for elements in self.elements.values() for _, due in elements.values() if due is not None]
@@ -147,6 +151,7 @@ def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
 def run_batch(elements: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Table:
     """Run one batch on both and compare them on the way; return the delta."""
     keys, calls_of_batch, _ = batch
+    count_before = model.count()
     session = Session(SCHEMA, DECLARED, elements, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
     for place, call in calls_of_batch if keys else []:
         session.select_key(place % len(keys))
@@ -168,6 +173,8 @@ def run_batch(elements: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa
     stored = model.expire(now_ms)
     assert session.expire() <= stored
     assert session.next_due_ms() == model.next_ms()
+    rows = session.count_rows()
+    assert count_before + rows.added - rows.removed == model.count()
     return session.changes()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task, task_name
 from riffle_spark.settings import Settings
-from riffle_spark.state.log import paths, record
+from riffle_spark.state.log import record
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, one, totals
 
@@ -44,15 +43,6 @@ def restart(world: Elastic, **changes: object) -> None:
 def check_states(world: Elastic) -> None:
     """Compare both stores with what was fed."""
     assert world.state("totals") == world.state("models") == world.fed
-
-
-def format_of_newest(world: Elastic) -> int:
-    """Return the format in which the newest record was written."""
-    tail = world.log().tail
-    assert tail is not None
-    data = world.memory.get(paths.record_name(tail.sequence))
-    assert data is not None
-    return int(json.loads(data.partition(b"\n")[0])["format"])
 
 
 @given(st.builds(task, st.integers(0, 32_767), NAMES))
@@ -108,17 +98,13 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
 
 
 def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tmp_path: Path) -> None:
-    """Copies and state know no groups: what is a task of its own from now on begins where its copies are. Records of
-    one group are what they were; of several they are of a format that is newer than what older packages read.
-    """
+    """Copies and state know no groups: what is a task of its own from now on begins where its copies are."""
     world = in_groups(tmp_path, {})
     world.feed(3)
-    assert format_of_newest(world) == 2
     before = owners(world)[GROUP]
     restart(world, store_groups=dict(HEAVY))
     assert world.feed().restores == 0
     assert owners(world) == {GROUP: before, "heavy": before}
-    assert format_of_newest(world) == 3
     reports = world.settle()
     assert sorted(state.owned for state in world.ownership.member_states()) == [5, 5]
     assert not any(report.restores + report.misplaced_runs for report in reports)
@@ -129,7 +115,6 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
     restart(world, store_groups=())
     world.feed()
     assert owners(world).keys() == {GROUP}
-    assert format_of_newest(world) == 2
     check_states(world)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,43 +11,29 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark.engine import spark_progress
-from tests.kit.streams.streaming import Feed, run_to_end, settings_in, wait_for
+from tests.kit.folders import APPS
+from tests.kit.queries.operator_figures import FIELDS, EventList
+from tests.kit.streams.streaming import Feed, run_to_end, settings_in, told_by, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
+APP_SECONDS = 300
 BATCHES = 3
 SPARK_35 = pyspark.__version__.startswith("3.5")
-SHARED = ("numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
-"""Fields that are equal to those of Spark's own run."""
 Progress = Mapping[str, Any]
 
 
-class EventList(StreamingQueryListener):
-    """A listener that stores the progress of each event."""
+class CountedEvents(EventList):
+    """A listener that also counts ended queries."""
 
     def __init__(self) -> None:
-        self.progress: list[Progress] = []
+        super().__init__()
         self.ended = 0
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark calls it by this name
-        """Do nothing."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark calls it by this name
-        """Store the progress."""
-        self.progress.append(json.loads(event.progress.json))
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark calls it by this name
-        """Do nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: ARG002, N802 - Spark calls it by this name
         """Count the ended queries."""
@@ -56,9 +41,9 @@ class EventList(StreamingQueryListener):
 
 
 @pytest.fixture
-def listener(spark: SparkSession) -> Iterator[EventList]:
+def listener(spark: SparkSession) -> Iterator[CountedEvents]:
     """A listener that is registered with Spark."""
-    events = EventList()
+    events = CountedEvents()
     spark.streams.addListener(events)
     yield events
     spark.streams.removeListener(events)
@@ -95,7 +80,7 @@ def to_noop(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
     return frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
 
 
-def played(writer: DataStreamWriter, listener: EventList) -> list[Progress]:
+def played(writer: DataStreamWriter, listener: CountedEvents) -> list[Progress]:
     """Run a query to its end and return its events, one per batch."""
     listener.progress.clear()
     ended = listener.ended
@@ -113,7 +98,7 @@ def played(writer: DataStreamWriter, listener: EventList) -> list[Progress]:
     ],
 )
 def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
-    query: Any, names: list[str], spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
+    query: Any, names: list[str], spark: SparkSession, feed: Feed, listener: CountedEvents, tmp_path: Path
 ) -> None:
     """Each batch is one event, with the input rows, watermark and state operators of Spark's own run."""
     theirs = played(to_noop(query(feed.stream(spark)), tmp_path / "spark"), listener)
@@ -126,30 +111,57 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
         assert event["eventTime"] == expected["eventTime"]
         assert [operator["operatorName"] for operator in event["stateOperators"]] == names
         for operator, spark_operator in zip(event["stateOperators"], expected["stateOperators"], strict=True):
-            assert {name: operator[name] for name in SHARED} == {name: spark_operator[name] for name in SHARED}
+            assert {name: operator[name] for name in FIELDS} == {name: spark_operator[name] for name in FIELDS}
             assert operator["numShufflePartitions"] > 0
         assert event["observedMetrics"]["riffle_spark"]["metrics"]["total_seconds"] > 0
     assert sum(event["stateOperators"][0]["numRowsUpdated"] for event in ours) > 0
 
 
 def test_a_listener_gets_the_state_operators_of_a_job(
-    spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
+    spark: SparkSession, feed: Feed, listener: CountedEvents, tmp_path: Path
 ) -> None:
     """A ``foreachBatch`` job has one state operator per store, and the keys of its batches."""
     compute = aggregate(rows=count())
     job = Stateful("visits", "page", compute, settings=settings_in(tmp_path)).into(lambda rows, batch_id: None)  # noqa: ARG005
-    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    query = run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
     wait_for(lambda: listener.ended, "the end of the query reaches the listener")
     events = listener.progress
     assert [event["numInputRows"] for event in events] == [10, 11, 11]
-    assert [[operator["numRowsUpdated"] for operator in event["stateOperators"]] for event in events] == [[5]] * BATCHES
+    figures = [[[operator[field] for field in FIELDS] for operator in event["stateOperators"]] for event in events]
+    assert figures == [[[5, 5, 0, 0]], [[5, 5, 0, 0]], [[5, 5, 0, 0]]]
+    (progress,) = {event["batchId"]: event for event in events if event["batchId"] == BATCHES - 1}.values()
+    assert query.lastProgress is not None
+    assert query.lastProgress["batchId"] == progress["batchId"]
+    assert [len(each["stateOperators"]) for each in query.recentProgress] == [1] * BATCHES
     assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
+
+
+def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark knows the newest offsets of some sources only. Without them a batch has no source lag, and commits."""
+    rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))
+    counts = rows.groupBy(F.expr("value % 3").alias("page")).count()
+    writer = counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    query = writer.start()
+    try:
+        wait_for(lambda: query.exception() is not None or query.recentProgress[2:], "three batches")
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
+@pytest.mark.long
+def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Path) -> None:
+    """The UI's store, the event log of the history server and Spark's recent progress have one entry per batch."""
+    batches = [[[2, 2]], [[3, 2]]]
+    for shown in told_by(APPS / "ui_app.py", str(tmp_path), seconds=APP_SECONDS):
+        assert shown["ui"] == shown["log"] == shown["recent"] == batches
+        assert SPARK_35 or shown["rows"] == [3, 2]
 
 
 def test_a_spark_without_these_nodes_costs_one_warning(
     spark: SparkSession,
     feed: Feed,
-    listener: EventList,
+    listener: CountedEvents,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

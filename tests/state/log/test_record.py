@@ -106,6 +106,16 @@ def test_a_record_with_a_stale_store_has_a_format_of_its_own() -> None:
         decode(packed(body_of(record), 3), "log/0")
 
 
+def test_a_record_with_row_counts_has_a_format_of_its_own() -> None:
+    """Older packages would not change the counts with their batches. They refuse this format."""
+    record = replace(PLAIN, row_counts={"totals": 3})
+    data = encode(record)
+    assert json.loads(data.partition(b"\n")[0])["format"] == 5
+    assert decode(data, "log/0") == record
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+        decode(packed(body_of(record), 4), "log/0")
+
+
 def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
     """A few packed bytes that become too many in memory. One of half the size is written and read."""
     lists: list[object] = [[]] * (1 << 19)
@@ -141,7 +151,7 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":5', 1)
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":6', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
 

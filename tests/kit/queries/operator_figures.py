@@ -1,0 +1,148 @@
+"""The figures of state operators that a listener gets while a shape is played.
+
+The figures of a batch are a row for each operator: its name and ``FIELDS``. Batches that changed nothing are left out,
+because Spark runs more of them than a wrapped query.
+
+    .venv/bin/python -m tests.kit.queries.operator_figures NAME ...
+
+records those of Spark's own run of the shapes with these names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from tests.kit.folders import DATA
+from tests.kit.processors.record_cases import environment
+from tests.kit.queries.all_shapes import SHAPES
+from tests.kit.queries.played_query import play
+from tests.kit.queries.query_shape import Shape
+from tests.kit.queries.record_shapes import session
+
+__all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes"]
+
+FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
+SHOWN_AS = {
+    "applyInPandasWithState": "stateStoreSave",
+    "sessionWindowStateStoreSaveExec": "stateStoreSave",
+    "symmetricHashJoin": "stateStoreSave",
+    "transformWithStateInPandasExec": "stateStoreSave",
+}
+"""The names under which other operators of Spark appear for wrapped queries."""
+RECORDED = DATA / "state_operators.json"
+WAIT_MS = 30_000
+Progress = Mapping[str, Any]
+Changes = list[list[list[Any]]]
+"""By batch and operator, the name and the figures."""
+
+
+class EventList(StreamingQueryListener):
+    """A listener that stores the progress of each event."""
+
+    def __init__(self) -> None:
+        self.progress: list[Progress] = []
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark calls it by this name
+        """Do nothing."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark calls it by this name
+        """Store the progress."""
+        self.progress.append(json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark calls it by this name
+        """Do nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark calls it by this name
+        """Do nothing."""
+
+
+@contextmanager
+def listening(spark: SparkSession) -> Iterator[Callable[[], list[Progress]]]:
+    """Listen to Spark's queries during a block. What is yielded returns the progress of all events up to its call."""
+    events = EventList()
+    spark.streams.addListener(events)
+
+    def received() -> list[Progress]:
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
+        return list(events.progress)
+
+    try:
+        yield received
+    finally:
+        spark.streams.removeListener(events)
+
+
+def changes_of(progress: list[Progress]) -> Changes:
+    """Return the figures of the batches that changed something."""
+    batches = [
+        [[operator["operatorName"], *(operator[field] for field in FIELDS)] for operator in event["stateOperators"]]
+        for event in progress
+    ]
+    changes: Changes = []
+    totals: list[int] = []
+    for batch in batches:
+        totals_before = totals
+        totals = [figures[1] for figures in batch]
+        if totals != totals_before or any(any(figures[2:]) for figures in batch):
+            changes.append(batch)
+    return changes
+
+
+def added_up(changes: Changes) -> Changes:
+    """Return the sums of the figures of each operator over all batches as one batch, with the newest total."""
+    sums = [[name, total, 0, 0, 0] for name, total, *_ in changes[-1]]
+    for batch in changes:
+        for row, (_, _, *figures) in zip(sums, batch, strict=True):
+            row[2:] = [before + figure for before, figure in zip(row[2:], figures, strict=True)]
+    return [sums]
+
+
+def recorded_changes(shape: Shape) -> Changes | None:
+    """Return the figures of Spark's own run, ``None`` if they are not recorded."""
+    recorded: dict[str, Changes] = json.loads(RECORDED.read_text())
+    return recorded.get(shape.name)
+
+
+def difference(ours: Changes, theirs: Changes, left_out: frozenset[str] = frozenset()) -> str:
+    """Return the first difference in words, ``""`` if there is none. ``left_out`` are fields that may differ."""
+    if len(ours) != len(theirs):
+        return f"{len(ours)} batches with changes, expected {len(theirs)}: {ours}, expected {theirs}"
+    compared = [0, *(place for place, field in enumerate(FIELDS, 1) if field not in left_out)]
+    for number, (batch, expected) in enumerate(zip(ours, theirs, strict=True)):
+        shown = [[SHOWN_AS.get(name, name), *figures] for name, *figures in expected]
+        if any(row[place] != other[place] for row, other in zip(batch, shown, strict=True) for place in compared):
+            return f"batch {number} with changes: {batch}, expected {shown}"
+    return ""
+
+
+def main() -> None:
+    """Record the shapes that are named."""
+    environment()
+    spark = session()
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="riffle-queries-") as folder:
+        for name in sys.argv[1:]:
+            with listening(spark) as received:
+                play(spark, SHAPES[name], Path(folder) / name)
+                recorded[name] = changes_of(received())
+        spark.stop()
+    rows = [f"{json.dumps(name)}: {json.dumps(changes)}" for name, changes in sorted(recorded.items())]
+    RECORDED.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Parts of the syntax tree of a module, for the generator of ``docs/errors.md``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["ArgumentsPassed", "assignments", "logged_values", "own_nodes", "results", "statements", "unpacked_calls"]
+
+
+def statements(
+    tree: ast.AST, function: ast.FunctionDef | None = None
+) -> Iterator[tuple[ast.stmt, ast.FunctionDef | None]]:
+    """Yield each statement with the function that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node if isinstance(node, ast.FunctionDef) else function
+        if isinstance(node, ast.stmt):
+            yield node, function
+        yield from statements(node, inner)
+
+
+def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield a statement's nodes, without those of statements inside it and without the parts of an f-string."""
+    for node in ast.iter_child_nodes(statement):
+        if not isinstance(node, ast.stmt):
+            yield node
+            if not isinstance(node, ast.JoinedStr):
+                yield from own_nodes(node)
+
+
+def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names with the last value assigned to each; text that is added to a name counts as part of it."""
+    values: dict[str, ast.expr] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            values[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            values[node.target.id] = node.value
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in values:
+            values[node.target.id] = ast.BinOp(values[node.target.id], ast.Add(), node.value)
+    yield from values.items()
+
+
+def unpacked_calls(function: ast.FunctionDef, name: str) -> Iterator[tuple[int, ast.Call]]:
+    """Yield the calls whose result, or each of whose results, is unpacked to a variable, with its position."""
+    assigned = dict(assignments(ast.walk(function)))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.For):
+            target, value = node.target, node.iter
+        else:
+            continue
+        value = assigned.get(value.id, value) if isinstance(value, ast.Name) else value
+        value = value.body if isinstance(value, ast.IfExp) else value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
+            names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
+            yield from [(names.index(name), value)] if name in names else []
+
+
+def results(function: ast.FunctionDef) -> Iterator[Sequence[ast.expr]]:
+    """Yield the tuples that a function returns or yields."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return | ast.Yield) and isinstance(node.value, ast.Tuple):
+            yield node.value.elts
+
+
+def logged_values(statement: ast.stmt) -> Mapping[ast.expr, Sequence[ast.expr]]:
+    """Return the arguments that follow each argument of a call, by that argument."""
+    calls = (node for node in own_nodes(statement) if isinstance(node, ast.Call))
+    return {argument: call.args[index + 1 :] for call in calls for index, argument in enumerate(call.args)}
+
+
+class ArgumentsPassed(ast.NodeTransformer):
+    """Puts the arguments of a call in the place of a function's parameters."""
+
+    def __init__(self, arguments: Mapping[str, ast.expr]) -> None:
+        self._arguments = arguments
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the argument of a parameter, and any other name itself."""
+        return self._arguments.get(node.id, node)
