@@ -237,8 +237,12 @@ class Settings:
     expected_executors: _Whole = Setting(
         0, whole(0), "how many executors a start waits for. 0: the value of `spark.executor.instances`, or one")
     report_file: _OptionalText = Setting(
-        None, optional(text.of("path on the driver")), "append each `BatchReport` to this file as a line of JSON",
+        None, optional(text.of("path on the driver")), "append each `BatchReport` with its [metrics](metrics.md) to "
+        "this file as a line of JSON",
         example="/var/log/riffle/totals.jsonl")
+    status_interval: _Duration = Setting(
+        60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
+        "one GET and one PUT each time. `riffle status` reads it. 0: never")
     otlp_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL, or `env`")),
         "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "

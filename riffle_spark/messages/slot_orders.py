@@ -282,11 +282,12 @@ class Receipt:
     ``late_rows`` the dropped rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
     state that were due. ``rows_added``, ``rows_updated`` and ``rows_removed`` are the ``StateRows`` of the attempt.
     ``event_time_max_ms`` is the newest event time of all rows. ``dead_rows`` counts dead letters; they are not in
-    ``output_rows``. ``dead_example`` is the error of one. ``missing`` are key-groups without a copy here that a standby
-    has. ``partition_rows`` are (key-group, partition number, rows). ``received`` are the columns key-group and rows;
-    ``user_times`` the columns key-group and microseconds in the user's code, if measured. ``disk`` is the used share
-    and size in bytes of the member's disk, ``memory`` the bytes used by the Python worker and the bytes free. ``error``
-    is as in ``error_fields``.
+    ``output_rows``. ``dead_example`` is the error of one. ``restores`` counts copies that were fetched as a whole,
+    ``catch_ups`` copies that fetched deltas, and ``hits`` copies that fetched nothing. ``missing`` are key-groups
+    without a copy here that a standby has. ``partition_rows`` are (key-group, partition number, rows). ``received`` are
+    the columns key-group and rows; ``user_times`` the columns key-group and microseconds in the user's code, if
+    measured. ``disk`` is the used share and size in bytes of the member's disk, ``memory`` the bytes used by the Python
+    worker and the bytes free. ``error`` is as in ``error_fields``.
     """
 
     store: str
@@ -312,6 +313,8 @@ class Receipt:
     sealed_bytes: int = 0
     restores: int = 0
     folds: int = 0
+    hits: int = 0
+    catch_ups: int = 0
     local_parts: int = 0
     fetched_parts: int = 0
     fetched_snapshots: int = 0

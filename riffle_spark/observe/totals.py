@@ -11,7 +11,7 @@ from riffle_spark.observe.readings import Reading
 
 __all__ = ["FIXED_LABELS", "totals"]
 
-FIXED_LABELS: Final = frozenset({"by", "decision", "kind", "phase", "role", "state", "step"})
+FIXED_LABELS: Final = frozenset({"by", "decision", "kind", "outcome", "phase", "role", "state", "step"})
 """The labels whose values the metric list enumerates."""
 _LARGEST: Final = frozenset({"seconds", "ratio"})
 """Units of gauges whose sum means nothing, so that the total is the largest value."""

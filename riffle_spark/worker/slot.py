@@ -324,7 +324,7 @@ class _SlotState:
         )
         with attempt.step("fold"):
             stacks, brought = keeper.advance(self.entries)
-            attempt.facts.update(restores=brought.restores, folds=brought.folds)
+            attempt.facts.update(brought._asdict())
             attempt.merges.append(partial(keeper.merge, stacks))
         return stacks
 

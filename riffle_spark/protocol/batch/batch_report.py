@@ -29,6 +29,8 @@ _STEPS: Final = {
 }
 """Maps the steps of a receipt to those of ``BatchReport.executor_steps``."""
 
+_FOLD: Final = "fold"
+"""The step in which a slot brings its copies up to date."""
 
 _SUMMED: Final = (
     "rows",
@@ -45,6 +47,8 @@ _SUMMED: Final = (
     "fetched_bytes",
     "fetched_snapshot_bytes",
     "restores",
+    "catch_ups",
+    "hits",
     "folds",
 )
 """Fields of a report that are sums of the same fields of its receipts."""
@@ -113,8 +117,12 @@ class BatchReport:
         requests: requests of the batch to the object store by kind; ``upkeep_requests`` counts the requests of upkeep.
         sealed_bytes: bytes of the sealed deltas.
         fetched_bytes: bytes fetched from the object store, ``fetched_snapshot_bytes`` of them from snapshots.
-        restores: copies that slots restored; ``folds`` counts merged stacks. Fields with ``upkeep_`` are the same of
-            upkeep.
+        restores: copies that slots fetched as a whole. ``catch_ups`` counts the copies for which they fetched only
+            deltas, ``hits`` the copies that needed nothing from the object store. ``folds`` counts added deltas.
+        restore_seconds: time in which slots brought their copies up to date and restored one or more of them;
+            ``catch_up_seconds`` is that of slots that fetched only deltas.
+        upkeep_restores: copies that upkeep fetched as a whole. Other fields with ``upkeep_`` are those of upkeep, too.
+        upkeep_failures: failures of upkeep.
         snapshots: snapshots that the commit listed.
         peak_memory_mb: the largest peak memory of a Python worker in MiB.
         warnings: texts that start with the id of their message.
@@ -164,7 +172,11 @@ class BatchReport:
     fetched_bytes: int = 0
     fetched_snapshot_bytes: int = 0
     restores: int = 0
+    catch_ups: int = 0
+    hits: int = 0
     folds: int = 0
+    restore_seconds: float = 0.0
+    catch_up_seconds: float = 0.0
     upkeep_fetched_bytes: int = 0
     upkeep_snapshot_bytes: int = 0
     upkeep_restores: int = 0
@@ -196,6 +208,8 @@ def sums_of_receipts(receipts: Sequence[Receipt]) -> dict[str, object]:
         "executor_seconds": add_up({receipt.executor: sum(receipt.seconds.values())} for receipt in receipts),
         "executor_steps": _steps_by_executor(receipts),
         "slot_seconds": add_up(receipt.seconds for receipt in receipts),
+        "restore_seconds": sum(r.seconds.get(_FOLD, 0.0) for r in receipts if r.restores),
+        "catch_up_seconds": sum(r.seconds.get(_FOLD, 0.0) for r in receipts if r.catch_ups and not r.restores),
         "peak_memory_mb": max((receipt.peak_memory_mb for receipt in receipts), default=0.0),
     }
 

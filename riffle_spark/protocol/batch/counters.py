@@ -1,13 +1,14 @@
 """Sums over the batches of a driver, by the names that ``protocol.facts.DriverFacts`` describes."""
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from riffle_spark.errors import FencedError
 from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.request_prices import price_of
 
 __all__ = ["Counters"]
 
@@ -36,8 +37,14 @@ _OF_BATCHES: Final = {
     "upkeep_failures": "upkeep_failures",
     "fetched_bytes": "fetched_bytes/batch",
     "upkeep_fetched_bytes": "fetched_bytes/upkeep",
-    "restores": "restores/batch",
-    "upkeep_restores": "restores/upkeep",
+    "fetched_snapshot_bytes": "fetched_snapshot_bytes/batch",
+    "upkeep_snapshot_bytes": "fetched_snapshot_bytes/upkeep",
+    "hits": "copy_uses/hit",
+    "catch_ups": "copy_uses/warm",
+    "restore_seconds": "restore_seconds/cold",
+    "catch_up_seconds": "restore_seconds/warm",
+    "restores": "copy_uses/cold",
+    "upkeep_restores": "upkeep_restores",
     "folds": "folds/batch",
     "upkeep_folds": "folds/upkeep",
 }
@@ -53,17 +60,20 @@ class Counters:
     def __init__(self) -> None:
         """Create counters of nothing."""
         self._counts: Counter[str] = Counter()
+        self._requests: deque[tuple[str, Mapping[str, int]]] = deque()
 
     def add_report(self, report: BatchReport) -> None:
         """Add the figures of a batch."""
         counts: Counter[str] = Counter({f"batches/{report.decision}": 1, "batch_retries": max(0, report.runs - 1)})
-        counts.update({counter: getattr(report, name) for name, counter in _OF_BATCHES.items()})
         for store, figures in report.by_store.items():
             counts.update({f"{counter}/{store}": getattr(figures, name) for name, counter in _OF_STORES.items()})
         for by, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
             counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+            self._add("requests_price_dollars", price_of(requests))
         counts.update(f"moves/{move['role']}/{move['goal']}" for move in report.moves)
         counts.update(f"warnings/{match[1]}" for match in map(_WARNING_ID.match, report.warnings) if match)
+        for name, counter in _OF_BATCHES.items():
+            self._add(counter, getattr(report, name))
         for phase, seconds in report.seconds.items():
             self._add("batch_seconds" if phase == "total" else f"batch_phase_seconds/{phase}", seconds)
         self._keep_executors(report.members.values())
@@ -82,12 +92,21 @@ class Counters:
         """Count that a newer driver has taken over."""
         self._counts["fencings"] += 1
 
-    def values(self) -> Mapping[str, int | float]:
-        """Return a copy of the counters by name, without those that are zero."""
-        return MappingProxyType({name: count for name, count in self._counts.items() if count})
+    def add_requests(self, by: str, requests: Mapping[str, int]) -> None:
+        """Add requests by kind that ``by`` sent outside of batches and upkeep. May be called from any thread."""
+        self._requests.append((by, requests))
 
-    def _add(self, name: str, seconds: float) -> None:
-        self._counts[name] += seconds  # type: ignore[assignment]  # a Counter adds floats, too
+    def values(self) -> Mapping[str, int | float]:
+        """Return a copy of the counters by name. Those of things that have never occurred may be missing."""
+        while self._requests:
+            by, requests = self._requests.popleft()
+            self._counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+            self._add("requests_price_dollars", price_of(requests))
+        return MappingProxyType(dict(self._counts))
+
+    def _add(self, name: str, amount: float) -> None:
+        """Add to a counter that may be a fraction."""
+        self._counts[name] += amount  # type: ignore[assignment]
 
     def _keep_executors(self, executors: Iterable[str]) -> None:
         """Drop the counters of all other executors."""

@@ -1,7 +1,7 @@
 """Estimate when the warm-ups of each member have caught up, from what they fetched in the last minute."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from riffle_spark.assign.model import MemberId, TaskId
@@ -25,15 +25,25 @@ class WarmupProgress:
     def __init__(self) -> None:
         """Create the progress of a query without warm-ups."""
         self._remaining: dict[tuple[MemberId, TaskId], int] = {}
+        self._partial: dict[MemberId, Mapping[TaskId, int]] = {}
         self._samples: dict[MemberId, deque[_Sample]] = {}
+
+    def record_partial(self, member: MemberId, fetched: Mapping[TaskId, int]) -> None:
+        """Record the bytes that a member has fetched for copies which are not complete yet, by task."""
+        self._partial[member] = fetched
 
     def record(self, copies: Iterable[Readiness], now: float) -> None:
         """Record what all warm-ups among ``copies`` lack at time ``now`` (seconds of the driver's clock).
 
         A warm-up counts as fetching what it lacked before and no longer lacks.
         """
-        remaining = {(copy.member, copy.task): copy.lag_bytes for copy in copies if copy.role == "warmup"}
+        remaining = {
+            (copy.member, copy.task): max(0, copy.lag_bytes - self._partial.get(copy.member, {}).get(copy.task, 0))
+            for copy in copies
+            if copy.role == "warmup"
+        }
         if not remaining and not self._remaining:
+            self._partial.clear()
             return
         fetched: dict[MemberId, int] = {member: 0 for member, _ in remaining}
         for (member, task), size in remaining.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from riffle_spark.assign.model import MemberId
+from riffle_spark.assign.model import MemberId, TaskId
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
@@ -338,6 +338,10 @@ class Upkeep:
                 ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
+            fetched: Counter[TaskId] = Counter()
+            for store, key_group, fetched_bytes, _ in receipt.unfinished:
+                fetched[ownership.placement.groups.task(store, key_group)] += fetched_bytes
+            ownership.copies.warmups.record_partial(receipt.member, fetched)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes,

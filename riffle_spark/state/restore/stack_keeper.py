@@ -35,10 +35,16 @@ _TRIES = 3
 
 
 class AdvanceCounts(NamedTuple):
-    """Copies restored and deltas added by one ``StackKeeper.advance``."""
+    """What one ``StackKeeper.advance`` did.
 
-    restores: int
-    folds: int
+    ``restores`` counts copies that were fetched as a whole, ``catch_ups`` those that fetched only deltas, and ``hits``
+    those that needed nothing from the object store. ``folds`` counts added deltas.
+    """
+
+    restores: int = 0
+    folds: int = 0
+    hits: int = 0
+    catch_ups: int = 0
 
 
 class SnapshotData(NamedTuple):
@@ -106,17 +112,15 @@ class StackKeeper:
         """Advance copies. Repeat it for copies that are damaged or that another process merges meanwhile."""
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
-        restores = 0
-        folds = 0
+        counts = AdvanceCounts()
         remaining = dict(entries)
         for _ in range(_TRIES):
-            stacks, new_restores, new_folds = self._advance_once(remaining)
-            restores += new_restores
-            folds += new_folds
+            stacks, new_counts = self._advance_once(remaining)
+            counts = AdvanceCounts(*map(sum, zip(counts, new_counts, strict=True)))
             newly_opened, damaged = self._open(stacks, entries)
             opened |= newly_opened
             if not damaged:
-                return opened, AdvanceCounts(restores, folds)
+                return opened, counts
             self._parts.forget_verification()
             self._stacks.refresh()
             for key_group in damaged:
@@ -134,8 +138,8 @@ class StackKeeper:
         self._parts.forget_verification()
         self._parts.merge_some(opened)
 
-    def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
-        """Return the stacks at the entries' heads, and how many were restored and how many links were added."""
+    def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], AdvanceCounts]:
+        """Return the stacks at the entries' heads, and what was done for them."""
         stacks: dict[int, Stack] = {}
         advances = []
         for key_group, entry in sorted(entries.items()):
@@ -147,15 +151,18 @@ class StackKeeper:
                 stacks[key_group] = stack
             else:
                 advances.append(_Advance(key_group, stack, plan))
-        parts = self._parts_of([link for advance in advances for link in advance.plan.links])
+        links = [link for advance in advances for link in advance.plan.links]
+        parts, fetched_links = self._parts_of(links)
         bases = self._fetch_bases([advance for advance in advances if advance.plan.action == "restore"])
         if bases:
             self._stacks.refresh()  # upkeep may have restored some meanwhile
         for advance in advances:
             added = [parts[link] for link in advance.plan.links]
             stacks[advance.key_group] = self._replace(advance, bases.get(advance.key_group, ()), added)
-        restores = sum(advance.plan.action == "restore" for advance in advances)
-        return stacks, restores, sum(len(advance.plan.links) for advance in advances)
+        folded = [advance.plan.links for advance in advances if advance.plan.action == "fold"]
+        catch_ups = sum(not fetched_links.isdisjoint(added_links) for added_links in folded)
+        restores = len(advances) - len(folded)
+        return stacks, AdvanceCounts(restores, len(links), len(stacks) - restores - catch_ups, catch_ups)
 
     def _plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
         """Return the plan for the copy at ``head``. Raises ``OutOfDate`` if it is beyond the entry."""
@@ -193,8 +200,8 @@ class StackKeeper:
         self._parts.discard(base)
         return stack
 
-    def _parts_of(self, links: Sequence[Link]) -> dict[Link, StackedPart]:
-        """Return a local part for each link: sealed by this member, or fetched now."""
+    def _parts_of(self, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
+        """Return a local part for each link, sealed by this member or fetched now, and the fetched links."""
         parts = self._parts.find_sealed_parts(links)
         self._reader.totals.local_parts += len(parts)
         missing = [link for link in links if link not in parts]
@@ -202,7 +209,7 @@ class StackKeeper:
             fetched = fetch_links(self._reader, self._folder, group_into_bounded_runs(self._reader, missing))
             self._parts.mark_verified(fetched.values())
             parts |= fetched
-        return parts
+        return parts, set(missing)
 
     def _fetch_bases(self, advances: Iterable[_Advance]) -> dict[int, tuple[StackedPart, ...]]:
         """Fetch the snapshots of the copies to restore.

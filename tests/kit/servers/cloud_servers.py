@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,23 +12,20 @@ import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from apps.demo.cache import cache_folder, one_at_a_time
 from apps.demo.gateway import ensure_program
 from apps.demo.servers import Child, Launch, Server, free_port
 from riffle_spark.state.objects.azure_client import _SharedKey  # private: the store creates no containers
 from riffle_spark.state.objects.options import AzureOptions, GcsOptions, StoreOptions
-from tests.kit.folders import CHECKOUT
+from tests.kit.npm import ensure_npm
 
 __all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "AzureServer", "CloudServer", "GcsServer", "TokenServer"]
 
 GCS_SERVER = "github.com/fsouza/fake-gcs-server@v1.56.1"
 """Versions before July 2026 ignore ``ifGenerationMatch``."""
-AZURITE = CHECKOUT / "requirements" / "azurite"
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The public account and key of Azurite."""
 START_SECONDS = 60.0
-INSTALL_SECONDS = 600
 
 
 class CloudServer(Server):
@@ -149,8 +144,9 @@ class AzureServer(CloudServer):
     def command(self) -> list[str]:
         """Return the command of the server."""
         tls = ["--cert", f"{self._tls}/server.pem", "--key", f"{self._tls}/server.key"] if self._tls else []
+        program = ensure_npm("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
         return [
-            *("node", str(ensure_azurite()), "--inMemoryPersistence", "--silent", "--disableTelemetry"),
+            *("node", str(program), "--inMemoryPersistence", "--silent", "--disableTelemetry"),
             *("--blobHost", "127.0.0.1", "--blobPort", str(self._port), *tls),
         ]
 
@@ -207,23 +203,3 @@ class _Tokens(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Stay silent."""
-
-
-def ensure_azurite() -> Path:
-    """Return Azurite's Blob server, installed on the first call from the exact packages of package-lock.json."""
-    npm = shutil.which("npm")
-    version = json.loads((AZURITE / "package.json").read_text())["dependencies"]["azurite"]
-    folder = cache_folder() / "azurite" / version
-    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    with one_at_a_time(folder):
-        if not program.exists():
-            assert npm, "Azurite needs Node.js 20 or later and npm on the PATH"
-            for name in ("package.json", "package-lock.json"):
-                shutil.copyfile(AZURITE / name, folder / name)
-            subprocess.run(
-                [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-                cwd=folder,
-                check=True,
-                timeout=INSTALL_SECONDS,
-            )
-    return program

@@ -59,7 +59,7 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
     world.feed(5)
     merged, gather = list[int](), StackKeeper._parts_of  # private: between the look and the switch
 
-    def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> dict[Link, StackedPart]:
+    def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
         found = gather(keeper, links)
         stacks = keeper._folder.stacks("seen")  # private: as another process has it
         is_cache = keeper._schema.store == "seen"  # private: whose it is

@@ -15,7 +15,7 @@ from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.restore.stack_keeper import AdvanceCounts, StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, held
@@ -40,11 +40,11 @@ def test_a_new_member_restores_and_then_folds(place: Place) -> None:
     place.seal(0, {1: {"a": 1, "b": 2}, 2: {"c": 3}})
     place.seal(1, {1: {"a": None, "d": 4}})
     first = place.bring()
-    assert (first.restores, first.folds) == (2, 3)
+    assert first == AdvanceCounts(restores=2, folds=3)
     place.seal(2, {1: {"a": 9}})
     second = place.bring()
-    assert (second.restores, second.folds) == (0, 1)
-    assert place.bring().folds == 0
+    assert second == AdvanceCounts(folds=1, hits=1, catch_ups=1), "copy 1 fetched a delta, copy 2 fetched nothing"
+    assert place.bring() == AdvanceCounts(hits=2)
 
 
 def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> None:
@@ -70,7 +70,7 @@ def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None
         assert len(opened[1].stack.parts) <= 10
         assert opened[1].stack.parts[0].rows == 5000, "the snapshot is still the lowest part"
         keeper.merge(opened)
-    assert place.bring() == (0, 0)
+    assert place.bring() == AdvanceCounts(hits=1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""Estimate the price of requests to the object store."""
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["DOLLARS_PER_REQUEST", "price_of"]
+
+DOLLARS_PER_REQUEST: Final = {
+    "put": 0.005 / 1000,
+    "get": 0.0004 / 1000,
+    "head": 0.0004 / 1000,
+    "list": 0.005 / 1000,
+    "delete": 0.0,
+}
+"""The list price of S3 Standard in us-east-1 by kind of request. Other stores and regions differ, by up to a factor of
+about two."""
+
+
+def price_of(requests: Mapping[str, int]) -> float:
+    """Return the estimated price in US dollars of requests, given as counts by kind."""
+    return sum(count * DOLLARS_PER_REQUEST[kind] for kind, count in requests.items())
