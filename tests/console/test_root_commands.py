@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.open import open_store
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World
+from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -89,6 +93,25 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
         "Batch 2 has 3 dead letters.",
     ):
         assert part in text
+
+
+def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) -> None:
+    """``--html`` writes a page with the numbers of ``--json``, and shows nothing."""
+    file = tmp_path / "status.html"
+    assert _run("status", query.home.root, "--html", file).exit_code == 1
+    assert not file.exists()
+    _write_status(query, batches=tuple(BatchSummary(n, n * 30_000, 600, {"total": 0.5}) for n in range(3)))
+    done = _run("status", query.home.root, "--html", file)
+    assert (done.exit_code, done.output) == (0, "")
+    page = file.read_text("utf-8")
+    shown = _json("status", query.home.root)
+    (data,) = re.findall(r'<script id="status" type="application/json">(.*?)</script>', page)
+    assert {**json.loads(data), "format": None} == {**shown["status"], "format": None}
+    for figure in (f'value="{shown["lag_records"]}"', f'value="{shown["batches_per_minute"]}"'):
+        assert figure in page
+    missing = _run("status", query.home.root, "--html", tmp_path / "no" / "status.html")
+    assert missing.exit_code == 2
+    assert "Name a file in a folder that exists" in missing.output
 
 
 @pytest.mark.parametrize(
@@ -188,3 +211,29 @@ def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> Non
         done = _run(command[0], f"file://{tmp_path}/none", *command[1:])
         assert done.exit_code == 1, done.output
         assert "holds no state" in done.output
+
+
+def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
+    """Roots in folders, roots of wrapped queries, and one that is damaged; no folder below a root is looked at."""
+    prefix = tmp_path / "team"
+    source = Log(open_store(f"file://{prefix}/orders/counts"), "r")
+    source.open()
+    source.append(replace(PLAIN, version=4, query_id="q1"), Manifest())
+    wrapped = Log(open_store(f"file://{prefix}/shared/query=clicks"), "r")
+    wrapped.open()
+    wrapped.append(replace(PLAIN, version=7, query_id="q2"), Manifest())
+    damaged = open_store(f"file://{prefix}/zz")
+    damaged.put_if_absent(paths.record_name(0), b"damaged")
+    done = _run("ls", f"file://{prefix}", "--json")
+    assert done.exit_code == 1
+    queries = json.loads(done.output)["queries"]
+    assert [(query["root"], query["health"]) for query in queries] == [
+        (f"file://{prefix}/orders/counts", "unknown"),
+        (f"file://{prefix}/shared/query=clicks", "unknown"),
+        (f"file://{prefix}/zz", "unreadable"),
+    ]
+    assert [query.get("version") for query in queries] == [4, 7, None]
+    text = _run("ls", f"file://{prefix}/orders")
+    assert text.exit_code == 0
+    assert "q1" in text.output
+    assert "No query" in _run("ls", f"file://{prefix}/none").output
