@@ -191,6 +191,7 @@ class _ZoneCosts:
     """The cost of owning a task in each zone: the owner's reads and the user's cost, then the standbys' reads."""
 
     def __init__(self, board: Board, rows: AlikeTasks, zones: Zones, settings: AssignSettings) -> None:
+        """Scale the prices in the settings so that all costs are whole numbers."""
         self._board = board
         self._rows = rows
         self.zones = zones

@@ -30,6 +30,10 @@ class Copies:
     """The owners and standbys being placed: the holders of each task, and the load of each member."""
 
     def __init__(self, board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> None:
+        """Start with the owners in ``target``, one member position per task, and no standbys.
+
+        ``racks`` is whether the cost of racks counts.
+        """
         self.board = board
         self.owners = target
         self.spread: Spread = spread_of(board, settings)

@@ -289,7 +289,7 @@ class Driver:
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> BatchReport:
-        """Do steps 2 to 8 for one batch; return its report."""
+        """Assign, run, deliver and commit one batch, and start its upkeep; return its report."""
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None

@@ -78,6 +78,7 @@ class Membership:
     """The live and the lost members by id, and the executors of the last update (``executors``)."""
 
     def __init__(self) -> None:
+        """Start without members."""
         self.executors: tuple[Executor, ...] = ()
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}

@@ -51,6 +51,7 @@ class Weights:
     """
 
     def __init__(self) -> None:
+        """Start without measurements."""
         self.measured: dict[TaskId, float] = {}
         self.in_use: dict[TaskId, int] = {}
         self.memory: dict[TaskId, float] = {}

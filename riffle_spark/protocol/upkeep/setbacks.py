@@ -43,6 +43,7 @@ class Setbacks:
     """Records failures of upkeep and holds back work that failed. Used by two threads."""
 
     def __init__(self, lock: Lock) -> None:
+        """Start without failures. ``lock`` guards all fields, because two threads use them."""
         self._lock = lock
         self._work: Delays[_Work] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._heads: dict[_Work, Head] = {}

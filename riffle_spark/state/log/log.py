@@ -56,6 +56,7 @@ class Log:
     """
 
     def __init__(self, store: ObjectStore, root: str, clocks: _Clocks = lambda: (0.0,)) -> None:
+        """Create the log of a root without reading it. Call ``open`` before anything else."""
         self._store = store
         self._root = root
         self._commits = RecordCommits(store, root)

@@ -86,6 +86,7 @@ class StackKeeper:
         *,
         newest: bool = False,
     ) -> None:
+        """Open the store's stacks in ``folder``. ``reader`` fetches missing parts from the object store."""
         self._folder = folder
         self._schema = schema
         self._reader = reader

@@ -262,6 +262,7 @@ class StackFollower:
         planner: CopyPlanner,
         budget: Budget,
     ) -> None:
+        """Open the store's stacks of ``planner``. ``budget`` limits the bytes and the time of the task."""
         self._folder = folder
         self._reader = reader
         self._incoming = incoming
