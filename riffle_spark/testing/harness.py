@@ -429,7 +429,7 @@ class Contents:
         return dues
 
     def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
-        """Return the (key, row) pairs of a variable's stored elements. Raises ``ConfigError`` without state variables."""
+        """Return the (key, row) pairs of a variable's stored elements. Raises ``ConfigError`` for state columns."""
         self._variables()
         keys = self.operator.schema.key.names
         rows = [row for row in readable_rows(self.table()) if row[VARIABLE] == name]

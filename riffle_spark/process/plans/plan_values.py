@@ -233,8 +233,9 @@ def parse_plan(
 
 
 def _child_access(body: Mapping[str, object], handle: int, index: int) -> Access:
-    """Return how the child with this index is reached in the JVM: by a method of its own if possible, else by its index
-    in ``children``.
+    """Return how to reach the child with this index in the JVM: (handle, method, index).
+
+    Some children have a method, such as ``left``, and the index is ``None``. The method of all others is ``children``.
     """
     methods = (name for name in _CHILD_METHODS if body.get(name) == index and not isinstance(body[name], bool))
     method = next(methods, None)

@@ -26,7 +26,7 @@ __all__ = ["LiveMember", "LostMember", "MemberChanges", "Membership"]
 class LiveMember:
     """A live member: the name of its folder (``id``), its executor, rack and tags.
 
-    ``counted`` is false while no census has named it. Its ``id`` is then that of its executor.
+    ``counted`` is false until a census has named the folder. Until then ``id`` is the id of the executor.
     """
 
     id: str

@@ -409,8 +409,10 @@ class Log:
         )
 
     def _weights_to_store(self, draft: Record, *, is_full: bool) -> Mapping[str, object]:
-        """Return the weights that a record stores: all if it is full, otherwise the changed ones that are not
-        measured.
+        """Return the weights that a record stores.
+
+        A full record stores all weights. Other records store those that differ from the full record, but never the
+        measured ones.
         """
         if draft.kind in ("rollback", "dispatch"):  # the tasks may have changed
             return draft.weights

@@ -175,7 +175,8 @@ EMPTY = Entry()
 class Manifest:
     """The entries by (store, key-group). Key-groups without an entry are empty.
 
-    ``sizes`` holds the result of ``measure_stores`` if it is known. A manifest that is made from this one updates it.
+    ``sizes`` holds the result of ``measure_stores``, or ``None`` if it was not measured. ``with_entries`` updates the
+    sizes for the new manifest.
     """
 
     entries: Mapping[Address, Entry] = field(default_factory=dict)
