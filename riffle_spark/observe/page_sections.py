@@ -18,8 +18,9 @@ from riffle_spark.observe.page_parts import (
     table,
     time_part,
 )
-from riffle_spark.observe.status import GroupFacts, MemberFacts, Status
+from riffle_spark.observe.status import Status
 from riffle_spark.observe.units import show_count
+from riffle_spark.protocol.facts import GroupFacts, MemberFacts
 
 __all__ = [
     "batches_section",

@@ -18,18 +18,8 @@ from hypothesis import strategies as st
 
 from riffle_spark.observe.markup import element, escape_json
 from riffle_spark.observe.page import page_of
-from riffle_spark.observe.status import (
-    BatchSummary,
-    DriverFacts,
-    GroupFacts,
-    MemberFacts,
-    MoveSummary,
-    PartitionLag,
-    Status,
-    StoreFacts,
-    WarningSummary,
-    from_json,
-)
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, from_json
+from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, PartitionLag, StoreFacts
 from tests.kit.examples import costly
 from tests.kit.folders import CHECKOUT
 from tests.kit.large_status import invented_status
