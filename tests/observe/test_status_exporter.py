@@ -202,9 +202,9 @@ def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_onc
 
 
 def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
-    """`riffle verify` knows the object. A root that only has a status can be started."""
+    """`riffle verify` knows the status and its page. A root that only has these can be started."""
     world = World(tmp_path / "local")
-    Writer(world.memory).exporter.export(_report(0), _facts(0), ())
+    Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())
     world.start()
     world.batch(0, one(1))
     result = verify(world.home.root)
