@@ -80,7 +80,7 @@ def _choose_sticky_owners(board: Board) -> list[int]:
 
 
 def _find_sticky_owner(board: Board, task: int, able: Sequence[int]) -> int:
-    """Return the task's prior owner if it is back with its copy, else the present owner.
+    """Return the task's prior owner if that member is live and has a copy, else the present owner.
 
     Return ``NOBODY`` if that member is not in ``able``.
     """

@@ -104,7 +104,7 @@ def _compute_cost(board: Board, rows: AlikeTasks, target: Sequence[int], setting
 
 
 def _level_by_work(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
-    """Return ``target`` levelled by measured work, or the last assignment's target if it is as level and as cheap."""
+    """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
 
     def cost(task: int, member: int) -> int:
         read_cost = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)

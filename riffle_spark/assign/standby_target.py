@@ -176,7 +176,7 @@ def _prefer_caught_up(copies: Copies, task: int, lagging: int) -> int:
 
 
 def _add_missing_standbys(copies: Copies, task: int) -> None:
-    """Add standbys of a task until it has its number, or until no member may take one."""
+    """Add standbys of a task until it has ``num_standbys``, or until no member may take another one."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)

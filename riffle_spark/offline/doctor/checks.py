@@ -341,5 +341,5 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def _choice(numbers: Sequence[int]) -> str:
-    """Return numbers as text, such as ``17 or 21``."""
+    """Return numbers as alternatives in a text, such as ``17 or 21``."""
     return " or ".join(map(str, numbers))

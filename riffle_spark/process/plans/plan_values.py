@@ -199,7 +199,7 @@ class _JsonReader:
 
 
 def _make_expression(body: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
-    """Return an expression from its JSON object and its children."""
+    """Return the expression that a JSON object describes, with these children."""
     fields = {name: value for name, value in body.items() if name not in ("class", "num-children")}
     return Expression(_short_name(body), children, fields, handle)
 

@@ -112,7 +112,7 @@ class Setbacks:
     def ready_snapshots(
         self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float
     ) -> list[SnapshotOrder]:
-        """Return those snapshots of a member that are not delayed."""
+        """Return which of these snapshots of a member may be tried now, because no failure delays them."""
         with self._lock:
             return [
                 s for s in snapshots if not self._is_delayed(_snapshot_work(member, s), s.entry.head, clock_seconds)

@@ -267,7 +267,7 @@ def newest_offsets(sources: Iterable[Any]) -> list[str]:
 
 
 def running_query(batch: DataFrame) -> Any:
-    """Return the JVM's query of a micro-batch, or ``None`` if it is unknown, as with Spark Connect."""
+    """Return the JVM's query of a micro-batch, or ``None`` if the query is unknown, as with Spark Connect."""
     query_id = _query_of(batch)
     return _execution(batch.sparkSession, query_id) if query_id else None
 

@@ -155,7 +155,7 @@ class Entry:
         return Size(rows, length, len(self.chain))
 
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
-        """Return the entry with one more link and this timer."""
+        """Return the entry with ``link`` at the end of its chain, and with this timer."""
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
 
     def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
