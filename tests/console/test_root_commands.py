@@ -17,8 +17,11 @@ from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.open import open_store
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World
+from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -208,3 +211,29 @@ def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> Non
         done = _run(command[0], f"file://{tmp_path}/none", *command[1:])
         assert done.exit_code == 1, done.output
         assert "holds no state" in done.output
+
+
+def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
+    """Roots in folders, roots of wrapped queries, and one that is damaged; no folder below a root is looked at."""
+    prefix = tmp_path / "team"
+    source = Log(open_store(f"file://{prefix}/orders/counts"), "r")
+    source.open()
+    source.append(replace(PLAIN, version=4, query_id="q1"), Manifest())
+    wrapped = Log(open_store(f"file://{prefix}/shared/query=clicks"), "r")
+    wrapped.open()
+    wrapped.append(replace(PLAIN, version=7, query_id="q2"), Manifest())
+    damaged = open_store(f"file://{prefix}/zz")
+    damaged.put_if_absent(paths.record_name(0), b"damaged")
+    done = _run("ls", f"file://{prefix}", "--json")
+    assert done.exit_code == 1
+    queries = json.loads(done.output)["queries"]
+    assert [(query["root"], query["health"]) for query in queries] == [
+        (f"file://{prefix}/orders/counts", "unknown"),
+        (f"file://{prefix}/shared/query=clicks", "unknown"),
+        (f"file://{prefix}/zz", "unreadable"),
+    ]
+    assert [query.get("version") for query in queries] == [4, 7, None]
+    text = _run("ls", f"file://{prefix}/orders")
+    assert text.exit_code == 0
+    assert "q1" in text.output
+    assert "No query" in _run("ls", f"file://{prefix}/none").output

@@ -190,7 +190,8 @@ def test_tables_have_a_row_for_each_part_of_the_status() -> None:
 def test_an_empty_status_has_a_page() -> None:
     """A query before its first batch has a page with sentences in place of maps, moves and warnings."""
     page = page_of(Status(DriverFacts(0, "q")))
-    for sentence in ("No warnings.", "No key-groups are assigned.", "No key-group has moved."):
+    sentences = ("No warnings.", "No batch was committed", "No key-groups are assigned.", "The lag is not known.")
+    for sentence in (*sentences, "No key-group has moved."):
         assert sentence in page
     assert "canvas" not in [tag for tag, _ in Document(page).elements]
 

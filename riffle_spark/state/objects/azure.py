@@ -163,9 +163,10 @@ class AzureStore(http_store.HttpStore):
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._blob(key), {"x-ms-delete-snapshots": "include"})
 
-    def _list_request(self, prefix: str, token: str) -> Request:
+    def _list_request(self, prefix: str, token: str, delimiter: str = "") -> Request:
         fields = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(_PAGE_NAMES)}
-        query = urlencode({**fields, **({"marker": token} if token else {})}, quote_via=quote)
+        optional = {name: text for name, text in (("marker", token), ("delimiter", delimiter)) if text}
+        query = urlencode({**fields, **optional}, quote_via=quote)
         return Request("list_objects", "GET", f"{self._endpoint}/{self.bucket}?{query}")
 
     def _page(self, body: bytes) -> Page:
@@ -181,7 +182,8 @@ class AzureStore(http_store.HttpStore):
             for blob in answer.iterfind("Blobs/Blob")
             if blob.findtext("Properties/ResourceType") != "directory"  # of a hierarchical namespace
         ]
-        return Page(names, answer.findtext("NextMarker") or "")
+        folders = [folder.findtext("Name", "") for folder in answer.iterfind("Blobs/BlobPrefix")]
+        return Page(names, answer.findtext("NextMarker") or "", folders)
 
     def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
         message = re.search(rb"<Message>([^<\n]*)", body)

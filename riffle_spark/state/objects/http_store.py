@@ -56,10 +56,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a listing. ``token`` names the next page. It is empty on the last page."""
+    """A page of a listing. ``token`` names the next page. It is empty on the last page.
+
+    ``folders`` are the common prefixes, if the request has a delimiter.
+    """
 
     names: Sequence[str]
     token: str
+    folders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
     def _delete_request(self, key: str) -> Request: ...
 
     @abstractmethod
-    def _list_request(self, prefix: str, token: str) -> Request: ...
+    def _list_request(self, prefix: str, token: str, delimiter: str = "") -> Request: ...
 
     @abstractmethod
     def _page(self, body: bytes) -> Page:
@@ -238,6 +242,20 @@ class HttpStore(RemoteStore[Client, Request, Response]):
             token = page.token
             if not token:
                 return sorted(names)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted."""
+        folders: list[str] = []
+        full_prefix = self.prefix + store.check_prefix(prefix)
+        token = ""
+        while True:
+            page = self._read_page(self._list_request(full_prefix, token, "/"))
+            if page.token and page.token == token:
+                raise self._invalid_answer()
+            folders += (folder[len(full_prefix) : -1] for folder in page.folders)
+            token = page.token
+            if not token:
+                return sorted(folders)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist, each with its own request, several at once.

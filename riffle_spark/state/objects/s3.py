@@ -184,6 +184,23 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
                 return sorted(names)
             page = {"ContinuationToken": token}
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted."""
+        folders: list[str] = []
+        full_prefix = self.prefix + store.check_prefix(prefix)
+        page: dict[str, str] = {}
+        while True:
+            parameters = {"Prefix": full_prefix, "Delimiter": "/", **page}
+            answer = self._call("list_objects_v2", parameters, Patience(self.options))
+            entries = cast("list[_Answer]", answer.get("CommonPrefixes", []))
+            folders += (_text(entry, "Prefix")[len(full_prefix) : -1] for entry in entries)
+            token = _text(answer, "NextContinuationToken")
+            if answer.get("IsTruncated") and token in ("", page.get("ContinuationToken")):
+                raise self._invalid_answer("list_objects_v2")
+            if not answer.get("IsTruncated"):
+                return sorted(folders)
+            page = {"ContinuationToken": token}
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist."""
         keys = list(dict.fromkeys(self.prefix + store.check_name(name) for name in names))
