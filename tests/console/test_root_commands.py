@@ -267,6 +267,7 @@ def _root_with_key(url: str, *names: str) -> None:
         (["name"], '"quoted"', ['"quoted"']),
         (["day"], "2026-03-01", [date(2026, 3, 1)]),
         (["price"], '"12.50"', [Decimal("12.50")]),
+        (["price"], "12.5", [Decimal("12.50")]),
         (["id", "name"], '[7, "x"]', [7, "x"]),
         (["id", "name"], '{"name": "x", "id": 7}', [7, "x"]),
         (["id", "day"], '[7, "2026-03-01"]', [7, date(2026, 3, 1)]),
@@ -326,17 +327,15 @@ def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_the_commands_read_a_root_in_s3(
-    object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Status, log, where and ls on a real server, by the settings of a file."""
+def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
+    """Status, log, where and ls on a real server."""
     root = object_server.new_root()
     objects = open_store(root, object_server.options)
     log = Log(objects, root)
     log.open()
     schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())]))
     log.append(replace(PLAIN, version=3, schemas={"s": schema.to_text()}), Manifest())
-    exporter = StatusExporter(objects, Settings(), "1.2.3", lambda requests: None)
+    exporter = StatusExporter(objects, Settings(), "1.2.3", dict)
     exporter.export(None, DriverFacts(1_000_000, "q", "counts", version=3), ())
     exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
     options = ("--s3-endpoint", object_server.options.s3.endpoint)
