@@ -143,11 +143,13 @@ class SimCluster:
         stalled: executors that run no upkeep.
         silent: executors that answer no census.
         frozen: executors on which pieces of upkeep never end. ``clock`` moves to their deadline, and all answers are
-        lost. disks: by executor, a function that returns the used share of its disk and the disk's bytes. memories: by
-        executor, a function that returns the bytes its Python worker uses and the bytes left.
+            lost.
+        disks: by executor, a function that returns the used share of its disk and the disk's bytes.
+        memories: by executor, a function that returns the bytes that its Python worker uses and the bytes left.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
+        """Create a cluster without executors."""
         self.store = use_store(home, store)
         self.home = home
         self.random_bytes = random_bytes

@@ -98,6 +98,10 @@ class AzureStore(http_store.HttpStore):
     )
 
     def __init__(self, host: str, container: str, prefix: str, options: StoreOptions) -> None:
+        """Create a store for the blobs below ``prefix``. Raises ``ConfigError`` for a prefix that Azure would change.
+
+        ``host`` is the account's host name; it is empty if the environment names the account.
+        """
         super().__init__(container, prefix, options)
         self.host = host
         if _ALTERED.search(prefix):
@@ -135,6 +139,7 @@ class AzureStore(http_store.HttpStore):
         return self._conditional_put(key, data, {"If-Match": tag})
 
     def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> Request:
+        """Return the request that puts a blob under the condition that these headers state."""
         headers = {
             **condition,
             "Content-Type": "application/octet-stream",
@@ -165,6 +170,7 @@ class AzureStore(http_store.HttpStore):
         return Request("list_objects", "GET", f"{self._endpoint}/{self.bucket}?{query}")
 
     def _page(self, body: bytes) -> Page:
+        """Return the names in an answer to a LIST, without folders, and the token of the next page."""
         try:
             answer = ElementTree.fromstring(body)  # noqa: S314 - as botocore parses S3's answers
         except ElementTree.ParseError:
@@ -187,6 +193,7 @@ class AzureStore(http_store.HttpStore):
         return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
 
     def _key(self, name: str) -> str:
+        """Return the full name of a blob. Raises ``ConfigError`` for a name that Azure would change."""
         if _ALTERED.search(name):
             # Cause: Azure would store the object under another name.
             raise ConfigError(

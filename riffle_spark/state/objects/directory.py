@@ -287,6 +287,9 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _converted_errors(self, remedy: str = _READ_REMEDY) -> Iterator[None]:
+        """Convert an ``OSError`` in the block: to ``RefusedError`` with this ``remedy`` if the file system refused the
+        call, to ``UnavailableError`` otherwise.
+        """
         try:
             yield
         except OSError as error:

@@ -209,6 +209,7 @@ class _Token:
         return prepared
 
     def _error(self, error: Exception) -> RiffleError:
+        """Return the error for a token that could not be got. It does not quote the exception's text."""
         kind = type(error).__name__
         if isinstance(error, google_errors.TransportError) or getattr(error, "retryable", False):
             return UnavailableError(
@@ -226,6 +227,7 @@ class _Token:
 
 
 def _text(value: object) -> str:
+    """Return a JSON value that is a text. Raises ``TypeError`` for any other value."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value

@@ -77,7 +77,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
-        """Return the object with its tag, without its bytes if it still has ``tag``. ``None``: there is no such object.
+        """Return the object's bytes and tag; without the bytes if its tag is still ``tag``; ``None`` if it is absent.
 
         Sends one GET, which transfers no bytes if the tag is unchanged and the store has conditional reads.
         """
