@@ -335,9 +335,11 @@ def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
     log.open()
     schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())]))
     log.append(replace(PLAIN, version=3, schemas={"s": schema.to_text()}), Manifest())
-    exporter = StatusExporter(objects, Settings(), "1.2.3", dict)
+    counted: Counter[str] = Counter()
+    exporter = StatusExporter(objects, Settings(), "1.2.3", counted.update)
     exporter.export(None, DriverFacts(1_000_000, "q", "counts", version=3), ())
     exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
+    assert counted == {"get": 2, "put": 2}
     options = ("--s3-endpoint", object_server.options.s3.endpoint)
     shown = _json("status", root, *options)
     assert (shown["version"], shown["facts"]["time_ms"], shown["status"]["state"]) == (3, 1_070_000, "idle")
