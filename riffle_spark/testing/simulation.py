@@ -189,10 +189,13 @@ class SimCluster:
         return [self.with_usage(Census.from_json(answer)) for answer in answers]
 
     def with_usage(self, answer: Answer) -> Answer:
-        """Return an executor's answer with the disk and memory usage that are set for it."""
+        """Return an executor's answer with the disk and memory usage that are set for it, instead of the machine's.
+
+        An executor without settings has an empty disk and empty memory.
+        """
         memory = self.memories[answer.executor]() if answer.executor in self.memories else (0, 0)
-        answer = replace(answer, memory=memory)
-        return replace(answer, disk=self.disks[answer.executor]()) if answer.executor in self.disks else answer
+        disk = self.disks[answer.executor]() if answer.executor in self.disks else (0.0, 0)
+        return replace(answer, disk=disk, memory=memory)
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
