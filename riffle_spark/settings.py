@@ -240,6 +240,12 @@ class Settings:
         None, optional(text.of("path on the driver")), "append each `BatchReport` with its [metrics](metrics.md) to "
         "this file as a line of JSON",
         example="/var/log/riffle/totals.jsonl")
+    status_interval: _Duration = Setting(
+        60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
+        "one GET and one PUT each time. `riffle status` reads it. 0: never")
+    status_page: _Flag = Setting(
+        False, values.flag, "the driver writes [a page that shows its status](status-page.md) to `status.html` in the "
+        "root, whenever it writes its status: one more GET and PUT each time")
     otlp_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL, or `env`")),
         "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "

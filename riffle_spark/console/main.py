@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "drain": ("steering", "Move all key-groups of a running query away from a member."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
+    "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),
     "pause": ("steering", "Hold a running query after its current batch."),
     "pin": ("steering", "Keep a key-group of a running query on a member."),
     "plan": ("plan", "Show the assignment of a scenario, or of a query with changed members."),
@@ -30,9 +31,12 @@ COMMANDS = {
     "rollback": ("recovery", "Roll a query's state and Spark's offsets back together."),
     "set": ("steering", "Change live settings of a running query."),
     "simulate": ("plan", "Simulate a cluster over time."),
+    "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
+    "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
     "undrain": ("steering", "Let a drained member of a running query own key-groups again."),
     "unpin": ("steering", "Remove the pin of a key-group of a running query."),
     "verify": ("checks", "Check every object that a root's retained records list."),
+    "where": ("contents", "Show the key-group of a key, its owner and its standbys."),
 }
 """The module of each command below ``riffle_spark.console``, and its line in the help. The module has an object
 ``<command>_command``."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from riffle_spark.observe.status import MemberFacts
+from riffle_spark.protocol.facts import MemberFacts
 
 __all__ = ["OTHER", "Categories", "categorise"]
 

@@ -13,6 +13,7 @@ from typing import Final, Literal, cast
 
 from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.observe.json_values import from_plain, to_plain
+from riffle_spark.protocol.facts import DriverFacts
 
 __all__ = [
     "BATCHES_MAX",
@@ -20,14 +21,9 @@ __all__ = [
     "MOVES_MAX",
     "WARNINGS_MAX",
     "BatchSummary",
-    "DriverFacts",
-    "GroupFacts",
-    "MemberFacts",
     "MoveSummary",
-    "PartitionLag",
     "State",
     "Status",
-    "StoreFacts",
     "WarningSummary",
     "decode",
     "encode",
@@ -45,128 +41,6 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BYTES_MAX: Final = 64 << 20
 
 State = Literal["running", "idle", "paused", "stopped", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """How far a partition of the source is read.
-
-    Attributes:
-        topic: the topic, or another name of the source.
-        partition: the partition of the topic.
-        records: records behind the latest offset.
-        seconds: age of the oldest unread record in seconds; ``None`` if unknown.
-    """
-
-    topic: str
-    partition: int
-    records: int
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberFacts:
-    """A member of the query.
-
-    Attributes:
-        id: the member's id, the name of its folder.
-        executor: Spark's id of its executor.
-        host: the executor's host.
-        rack: its rack; ``None`` if unknown.
-        state: ``active``, ``drained``, ``quarantined``, or ``awaited``: lost, but expected to return.
-        slots: how many tasks the executor runs at once.
-        owned: key-groups that it owns.
-        standbys: standbys that it keeps.
-        warmups: copies that it warms up.
-        lag_records: changed records that its standbys and warm-ups lack together.
-        lag_trend: growth of ``lag_records`` over the last ten batches.
-        warmup_bytes: bytes that its warm-ups still have to read.
-        warmup_seconds: estimate of the time until they are ready; ``None`` if unknown.
-        disk_used: share of its disk in use, 0 to 1; ``None`` if not measured.
-        memory_used: share of its memory in use, 0 to 1; ``None`` if not measured.
-    """
-
-    id: str
-    executor: str
-    host: str
-    rack: str | None = None
-    state: Literal["active", "drained", "quarantined", "awaited"] = "active"
-    slots: int = 1
-    owned: int = 0
-    standbys: int = 0
-    warmups: int = 0
-    lag_records: int = 0
-    lag_trend: int = 0
-    warmup_bytes: int = 0
-    warmup_seconds: float | None = None
-    disk_used: float | None = None
-    memory_used: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """The stored state of a store: rows and bytes in all its parts, and the parts of its longest chain."""
-
-    store: str
-    rows: int = 0
-    bytes: int = 0
-    chain_parts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """The owners of a co-location group's key-groups. Numbers are positions in ``DriverFacts.members``.
-
-    Attributes:
-        name: the name of the group.
-        stores: its stores.
-        owners: the owner of each key-group, -1 for none.
-        standbys: the members with a standby of each key-group.
-        warmups: the members that warm up each key-group.
-    """
-
-    name: str
-    stores: tuple[str, ...] = ()
-    owners: tuple[int, ...] = ()
-    standbys: tuple[tuple[int, ...], ...] = ()
-    warmups: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DriverFacts:
-    """What a driver knows about its query without asking the object store. Times are milliseconds since the epoch.
-
-    Attributes:
-        time_ms: when the facts were collected.
-        query_id: Spark's id of the query.
-        query_name: its name; empty if it has none.
-        run_id: Spark's id of this run.
-        epoch: the number of the driver's claim.
-        version: the last committed batch, -1 for none.
-        commit_ms: when it was committed; ``None`` before the first commit.
-        watermark_ms: the watermark; ``None`` without one.
-        source: the lag of each partition of the source.
-        members: the members.
-        stores: the stores.
-        groups: the co-location groups.
-        next_probe_seconds: seconds to the next probing rebalance; ``None`` if none is due.
-        counters: totals since the driver started, by name.
-    """
-
-    time_ms: int
-    query_id: str
-    query_name: str = ""
-    run_id: str = ""
-    epoch: int = 0
-    version: int = -1
-    commit_ms: int | None = None
-    watermark_ms: int | None = None
-    source: tuple[PartitionLag, ...] = ()
-    members: tuple[MemberFacts, ...] = ()
-    stores: tuple[StoreFacts, ...] = ()
-    groups: tuple[GroupFacts, ...] = ()
-    next_probe_seconds: float | None = None
-    counters: Mapping[str, int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Changes", "RootState", "recorded_members", "scenario_of_root", "sizes_of_root"]
+__all__ = ["Changes", "RootState", "open_log", "recorded_members", "scenario_of_root", "sizes_of_root"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RootState:
 
 def sizes_of_root(root: str, options: StoreOptions | None = None) -> RootState:
     """Return the size of the state below a root. Raises ``ConfigError`` if it has no state."""
-    log, tail = _open_log(root, options)
+    log, tail = open_log(root, options)
     entries = list(log.manifest.entries.values())
     snapshots = [entry.snapshot for entry in entries if entry.snapshot is not None]
     links = [link for entry in entries for link in entry.chain]
@@ -67,7 +67,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     store lags. Raises ``ConfigError`` for a root without state or members, for ``hashed`` dispatch, and for unknown
     names.
     """
-    log, tail = _open_log(root, options)
+    log, tail = open_log(root, options)
     if tail.dispatch == "hashed":
         raise ConfigError(
             "Cannot simulate a query with dispatch = hashed, because hashes choose its owners.",
@@ -112,7 +112,7 @@ def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
     return names
 
 
-def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
+def open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
     """Return the log below a root, and its newest record. Raises ``ConfigError`` if there is none."""
     root = only_root(root, options or StoreOptions())
     log = Log(open_store(root, options or StoreOptions()), root)

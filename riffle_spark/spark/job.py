@@ -168,7 +168,9 @@ class RunningJob:
         Exporters start again, because the end of the run before has closed them.
         """
         self._exporters.close(0.0)
-        self._exporters = Exporters(exporters_of(self._settings, self._spark), self._clock.seconds)
+        self._exporters = Exporters(
+            exporters_of(self._settings, self._spark, self._home, self.driver), self._clock.seconds
+        )
         self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)

@@ -1,16 +1,22 @@
 """Choose the exporters of a job by its settings."""
 
 import os
+from functools import partial
 
 from pyspark.sql import SparkSession
 
+from riffle_spark import __version__
+from riffle_spark.messages.slot_orders import Home
 from riffle_spark.observe.export import Exporter
 from riffle_spark.observe.json_lines import JsonLines
+from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.optional_packages import check_importable
+from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.engine.background import SystemClock
 from riffle_spark.spark.engine.metrics_source import MetricsSource
+from riffle_spark.state.objects.open import open_store
 
 __all__ = ["check_exporters", "exporters_of"]
 
@@ -27,8 +33,11 @@ def check_exporters(settings: Settings) -> None:
         )
 
 
-def exporters_of(settings: Settings, spark: SparkSession) -> list[Exporter]:
-    """Return the exporters that these settings ask for, and Spark's MetricsSystem if the session has a JVM."""
+def exporters_of(settings: Settings, spark: SparkSession, home: Home, driver: Driver) -> list[Exporter]:
+    """Return the exporters that these settings ask for, and Spark's MetricsSystem if the session has a JVM.
+
+    ``home`` has the root of the query, ``driver`` counts the requests of exporters.
+    """
     exporters: list[Exporter] = []
     if jvm.is_classic(spark):
         exporters.append(MetricsSource(spark))
@@ -38,4 +47,7 @@ def exporters_of(settings: Settings, spark: SparkSession) -> list[Exporter]:
         from riffle_spark.observe.otlp import Otlp  # needs the extra "otel"
 
         exporters.append(Otlp(settings.otlp_endpoint, settings.otlp_signals, SystemClock().seconds, os.environ))
+    if settings.status_interval > 0:
+        objects = open_store(home.root, home.options)
+        exporters.append(StatusExporter(objects, settings, __version__, partial(driver.count_requests, "status")))
     return exporters

@@ -39,13 +39,12 @@ def test_help_imports_few_modules(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_line_of_each_command_starts_its_own_help(name: str) -> None:
-    """`riffle --help` has the first sentence of the command's help, or a shorter one with the same start."""
+    """`riffle --help` has the verb of the command's own help, and the command its name."""
     command = main.get_command(click.Context(main), name)
     assert command is not None
     assert command.name == name
     assert command.help is not None
-    words = COMMANDS[name][1].rstrip(".").split()[:3]
-    assert " ".join(words) in command.help
+    assert command.help.split()[0] == COMMANDS[name][1].split()[0]
 
 
 def test_every_command_is_listed_with_its_line() -> None:

@@ -32,6 +32,7 @@ from tests.dst.excuses import Excuses, Tried
 from tests.dst.faults import ON_EXECUTORS, Aim, Faults
 from tests.dst.jobs import JOBS, same
 from tests.dst.lines import Lines, LinesHistory, Remedies, SlowReader
+from tests.dst.mailers import Mailers
 from tests.dst.process_table import ProcessTable
 from tests.dst.roots import Roots
 from tests.dst.s3_in_memory import S3InMemory
@@ -117,6 +118,7 @@ class Schedule(World):
             "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
             **({"num_standbys": 1, "upkeep_bandwidth": 300} if is_s3 else {}),
             **self.encrypted.settings,
+            **Mailers.settings(seed),
         }
         super().__init__(
             local_dir,
@@ -161,6 +163,7 @@ class Schedule(World):
         self.dispatched = Dispatched(self, local_dir)
         self.wrong_starts = WrongStarts(self)
         self.remedies = Remedies(self, local_dir)
+        self.mailers = Mailers(self)
         self.reader = SlowReader(self, local_dir)
         self.excuses = Excuses(self)
         self.damaged: set[str] = set()
@@ -339,6 +342,8 @@ class Schedule(World):
                 self._change_executors(still)
             if self.often(0.15):
                 self.operator.operator()
+            if self.often(0.15):
+                self.mailers.begin()
         self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
         self.faults.over = True
@@ -397,7 +402,7 @@ class Schedule(World):
         return any(actor.until >= later and actor.ready is None for actor in actors)
 
     def _zombies(self) -> list[Actor]:
-        lone = ("late put", "operator", "switch", "reader")
+        lone = ("late put", "operator", "switch", "reader", "mailer")
         return [actor for actor in self.scheduler.actors if actor.kind in (*ON_EXECUTORS, *lone)]
 
     def _let_go(self) -> None:
@@ -533,6 +538,7 @@ class Schedule(World):
         if name and paths.parse_record_name(name) is None:
             return
         self.holds(self.log_seen.look)
+        self.holds(self.mailers.check)
 
     def holds_told(self, commit_id: str) -> None:
         """Check that a record is committed, as an actor was informed."""
@@ -631,6 +637,7 @@ class Schedule(World):
         for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
         self.lines.check_sinks(self.sinks, self.log_seen.records)
+        self.mailers.compare()
 
 
 def _owner_of(folder: Path) -> str:

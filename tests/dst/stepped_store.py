@@ -33,6 +33,8 @@ def kind_of(name: str) -> str:
     parsed = paths.parse_object_name(name)
     if parsed is not None:
         return parsed.kind
+    if name == paths.MAILBOX:
+        return "mailbox"
     return "record" if name.startswith(paths.LOG) else "everything"
 
 

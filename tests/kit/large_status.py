@@ -6,17 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from riffle_spark.observe.status import (
-    BatchSummary,
-    DriverFacts,
-    GroupFacts,
-    MemberFacts,
-    MoveSummary,
-    PartitionLag,
-    Status,
-    StoreFacts,
-    WarningSummary,
-)
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary
+from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, PartitionLag, StoreFacts
 
 __all__ = ["invented_status"]
 

@@ -1,7 +1,7 @@
 """Sums over the batches of a driver, by the names that ``protocol.facts.DriverFacts`` describes."""
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -60,6 +60,7 @@ class Counters:
     def __init__(self) -> None:
         """Create counters of nothing."""
         self._counts: Counter[str] = Counter()
+        self._requests: deque[tuple[str, Mapping[str, int]]] = deque()
 
     def add_report(self, report: BatchReport) -> None:
         """Add the figures of a batch."""
@@ -91,8 +92,16 @@ class Counters:
         """Count that a newer driver has taken over."""
         self._counts["fencings"] += 1
 
+    def add_requests(self, by: str, requests: Mapping[str, int]) -> None:
+        """Add requests by kind that ``by`` sent outside of batches and upkeep. May be called from any thread."""
+        self._requests.append((by, requests))
+
     def values(self) -> Mapping[str, int | float]:
         """Return a copy of the counters by name. Those of things that have never occurred may be missing."""
+        while self._requests:
+            by, requests = self._requests.popleft()
+            self._counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
+            self._add("requests_price_dollars", price_of(requests))
         return MappingProxyType(dict(self._counts))
 
     def _add(self, name: str, amount: float) -> None:

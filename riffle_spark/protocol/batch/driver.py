@@ -141,6 +141,10 @@ class Driver:
         with self._turn:
             return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
 
+    def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
+        """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
+        self._facts.counters.add_requests(by, requests)
+
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
         """Record how far the last committed batch has read, and the newest offsets, as ``SourceLag.record`` does.
 

@@ -79,7 +79,7 @@ class Log:
         """
         self._checked_at = self._clocks()
         sequences, foreign = self._list_records()
-        if not sequences and not foreign and (names := self._store.list("")):
+        if not sequences and not foreign and (names := {*self._store.list("")} - paths.REPLACED):
             sequences, foreign = self._list_records()  # another driver may have started the log between the two
             if not sequences and any(map(paths.is_of_shared_root, names)):
                 raise paths.shared_root(self._root)

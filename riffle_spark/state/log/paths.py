@@ -5,6 +5,7 @@
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
     requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
+    status.json, status.html                            the driver's status, and its page, written again every minute
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -22,6 +23,8 @@ __all__ = [
     "QUERIES",
     "QUERY",
     "REPLACED",
+    "STATUS",
+    "STATUS_PAGE",
     "ObjectName",
     "check_store_name",
     "delta_name",
@@ -43,7 +46,9 @@ __all__ = [
 
 LOG = "log/"
 MAILBOX = "requests.json"
-REPLACED = frozenset({MAILBOX})
+STATUS = "status.json"
+STATUS_PAGE = "status.html"
+REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
 QUERY = "query="

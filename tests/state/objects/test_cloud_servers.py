@@ -31,6 +31,7 @@ from tests.state.objects.test_overwriting_stores import claimed
 pytestmark = pytest.mark.cluster
 WRITERS = 2
 NAMES = 60
+COUNTED = 25
 SERVERS = {"gcs": GcsServer, "azure": AzureServer}
 
 
@@ -41,7 +42,7 @@ def cloud(request: pytest.FixtureRequest) -> CloudServer:
     return server
 
 
-@pytest.fixture(params=["s3", "gcs", "azure"])
+@pytest.fixture(params=["file", "s3", "gcs", "azure"])
 def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """A store on a new root. S3's server is one that creates files exclusively."""
     if request.param == "s3":
@@ -49,6 +50,8 @@ def raced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             for name, value in server.environment.items():
                 monkeypatch.setenv(name, value)
             yield open_store(f"s3://{server.bucket}/race", StoreOptions(s3=S3Options(endpoint=server.endpoint)))
+    elif request.param == "file":
+        yield open_store(f"file://{tmp_path}/race")
     else:
         cloud: CloudServer = request.getfixturevalue(f"{request.param}_server")
         yield open_store(cloud.new_root(), cloud.options)
@@ -74,6 +77,33 @@ def _fork_writer(store: ObjectStore, number: int, folder: Path) -> int:
         try:
             won = [store.put_if_absent(f"log/{name}", b"%d" % number) for name in range(NAMES)]
             (folder / f"writer-{number}").write_text("".join("01"[each] for each in won))
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_two_writers_replace_an_object_without_losing_a_change(raced: ObjectStore) -> None:
+    """Two processes count in one object by compare-and-swap. Each repeats a change that the other was faster with."""
+    raced.put_if_absent("requests.json", b"0")
+    children = [_fork_counter(raced) for _ in range(WRITERS)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * WRITERS
+    assert raced.get("requests.json") == b"%d" % (WRITERS * COUNTED)
+
+
+def _fork_counter(store: ObjectStore) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for _ in range(COUNTED):
+                is_counted = False
+                while not is_counted:
+                    read = store.get_if_changed("requests.json")
+                    assert read is not None
+                    assert read.data is not None
+                    is_counted = store.replace_if_unchanged("requests.json", b"%d" % (int(read.data) + 1), read.tag)
             code = 0
         finally:
             os._exit(code)

@@ -1,0 +1,152 @@
+"""The commands `riffle log`, `riffle stores` and `riffle where`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.tables import Table, bytes_text, count_text, show_facts, show_table, time_text
+
+if TYPE_CHECKING:
+    from riffle_spark.offline.root_contents import LoggedRecord
+    from riffle_spark.state.log.record import RecordedMember
+
+__all__ = ["log_command", "stores_command", "where_command"]
+
+_OFFSETS_SHOWN = 60
+
+
+@click.command("log")
+@root_argument
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show the last records.")
+@store_options
+@json_option
+def log_command(root: str, limit: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+    """List the newest records of a query's log, and the batches that a rollback may return to.
+
+    Times are in UTC. CHANGED ROWS are stored rows that the batch changed. MOVES counts key-groups with a new owner.
+    ROLLBACK is the target for `riffle rollback --to`, and `-` if the record is not retained. Reads the root alone, also
+    while the query runs.
+
+    Exit code 1: the root has no log, or a record is damaged. 3: the store cannot be reached or read.
+    """
+    from riffle_spark.offline.root_contents import read_records
+    from riffle_spark.worker.member_folders import options_of
+
+    records = read_records(root, limit, options_of(read_settings(conf_file, s3_endpoint)))
+    if as_json:
+        echo(json.dumps({"root": root, "records": [record.to_json() for record in records]}))
+        return
+    right = frozenset({"RECORD", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK"})
+    columns = ("RECORD", "TIME", "KIND", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK", "OFFSETS")
+    table = Table("", columns, right=right)
+    for record in records:
+        is_batch = record.kind == "batch"
+        table.add(
+            record.sequence,
+            time_text(record.time_ms),
+            record.kind,
+            record.version if record.version >= 0 else None,
+            record.epoch,
+            count_text(record.changed_rows) if is_batch else None,
+            bytes_text(record.sealed_bytes) if is_batch else None,
+            len(record.owner_moves),
+            record.rollback_to,
+            _offsets_text(record),
+        )
+    show_table(table)
+
+
+def _offsets_text(record: "LoggedRecord") -> str | None:
+    """Return the start of a record's offsets."""
+    text = " ".join(record.offsets)
+    return None if not text else text if len(text) <= _OFFSETS_SHOWN else f"{text[:_OFFSETS_SHOWN]}..."
+
+
+@click.command("stores")
+@root_argument
+@store_options
+@json_option
+def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+    """Show the stores of a query: columns, rows, bytes, parts and the largest key-groups.
+
+    ROWS counts a key once per part that has it. SKEW is the bytes of the largest key-group as a multiple of the mean.
+    Reads the log alone, also while the query runs.
+
+    Exit code 1: the root has no log, or it is damaged. 3: the store cannot be reached or read.
+    """
+    from riffle_spark.offline.root_contents import read_stores
+    from riffle_spark.worker.member_folders import options_of
+
+    stores = read_stores(root, options_of(read_settings(conf_file, s3_endpoint)))
+    if as_json:
+        echo(json.dumps({"root": root, "stores": [store.to_json() for store in stores]}))
+        return
+    columns = ("STORE", "ROWS", "BYTES", "KEY-GROUPS", "SNAPSHOTS", "DELTAS", "LONGEST CHAIN", "SKEW")
+    sizes = Table("", columns, right=frozenset(columns[1:]))
+    schemas = Table("COLUMNS", ("STORE", "COLUMN", "TYPE", "PART"))
+    largest = Table("LARGEST KEY-GROUPS", ("STORE", "KEY-GROUP", "ROWS", "BYTES"), right=frozenset(columns[1:]))
+    largest.right |= {"KEY-GROUP"}
+    for store in stores:
+        sizes.add(
+            store.store,
+            count_text(store.rows),
+            bytes_text(store.bytes),
+            count_text(store.key_groups),
+            count_text(store.snapshots),
+            count_text(store.deltas),
+            store.longest_chain,
+            f"{store.skew:.1f}",
+        )
+        for name, kind in store.key:
+            schemas.add(store.store, name, kind, "key")
+        for name, kind in store.columns:
+            schemas.add(store.store, name, kind, "state")
+        for key_group, rows, size in store.largest:
+            largest.add(store.store, key_group, count_text(rows), bytes_text(size))
+    for table in (sizes, schemas, largest):
+        show_table(table)
+
+
+@click.command("where")
+@root_argument
+@click.argument("key", metavar="KEY")
+@click.option("--store", help="The store of the key. Needed if the query's stores have different keys.")
+@store_options
+@json_option
+def where_command(
+    root: str, key: str, store: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool
+) -> None:
+    """Show the key-group of a key, its owner and its standbys, as of the newest record.
+
+    KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
+    "name": "a"}. Dates and times are texts in JSON. If the query dispatches by partition, KEY is TOPIC:PARTITION. The
+    state of the key is not read.
+
+    Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
+    """
+    from riffle_spark.offline.root_contents import find_key
+    from riffle_spark.worker.member_folders import options_of
+
+    place = find_key(root, key, store, options_of(read_settings(conf_file, s3_endpoint)))
+    if as_json:
+        echo(json.dumps({"root": root, **place.to_json()}))
+        return
+    number = str(place.key_group)
+    if place.topic is not None:
+        number += f" ({place.topic}:{place.partition})"
+    facts = [
+        ("Key-group", number),
+        ("Owner", "none" if place.owner is None else _member_text(place.owner)),
+        ("Standbys", ", ".join(map(_member_text, place.standbys)) or "none"),
+        ("As of batch", str(place.version)),
+    ]
+    show_facts(facts)
+
+
+def _member_text(member: "RecordedMember") -> str:
+    """Return a member with its executor and host."""
+    rack = f", rack {member.rack}" if member.rack else ""
+    return f"{member.id} (executor {member.executor or 'unknown'} on {member.host or 'unknown'}{rack})"

@@ -1,0 +1,263 @@
+"""The command `riffle status`."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.tables import (
+    Table,
+    age_text,
+    bytes_text,
+    count_text,
+    rate_text,
+    show_facts,
+    show_table,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from riffle_spark.observe.status import Status
+    from riffle_spark.offline.root_status import RootStatus
+    from riffle_spark.protocol.facts import MemberFacts
+
+__all__ = ["parse_duration", "status_command"]
+
+_WATCH_SECONDS = 2.0
+_MOVES_SHOWN = 10
+_WARNINGS_SHOWN = 5
+
+
+def parse_duration(
+    _context: click.Context | None, _parameter: click.Parameter | None, text: str | None
+) -> float | None:
+    """Return the seconds of a duration such as ``5m``."""
+    from riffle_spark.setting_values import seconds
+
+    if text is None:
+        return None
+    try:
+        return cast(float, seconds(1.0)(text))
+    except ValueError as error:
+        raise click.UsageError(f"--max-age {text!r} is not allowed.\n  What to do: Give {error}.") from None
+
+
+@click.command("status")
+@root_argument
+@click.option("--watch", is_flag=True, help="Show it again every 2 seconds until Ctrl-C.")
+@click.option(
+    "--max-age",
+    metavar="DURATION",
+    callback=parse_duration,
+    help="Exit with 1 if records are unread and the last commit is older, or if the driver's status is older.",
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the status as a web page to this file, instead of showing it.",
+)
+@store_options
+@json_option
+def status_command(
+    root: str,
+    watch: bool,
+    max_age: float | None,
+    html: Path | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+) -> None:
+    """Show how a query runs: last commit, lag, watermark, members, last moves and warnings.
+
+    Reads the root alone, while the query runs or after it. Members, lag and moves are those that the driver last wrote,
+    at most a minute ago. The last commit is that of the log. Times are in UTC.
+
+    Exit code 0: the status was read. 1: `--max-age` is exceeded, the root has no log, or an object is damaged. 3: the
+    store cannot be reached or read.
+    """
+    from riffle_spark.offline.root_status import watch_status
+    from riffle_spark.worker.member_folders import options_of
+
+    options = options_of(read_settings(conf_file, s3_endpoint))
+    for state in islice(watch_status(root, options, _WATCH_SECONDS), None if watch else 1):
+        failure = None if max_age is None else state.probe(max_age)
+        if html is not None:
+            _write_page(state, html)
+        if as_json:
+            echo(json.dumps(_to_json(state, failure)))
+        elif html is None:
+            if watch:
+                click.clear()
+            _show(state)
+        if failure is not None:
+            echo(f"Error: {failure}", err=True)
+            click.get_current_context().exit(1)
+
+
+def _write_page(state: "RootStatus", file: Path) -> None:
+    """Write the page of the status that the driver wrote. Raises ``ConfigError`` if there is none."""
+    from riffle_spark.errors import ConfigError
+    from riffle_spark.observe.page import page_of
+
+    if state.status is None:
+        # Cause: The query ran with status_interval = 0, with an earlier version, or has not committed a batch.
+        raise ConfigError(
+            "The driver has written no status, so there is no page.",
+            remedy="Show what the log has without --html. For a page, run the query with status_interval above 0.",
+            where=state.root,
+            id="RIFFLE-1340",
+        )
+    try:
+        file.write_text(page_of(state.status), "utf-8")
+    except OSError as error:
+        raise click.UsageError(
+            f"--html {str(file)!r} cannot be written: {error.strerror}.\n"
+            "  What to do: Name a file in a folder that exists."
+        ) from None
+
+
+def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:
+    from riffle_spark.observe.json_values import to_plain
+
+    status = None if state.status is None else to_plain(state.status)
+    return {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": status}
+
+
+def _show(state: "RootStatus") -> None:
+    """Print a status as text."""
+    show_facts(_summary(state))
+    show_table(_members(state))
+    if state.status is not None:
+        show_table(_moves(state.status))
+        show_table(_warnings(state.status))
+
+
+def _summary(state: "RootStatus") -> list[tuple[str, str]]:
+    """Return the facts about the whole query."""
+    facts = state.facts
+    status = state.status
+    name = facts.query_name or facts.query_id or "unknown"
+    version = f", riffle_spark {status.product}" if status and status.product else ""
+    batches = [
+        rate_text(state.batches_per_minute, "per minute"),
+        rate_text(state.rows_per_second, "rows/s"),
+        None if state.batch_seconds is None else f"{age_text(state.batch_seconds)} each",
+    ]
+    watermark_ms = state.record.watermark_ms
+    behind = "" if watermark_ms is None else f" ({age_text((state.now_ms - watermark_ms) / 1000)} behind the clock)"
+    commit = "none"
+    if state.commit_ms is not None:
+        commit = f"batch {state.record.version}, {age_text(state.commit_age)} ago ({time_text(state.commit_ms)})"
+    return [
+        ("Query", f"{name}{version}"),
+        ("Root", state.root),
+        ("Health", state.health if status is None else f"{state.health} ({status.state})"),
+        ("Last commit", commit),
+        ("Batches", ", ".join(text for text in batches if text) or "unknown"),
+        ("Lag", _lag_text(state)),
+        ("Watermark", f"{time_text(watermark_ms)}{behind}" if watermark_ms is not None else "none"),
+        *(_store_line(state) if facts.stores else []),
+        ("Status", _written_text(state)),
+    ]
+
+
+def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
+    """Return the size of all stores."""
+    stores = state.facts.stores
+    size = bytes_text(sum(store.bytes for store in stores))
+    return [("State", f"{count_text(sum(store.rows for store in stores))} rows, {size}, {len(stores)} stores")]
+
+
+def _lag_text(state: "RootStatus") -> str:
+    """Return the lag of the source."""
+    if state.lag_records is None:
+        return "unknown"
+    age = "" if state.lag_seconds is None else f", {age_text(state.lag_seconds)}"
+    return f"{count_text(state.lag_records)} records{age}, {len(state.facts.source)} partitions"
+
+
+def _written_text(state: "RootStatus") -> str:
+    """Return when the driver wrote its status."""
+    if state.status is None:
+        return "none written: lag, moves and warnings are unknown"
+    return f"written {age_text(state.status_age)} ago, epoch {state.facts.epoch}"
+
+
+def _members(state: "RootStatus") -> Table:
+    """Return the members with what they own and warm up."""
+    columns = (
+        "MEMBER",
+        "EXECUTOR",
+        "HOST",
+        "RACK",
+        "STATE",
+        "SLOTS",
+        "OWNS",
+        "STANDBYS",
+        "WARM-UPS",
+        "REMAINING",
+        "LAG",
+        "DISK",
+        "MEMORY",
+    )
+    table = Table("MEMBERS", columns, right=frozenset(columns[5:]))
+    for member in state.facts.members:
+        table.add(
+            member.id,
+            member.executor,
+            member.host,
+            member.rack,
+            member.state,
+            member.slots,
+            member.owned,
+            member.standbys,
+            member.warmups,
+            _remaining(member),
+            f"{count_text(member.lag_records)} rec",
+            None if member.disk_used is None else f"{member.disk_used:.0%}",
+            None if member.memory_used is None else f"{member.memory_used:.0%}",
+        )
+    return table
+
+
+def _remaining(member: "MemberFacts") -> str | None:
+    """Return what a member's warm-ups still have to read, and for how long."""
+    if not member.warmups:
+        return None
+    time = "" if member.warmup_seconds is None else f", {age_text(member.warmup_seconds)}"
+    return f"{bytes_text(member.warmup_bytes)}{time}"
+
+
+def _moves(status: "Status") -> Table:
+    """Return the last moves."""
+    shown = status.moves[-_MOVES_SHOWN:]
+    title = f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)"
+    table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
+    table.right = frozenset({"BATCH", "KEY-GROUP"})
+    for move in shown:
+        key_group = f"{move.topic}:{move.partition}" if move.topic else str(move.key_group)
+        group = "" if move.group in ("", "query") else f"{move.group}/"
+        table.add(
+            time_text(move.time_ms),
+            move.version,
+            f"{group}{key_group}",
+            move.role,
+            move.from_member or None,
+            move.to_member,
+            move.reason,
+        )
+    return table
+
+
+def _warnings(status: "Status") -> Table:
+    """Return the last warnings."""
+    shown = status.warnings[-_WARNINGS_SHOWN:]
+    title = f"LAST WARNINGS ({len(shown)} of {len(status.warnings)} in the status)"
+    table = Table(title, ("TIME", "ID", "WARNING"))
+    for warning in shown:
+        table.add(time_text(warning.time_ms), warning.id, warning.text.splitlines()[0] if warning.text else "")
+    return table

@@ -1,0 +1,200 @@
+"""Write the status of a query below its root (docs/formats.md).
+
+Theory of operation.
+
+1. The exporter collects the last batches, moves and warnings from the reports. At most once per interval it writes
+   them with the newest facts, also while the query is idle, and once more when the query ends.
+2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
+   started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
+3. If another process writes between the two requests, the write is skipped until the next interval.
+4. With ``status_page``, the driver that wrote the status also writes ``status.html``, with one GET and one PUT.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.observe.page import page_of
+from riffle_spark.observe.readings import Reading
+from riffle_spark.observe.status import (
+    BATCHES_MAX,
+    MOVES_MAX,
+    WARNINGS_MAX,
+    BatchSummary,
+    MoveSummary,
+    State,
+    Status,
+    WarningSummary,
+    decode,
+    encode,
+)
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.protocol.ownership.groups import GROUP
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject, sent_since
+
+__all__ = ["StatusExporter", "StatusHistory"]
+
+_RUNNING_MS: Final = 10_000
+"""A query counts as running for so long after a batch."""
+_WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
+_QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
+"""Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
+_SHOWN_SETTINGS: Final = (
+    "dispatch",
+    "key_groups",
+    "num_standbys",
+    "standby_mode",
+    "max_warmup_replicas",
+    "acceptable_recovery_lag",
+    "probing_rebalance_interval",
+    "scheduled_rebalance_max_delay",
+    "rack_aware_assignment_strategy",
+    "batch_attempts",
+    "deliver_after_commit",
+    "retained_versions",
+    "retained_for",
+    "status_interval",
+)
+"""The settings that an operator needs to read a status. None of them is a secret."""
+
+
+class StatusHistory:
+    """Collects what a status has beyond the facts: the last batches, moves and warnings."""
+
+    def __init__(self) -> None:
+        """Create an empty history."""
+        self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
+        self._moves: deque[MoveSummary] = deque(maxlen=MOVES_MAX)
+        self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
+
+    def add(self, report: BatchReport, facts: DriverFacts) -> None:
+        """Add a batch that ended, given the facts after it. A repeat adds only its warnings."""
+        self._warnings.extend(_warning(text, facts.time_ms) for text in report.warnings)
+        if report.decision != "run":
+            return
+        lag = sum(partition.records for partition in facts.source) if facts.source else None
+        time_ms = facts.commit_ms or facts.time_ms
+        self._batches.append(BatchSummary(report.version, time_ms, report.rows, dict(report.seconds), lag))
+        self._moves.extend(_move(move, report.version, time_ms) for move in report.moves)
+
+    def status(self, facts: DriverFacts, state: State, settings: Settings, interval: float, product: str) -> Status:
+        """Return the status with these facts. ``interval`` is how often it is written, in seconds."""
+        return Status(
+            facts,
+            state,
+            product,
+            interval,
+            tuple(self._batches),
+            tuple(self._moves),
+            tuple(self._warnings),
+            {name: str(getattr(settings, name)) for name in _SHOWN_SETTINGS},
+        )
+
+
+def _warning(text: str, time_ms: int) -> WarningSummary:
+    """Return a warning without its remedy, and without data of users."""
+    match = _WARNING.fullmatch(text)
+    warning_id, body = (match[1], match[2]) if match else ("", text)
+    body = body.split("\n", 1)[0]
+    if warning_id in _QUOTES_ROWS:
+        body = body.split(". ", 1)[0].split(": ", 1)[0].rstrip(".") + "."
+    return WarningSummary(time_ms, warning_id, body)
+
+
+def _move(move: Mapping[str, str | int], version: int, time_ms: int) -> MoveSummary:
+    """Return a move of a report, made before a batch that was committed at ``time_ms``."""
+    partition = move.get("partition")
+    return MoveSummary(
+        time_ms,
+        version,
+        int(move["key_group"]),
+        str(move.get("group", GROUP)),
+        str(move["role"]),
+        str(move["from"]),
+        str(move["to"]),
+        str(move["reason"]),
+        str(move["goal"]),
+        str(move.get("topic", "")),
+        None if partition is None else int(partition),
+    )
+
+
+class StatusExporter:
+    """Writes ``status.json`` and its page below the root. Implements ``observe.export.Exporter``."""
+
+    name = "status"
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        settings: Settings,
+        product: str,
+        count_requests: Callable[[Mapping[str, int]], None],
+    ) -> None:
+        """Create the exporter of a query. Sends no request.
+
+        ``objects`` is a store below the root that nothing else uses. ``product`` is the version of riffle_spark.
+        ``count_requests`` is called with the requests of each write by kind.
+        """
+        self._objects = objects
+        self._settings = settings
+        self._product = product
+        self._count_requests = count_requests
+        self._history = StatusHistory()
+        self._facts: DriverFacts | None = None
+        self._started_ms = 0
+        self._tried_ms: int | None = None
+        self._batch_ms = 0
+
+    def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:  # noqa: ARG002
+        """Write the status if the interval has passed. Raises errors of the store."""
+        if self._facts is None:
+            self._started_ms = facts.time_ms
+        self._facts = facts
+        if report is not None:
+            self._batch_ms = facts.time_ms
+            self._history.add(report, facts)
+        passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
+        if passed_ms is None or passed_ms >= self._settings.status_interval * 1000:
+            is_running = facts.batch_seconds > 0 or facts.time_ms - self._batch_ms < _RUNNING_MS
+            self._write(facts, "running" if is_running else "idle")
+
+    def close(self) -> None:
+        """Write the status of the stopped query. Raises errors of the store."""
+        if self._facts is not None:
+            self._write(self._facts, "stopped")
+            self._facts = None
+
+    def _write(self, facts: DriverFacts, state: State) -> None:
+        """Write a status unless a newer driver has written its own."""
+        self._tried_ms = facts.time_ms
+        before = dict(self._objects.requests)
+        try:
+            stored = self._objects.get_if_changed(STATUS)
+            if stored is not None and stored.data is not None and self._is_newer(stored.data, facts):
+                return
+            status = self._history.status(facts, state, self._settings, self._settings.status_interval, self._product)
+            if self._replace(STATUS, stored, encode(status)) and self._settings.status_page:
+                page = page_of(status).encode()
+                self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
+        finally:
+            self._count_requests(sent_since(before, self._objects.requests))
+
+    def _replace(self, name: str, stored: TaggedObject | None, data: bytes) -> bool:
+        """Write an object unless another process has written it since it was read as ``stored``."""
+        if stored is None:
+            return self._objects.put_if_absent(name, data)
+        return self._objects.replace_if_unchanged(name, data, stored.tag)
+
+    def _is_newer(self, data: bytes, facts: DriverFacts) -> bool:
+        """Return whether a newer driver wrote this status. A damaged status is replaced."""
+        try:
+            stored = decode(data).facts
+        except CorruptStateError:
+            return False
+        return stored.epoch > facts.epoch and stored.time_ms >= self._started_ms

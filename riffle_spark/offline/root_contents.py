@@ -1,0 +1,346 @@
+"""Read what a root contains: the records of its log, its stores, and the place of a key. Writes nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import key_groups
+from riffle_spark.observe.status import decode
+from riffle_spark.offline.rollback_targets import read_intact
+from riffle_spark.offline.root_status import members_of_record, newest_record
+from riffle_spark.offline.scenario_of_root import open_log
+from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task_name
+from riffle_spark.protocol.ownership.groups import task as task_of
+from riffle_spark.protocol.shards import Shards
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Entry
+from riffle_spark.state.log.query_roots import only_root
+from riffle_spark.state.log.record import Record, RecordedMember
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
+from riffle_spark.unknown_names import check_known
+
+__all__ = ["KeyOnRoot", "LoggedRecord", "StoreOnRoot", "find_key", "read_records", "read_stores"]
+
+_LARGEST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecord:
+    """A record of the log.
+
+    Attributes:
+        sequence: its number.
+        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt`` or ``dispatch``.
+        version: the newest batch after it, -1 for none.
+        time_ms: when it was written, in milliseconds since the epoch.
+        epoch: the number of the driver's claim.
+        changed_rows: stored rows that the batch changed.
+        sealed_bytes: bytes of these changes.
+        owner_moves: key-groups with another owner than in the record before, as (key-group, from, to).
+        rollback_to: the target of ``riffle rollback --to`` that returns to it; ``None`` if it is not retained.
+        offsets: Spark's offset-log entry, one text per source; empty if unknown.
+    """
+
+    sequence: int
+    kind: str
+    version: int
+    time_ms: int
+    epoch: int
+    changed_rows: int
+    sealed_bytes: int
+    owner_moves: tuple[tuple[str, str, str], ...]
+    rollback_to: str | None
+    offsets: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOnRoot:
+    """The state of a store as of the newest record.
+
+    Attributes:
+        store: the name of the store.
+        key: the name and type of each key column.
+        columns: the name and type of each other column or variable.
+        rows: rows in all parts. A key that is in several parts counts several times.
+        bytes: bytes of all parts.
+        snapshots: key-groups with a snapshot.
+        deltas: parts of deltas after the snapshots.
+        longest_chain: the most deltas of a key-group.
+        key_groups: how many key-groups have state.
+        largest: the (key-group, rows, bytes) of the largest key-groups.
+        skew: the bytes of the largest key-group as a multiple of the mean of all key-groups; 0 without state.
+    """
+
+    store: str
+    key: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    rows: int
+    bytes: int
+    snapshots: int
+    deltas: int
+    longest_chain: int
+    key_groups: int
+    largest: tuple[tuple[int, int, int], ...]
+    skew: float
+
+    def to_json(self) -> dict[str, object]:
+        """Return the store as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOnRoot:
+    """The place of a key as of the newest record: its key-group, owner and standbys. ``None`` if there is no owner."""
+
+    key_group: int
+    group: str
+    owner: RecordedMember | None
+    standbys: tuple[RecordedMember, ...]
+    version: int
+    topic: str | None = None
+    partition: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the place as JSON."""
+        return asdict(self)
+
+
+def read_records(root: str, limit: int, options: StoreOptions | None = None) -> list[LoggedRecord]:
+    """Return the last ``limit`` records of the log, oldest first. Raises ``ConfigError`` if there is no log."""
+    log, tail = open_log(root, options)
+    first = max(log.first, tail.sequence - limit)
+    records = read_intact(log, range(first, tail.sequence + 1))
+    abandoned = _abandoned(records, tail)
+    shown: list[LoggedRecord] = []
+    previous: Record | None = None
+    for sequence in sorted(records):
+        record = records[sequence]
+        if sequence > tail.sequence - limit:
+            shown.append(_logged(record, previous, _target(record, tail, abandoned)))
+        previous = record
+    return shown
+
+
+def _abandoned(records: Mapping[int, Record], tail: Record) -> set[int]:
+    """Return the numbers of the records that a rollback gave up."""
+    abandoned: set[int] = set()
+    sequence = tail.sequence
+    while sequence in records:
+        target = records[sequence].target
+        following = sequence - 1 if target is None else min(target, sequence - 1)
+        abandoned |= {*range(following + 1, sequence)}
+        sequence = following
+    return abandoned
+
+
+def _target(record: Record, tail: Record, abandoned: set[int]) -> str | None:
+    """Return the target of a rollback to a record, ``None`` if it is not retained."""
+    if record.sequence < tail.promised:
+        return None
+    is_batch = record.kind == "batch" and record.sequence not in abandoned
+    return str(record.version) if is_batch else f"record:{record.sequence}"
+
+
+def _logged(record: Record, previous: Record | None, target: str | None) -> LoggedRecord:
+    """Return a record as it is shown. ``previous`` is the record before it, if it was read."""
+    rows = size = 0
+    if record.kind == "batch":
+        for entry in record.entries.values():
+            link = entry.chain[-1] if entry.chain else None
+            if link is not None and link.head.version == record.version and link.head.epoch == record.epoch:
+                rows += link.rows
+                size += link.length
+    before = {} if previous is None else previous.owners
+    moves = tuple(
+        (task, before.get(task, ""), owner)
+        for task, owner in record.owners.items()
+        if previous is not None and before.get(task, "") != owner
+    )
+    offsets = tuple(line for line in (record.offsets or "").split("\n")[2:] if line not in ("", "-"))
+    return LoggedRecord(
+        record.sequence,
+        record.kind,
+        record.version,
+        record.written_ms,
+        record.epoch,
+        rows,
+        size,
+        moves,
+        target,
+        offsets,
+    )
+
+
+def read_stores(root: str, options: StoreOptions | None = None) -> list[StoreOnRoot]:
+    """Return the stores below a root, sorted by name.
+
+    Raises ``ConfigError`` if there is no log, ``CorruptStateError`` for a schema that cannot be read.
+    """
+    log, tail = open_log(root, options)
+    entries: dict[str, dict[int, Entry]] = {store: {} for store in tail.schemas}
+    for (store, key_group), entry in log.manifest.entries.items():
+        entries.setdefault(store, {})[key_group] = entry
+    total = max(len(tail.shards) if tail.dispatch != "key_group" else tail.total, 1)
+    return [
+        _store_on_root(store, schema_of_text(store, tail.schemas[store]), entries[store], total)
+        for store in sorted(tail.schemas)
+    ]
+
+
+def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry], total: int) -> StoreOnRoot:
+    """Return a store with the sizes of its key-groups, out of ``total``."""
+    sizes = {key_group: entry.measure() for key_group, entry in entries.items()}
+    largest = sorted(sizes, key=lambda key_group: (-sizes[key_group].bytes, key_group))[:_LARGEST]
+    total_bytes = sum(size.bytes for size in sizes.values())
+    state = schema.either(
+        lambda plain: tuple((field.name, str(field.type)) for field in plain.state),
+        lambda variables: tuple((variable.name, variable.kind) for variable in variables.variables),
+    )
+    return StoreOnRoot(
+        store,
+        tuple((field.name, str(field.type)) for field in schema.key),
+        state,
+        rows=sum(size.rows for size in sizes.values()),
+        bytes=total_bytes,
+        snapshots=sum(entry.snapshot is not None for entry in entries.values()),
+        deltas=sum(size.deltas for size in sizes.values()),
+        longest_chain=max((len(entry.chain) for entry in entries.values()), default=0),
+        key_groups=len(entries),
+        largest=tuple((key_group, sizes[key_group].rows, sizes[key_group].bytes) for key_group in largest),
+        skew=sizes[largest[0]].bytes * total / total_bytes if total_bytes else 0.0,
+    )
+
+
+def find_key(root: str, key: str, store: str | None = None, options: StoreOptions | None = None) -> KeyOnRoot:
+    """Return the place of a key as of the newest record.
+
+    ``key`` is the text of a single text column. For other keys it is JSON: a value, or for several columns a list or an
+    object. With dispatch by partition it is ``topic:partition``. Raises ``ConfigError`` for other keys, for an unknown
+    store, and if the stores have different keys and none is named.
+    """
+    root = only_root(root, options or StoreOptions())
+    objects = open_store(root, options or StoreOptions())
+    tail = newest_record(objects, root)
+    check_known("store", [] if store is None else [store], tail.schemas, source="--store", where=root)
+    group = _group_of(tail, store, objects)
+    topic: str | None = None
+    partition: int | None = None
+    if tail.dispatch == "key_group":
+        number = _key_group_of_text(key, _schema_for(tail, store, root), tail.total)
+    else:
+        topic, partition = _parse_partition(key)
+        number = Shards(tail.shards).number_of((topic, partition))
+    name = task_name(task_of(number, group))
+    members = {member.id: member for member in members_of_record(objects, tail)}
+    return KeyOnRoot(
+        number,
+        group,
+        members.get(tail.owners.get(name, "")),
+        tuple(members[holder] for holder in tail.standbys.get(name, ()) if holder in members),
+        tail.version,
+        topic,
+        partition,
+    )
+
+
+def _group_of(tail: Record, store: str | None, objects: ObjectStore) -> str:
+    """Return the co-location group of a store, or the only group.
+
+    The log has the names of groups, and the driver's status their stores. Raises ``ConfigError`` if there are several
+    groups and the group of the store is unknown.
+    """
+    groups = {parse_task(name).group for name in tail.owners}
+    if len(groups) < 2:
+        return next(iter(groups), GROUP)
+    data = objects.get(paths.STATUS) if store is not None else None
+    for group in decode(data).facts.groups if data is not None else ():
+        if store in group.stores:
+            return group.name
+    # Cause: The log has the owners of each group of `store_groups`, and only the driver's status has its stores.
+    raise ConfigError(
+        f"The query has several co-location groups: {', '.join(sorted(groups))}.",
+        remedy=f"Name a store with --store ({', '.join(sorted(tail.schemas))}) while the driver writes its status.",
+        where="store_groups",
+        id="RIFFLE-1312",
+    )
+
+
+def _schema_for(tail: Record, store: str | None, root: str) -> StoreSchema:
+    """Return the schema of a store, or of any store if all have the same key."""
+    schemas = {name: schema_of_text(name, text) for name, text in tail.schemas.items()}
+    if store is not None:
+        return schemas[store]
+    if not schemas:
+        raise ConfigError(
+            f"{root} has no store yet.", remedy="Wait until the query has run a batch.", where=root, id="RIFFLE-1313"
+        )
+    routings = {tuple(schema.key.field(name) for name in schema.routing) for schema in schemas.values()}
+    if len(routings) > 1:
+        raise ConfigError(
+            "The query's stores have different keys.",
+            remedy=f"Name one of them with --store: {', '.join(sorted(schemas))}.",
+            where=root,
+            id="RIFFLE-1314",
+        )
+    return next(iter(schemas.values()))
+
+
+def _key_group_of_text(key: str, schema: StoreSchema, total: int) -> int:
+    """Return the key-group of a key as a command takes it. Raises ``ConfigError`` if it does not fit the columns."""
+    fields = [schema.key.field(name) for name in schema.routing]
+    try:
+        values = _key_values(key, [field.name for field in fields], is_text=pa.types.is_string(fields[0].type))
+        columns = [_key_column(value, field.type) for value, field in zip(values, fields, strict=True)]
+    except (LookupError, ValueError, TypeError, OverflowError, NotImplementedError) as error:
+        described = ", ".join(f"{field.name} ({field.type})" for field in fields)
+        raise ConfigError(
+            f"{key!r} is not a key of store {schema.store!r}: {error}",
+            remedy=f"Give {described}: a text column as it is, other columns as JSON, several as a list or an object.",
+            where=schema.store,
+            id="RIFFLE-1315",
+        ) from error
+    return int(key_groups(columns, total)[0])
+
+
+def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object]:
+    """Return the value of each column of a key. ``is_text`` is whether the first column is text."""
+    if len(names) == 1 and is_text:
+        return [key]
+    value: object = key
+    with suppress(ValueError):
+        value = json.loads(key)
+    if isinstance(value, dict):
+        return [value[name] for name in names]
+    return value if isinstance(value, list) else [value]
+
+
+def _key_column(value: object, kind: pa.DataType) -> pa.Array:
+    """Return a column with one value. JSON has no dates, times and decimals, so their texts are parsed."""
+    if isinstance(value, str) and not pa.types.is_string(kind):
+        return pa.array([value]).cast(kind)
+    return pa.array([value], type=kind)
+
+
+def _parse_partition(key: str) -> tuple[str, int]:
+    """Return the topic and partition of ``topic:partition``. Raises ``ConfigError`` for other text."""
+    topic, _, number = key.rpartition(":")
+    if not topic or not (number.isascii() and number.isdigit()):
+        # Cause: The partition of the source decides the owner, and not the key.
+        raise ConfigError(
+            f"{key!r} is not a partition.",
+            remedy="Give TOPIC:PARTITION, such as orders:3, because the query dispatches by partition.",
+            where="dispatch",
+            id="RIFFLE-1316",
+        )
+    return topic, int(number)

@@ -1,0 +1,106 @@
+"""What `./run reference` writes: docs/commands.md, from the commands of `riffle`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+
+from riffle_spark.console.main import COMMANDS, main
+from tests.kit.folders import CHECKOUT
+
+__all__ = ["PAGE", "page"]
+
+PAGE = CHECKOUT / "docs" / "commands.md"
+_OPTION_HEAD = "| option | meaning |\n| --- | --- |\n"
+_INTRODUCTION = """\
+# Commands
+
+This page lists every command of `riffle` with its options. Operators use the commands to watch, steer and repair
+queries. `./run reference` writes this page from the source; `riffle COMMAND --help` shows the same text.
+
+## Conventions
+
+- Most commands take the root of a query as their first argument: `riffle status s3://bucket/state/totals`.
+- A command that changes a root only prints its plan. With `--execute` it changes the root.
+- `--json` prints one JSON object for programs. Names of fields end with their unit, such as `commit_age_seconds`.
+- Times are in UTC. Sizes are in binary units: 1 KiB is 1,024 bytes.
+- On a terminal tables have borders. In pipes and files they are aligned columns without colours.
+- Commands read the root alone. They need no access to the driver and no running query, except those that steer one.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | success |
+| 1 | the command failed, or found what it looks for: damage, a query that is stuck. The help of the command says it |
+| 2 | the command was called wrongly |
+| 3 | the store cannot be reached or read, so nothing is known |
+
+### Complete commands in your shell
+
+`riffle` completes commands and options with the Tab key. Add one line to the start file of your shell:
+
+| shell | file | line |
+| --- | --- | --- |
+| Bash 4.4 or newer | `~/.bashrc` | `eval "$(_RIFFLE_COMPLETE=bash_source riffle)"` |
+| Zsh | `~/.zshrc` | `eval "$(_RIFFLE_COMPLETE=zsh_source riffle)"` |
+| Fish | `~/.config/fish/completions/riffle.fish` | `_RIFFLE_COMPLETE=fish_source riffle \\| source` |
+
+### Probe a query
+
+`riffle status ROOT --max-age 5m` exits with 1 if the query is stuck or silent. Use it as a liveness probe of
+Kubernetes, in cron, or as a task of Airflow.
+
+| query | exit code |
+| --- | --- |
+| committed a batch in the last 5 minutes | 0 |
+| idle, and all records are read | 0 |
+| records are unread, and the last commit is older | 1 |
+| the driver's status is older, because the driver is gone or cannot reach the store | 1 |
+| `status_interval = 0`, so there is no status | 1 |
+
+Choose a duration of at least twice `status_interval`, and longer than the longest batch.
+
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return _INTRODUCTION + "\n".join(_section(name) for name in sorted(COMMANDS))
+
+
+def _section(name: str) -> str:
+    """Return the section of a command."""
+    context = click.Context(main, info_name="riffle")
+    command = main.get_command(context, name)
+    assert command is not None
+    usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name, parent=context)))
+    text = "\n\n".join(_paragraphs(command.help or ""))
+    rows = "".join(_rows(command))
+    return f"## {name}\n\n```\nriffle {name} {usage}\n```\n\n{text}\n" + (f"\n{_OPTION_HEAD}{rows}" if rows else "")
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a help text as lines of Markdown."""
+    for paragraph in inspect.cleandoc(text).replace("\b\n", "").split("\n\n"):
+        yield _escaped(" ".join(paragraph.split()))
+
+
+def _rows(command: click.Command) -> Iterator[str]:
+    """Yield a row for each option."""
+    context = click.Context(command, info_name=command.name)
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if isinstance(parameter, click.Option) and record is not None:
+            names, meaning = record
+            yield f"| `{names.replace('|', chr(92) + '|')}` | {_escaped(' '.join(meaning.split()))} |\n"
+
+
+def _escaped(text: str) -> str:
+    """Return a text without the marks of Markdown and HTML."""
+    return re.sub(r"(?<!`)([<>|*\[\]])", r"\\\1", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,162 @@
+"""Commands in another process steer a query on real executors: while it is idle, while it is busy, and paused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.state.log.record import Record
+from tests.kit.folders import CHECKOUT
+from tests.kit.streams.streaming import Feed, Kept, records, running, settings_in, start, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+MASTER = "local-cluster[2,1,600]"
+KEYS = [f"key-{n}" for n in range(80)]
+
+
+class Steered:
+    """A query on two executors that reads requests, and an operator's shell."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self.feed = Feed(folder / "in", "k string, v long")
+        self.settings = settings_in(folder, expected_executors=2, acceptable_recovery_lag=0, control="on")
+        self.kept = Kept()
+        compute = aggregate(rows=count(), total=sum_("v"))
+        self.job: StatefulJob = Stateful("totals", "k", compute, settings=self.settings).into(self.kept)
+        self.query: StreamingQuery
+
+    def start(self) -> None:
+        """Start the query, and run its first batch."""
+        stream = self.feed.stream(self._spark)
+        self.query = start(stream, self.job, self._folder / "checkpoint", processingTime="100 milliseconds")
+        self.add()
+        self.wait(lambda: self.job.reports, "the first batch")
+
+    def start_busy(self) -> None:
+        """Start the query on a source that always has rows: each batch follows the one before at once."""
+        rows = self._spark.readStream.format("rate").option("rowsPerSecond", 200).load()
+        stream = rows.selectExpr("concat('key-', value % 80) as k", "value as v")
+        self.query = start(stream, self.job, self._folder / "checkpoint", processingTime="0 seconds")
+        self.wait(lambda: len(self.job.reports) >= 3, "three batches")
+
+    def add(self) -> None:
+        """Feed a batch."""
+        self.feed.add([{"k": key, "v": 1} for key in KEYS])
+
+    def wait(self, reached: object, why: str) -> None:
+        """Wait until something is so, or raise what the query failed with."""
+
+        def looked() -> bool:
+            assert self.query.exception() is None
+            return bool(reached())  # type: ignore[operator]
+
+        wait_for(looked, why)
+
+    def run(self, command: str, *arguments: str) -> dict[str, object]:
+        """Run a command in a process of its own; return its answer."""
+        assert self.settings.root is not None
+        words = [sys.executable, "-m", "riffle_spark", command, self.settings.root, *arguments, "--wait", "--json"]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, cwd=self._folder,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        answer: dict[str, object] = json.loads(done.stdout)
+        return answer
+
+    def record_of(self, answer: dict[str, object]) -> tuple[Record, int]:
+        """Return the record that has the answer first, and how many batches were committed since the request."""
+        assert self.settings.root is not None
+        batches = 0
+        for record in records(self.settings.root):
+            batches += record.kind == "batch" and record.written_ms > int(str(answer["time_ms"]))
+            if any(each.id == answer["id"] for each in read_requests(record.orders).answers):
+                return record, batches
+        raise AssertionError(f"no record answers {answer}")
+
+    def owned(self) -> dict[str, int]:
+        """Return the key-groups of each live executor."""
+        return {member.executor: member.owned for member in self.job.members() if member.state != "awaited"}
+
+
+@pytest.fixture
+def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
+    """A query that is not started."""
+    made = Steered(spark, tmp_path)
+    yield made
+    made.query.stop()
+    assert running(made.job)._pulse.ended(30)  # private: the thread that must go
+
+
+def latency(answer: dict[str, object]) -> float:
+    """Return the seconds from the request to its answer: the clocks are one machine's."""
+    return (int(str(answer["answered_ms"])) - int(str(answer["time_ms"]))) / 1000
+
+
+def test_a_drain_and_a_pin_reach_an_idle_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
+    """No batch is needed: a record of its own has each answer, and the key-groups move."""
+    steered.start()
+    first, second = sorted(steered.owned())
+    pinned = steered.run("pin", "0", first)
+    drained = steered.run("drain", second)
+    assert (pinned["state"], drained["state"]) == ("applied", "applied")
+    assert [steered.record_of(answer)[0].kind for answer in (pinned, drained)] == ["orders", "orders"]
+    steered.wait(lambda: steered.owned()[second] == 0, "the drained executor is empty")
+    refused = steered.run("drain", first)
+    assert (refused["state"], refused["error_id"]) == ("refused", "RIFFLE-0751")
+    assert len(steered.job.reports) == 1
+    with capsys.disabled():
+        print(f"\nidle: seconds to the answer: pin {latency(pinned):.2f}, drain {latency(drained):.2f}")
+
+
+def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the latest the second batch that is committed after the request has its answer."""
+    steered.start_busy()
+    first, second = sorted(steered.owned())
+    pinned = steered.run("pin", "0", first)
+    drained = steered.run("drain", second)
+    for answer in (pinned, drained):
+        record, batches = steered.record_of(answer)
+        assert (answer["state"], record.kind) == ("applied", "batch")
+        assert batches <= 2
+    steered.wait(lambda: steered.owned()[second] == 0, "the drained executor is empty")
+    seconds = [report.seconds["total"] for report in steered.job.reports]
+    with capsys.disabled():
+        print(
+            f"\nbusy: {len(seconds)} batches of {sum(seconds) / len(seconds):.2f} s; to the answer: pin "
+            f"{latency(pinned):.2f} s ({steered.record_of(pinned)[1]} batches), drain {latency(drained):.2f} s "
+            f"({steered.record_of(drained)[1]} batches)"
+        )
+
+
+def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steered) -> None:
+    """Spark shows an active batch meanwhile. A live setting can be changed, and a paused query can be stopped."""
+    steered.start()
+    assert steered.run("pause")["state"] == "applied"
+    steered.add()
+    steered.wait(lambda: steered.query.status["isTriggerActive"], "the next batch waits")
+    assert steered.run("set", "num_standbys=1")["state"] == "applied"
+    assert (steered.job.paused, len(steered.job.reports)) == (True, 1)
+    assert steered.query.status["message"] == "Processing new data"
+    assert steered.run("resume")["state"] == "applied"
+    steered.wait(lambda: len(steered.job.reports) == 2, "the batch that waited")
+    assert running(steered.job).driver.settings.num_standbys == 1
+    assert steered.kept.latest("k") == {key: {"rows": 2, "total": 2} for key in KEYS}
+    assert steered.run("pause")["state"] == "applied"
+    steered.add()
+    steered.wait(lambda: steered.query.status["isTriggerActive"], "the third batch waits")
+    steered.query.stop()
+    assert steered.query.exception() is None
+    assert len(steered.job.reports) == 2

@@ -1,0 +1,212 @@
+"""Who writes status.json, when, and with how many requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.observe.export import Exporters
+from riffle_spark.observe.page import page_of
+from riffle_spark.observe.status import Status, decode
+from riffle_spark.observe.status_exporter import StatusExporter
+from riffle_spark.offline.verify import verify
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.simulated.world import World, one
+
+MOVE: Mapping[str, str | int] = {
+    "key_group": 3,
+    "role": "owner",
+    "from": "",
+    "to": "m1",
+    "from_executor": "",
+    "to_executor": "1",
+    "reason": "member joined",
+    "goal": "balance",
+}
+
+
+def _facts(seconds: float, epoch: int = 1, **changes: object) -> DriverFacts:
+    lag = (PartitionLag("orders", 0, 7, None),)
+    facts = DriverFacts(round(seconds * 1000) + 1_000_000, "q", "counts", "run", epoch, 5, 1_000_000, None, lag)
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def _report(version: int, **changes: object) -> BatchReport:
+    report = BatchReport(version, "q", "run", 1_000_000, 1, {"run": 0.4, "total": 0.5}, rows=100)
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+class Writer:
+    """A status exporter on a store of its own, and the requests that it reported."""
+
+    def __init__(self, objects: ObjectStore | None = None, **settings: object) -> None:
+        self.objects = MemoryStore() if objects is None else objects
+        self.counted: Counter[str] = Counter()
+        self.exporter = StatusExporter(self.objects, Settings(**settings), "1.2.3", self.counted.update)  # type: ignore[arg-type]
+
+    def stored(self) -> Status:
+        """Return the stored status."""
+        data = self.objects.get(paths.STATUS)
+        assert data is not None
+        return decode(data)
+
+
+@pytest.fixture(params=["memory", "directory"])
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
+    """A writer on a store in memory or in files."""
+    return Writer(None if request.param == "memory" else DirectoryStore(tmp_path))
+
+
+def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> None:
+    """A write is one GET and one PUT, and these are counted."""
+    for second in range(0, 180):
+        writer.exporter.export(_report(second), _facts(second), ())
+    assert writer.counted == {"get": 3, "put": 3}
+    status = writer.stored()
+    assert status.facts.time_ms == _facts(120).time_ms
+    assert [batch.version for batch in status.batches] == list(range(61, 121))
+    assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
+
+
+def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
+    """Facts without a report are written too; during a long batch the state stays running."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(60), ())
+    assert (writer.stored().state, writer.stored().facts.time_ms) == ("idle", _facts(60).time_ms)
+    writer.exporter.export(None, _facts(120, batch_seconds=5.0), ())
+    assert writer.stored().state == "running"
+
+
+def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
+    """The end is written at once. An exporter that exported nothing writes nothing."""
+    writer.exporter.close()
+    assert writer.objects.get(paths.STATUS) is None
+    writer.exporter.export(
+        _report(0, moves=(MOVE,), warnings=("[RIFFLE-0811] Store 'x'.\n  What to do: y",)), _facts(0), ()
+    )
+    writer.exporter.export(_report(1), _facts(1), ())
+    writer.exporter.close()
+    status = writer.stored()
+    assert (status.state, [batch.version for batch in status.batches]) == ("stopped", [0, 1])
+    (move,) = status.moves
+    assert (move.key_group, move.to_member, move.reason, move.group) == (3, "m1", "member joined", "query")
+    (warning,) = status.warnings
+    assert (warning.id, warning.text) == ("RIFFLE-0811", "Store 'x'.")
+    writer.exporter.close()
+    assert writer.counted == {"get": 2, "put": 2}
+
+
+def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
+    """The page shows the status that was written. It is one GET and one PUT more, and is replaced each minute."""
+    paged = Writer(writer.objects, status_page=True)
+    paged.exporter.export(_report(0), _facts(0), ())
+    paged.exporter.export(_report(1), _facts(60), ())
+    assert paged.counted == {"get": 4, "put": 4}
+    page = paged.objects.get(paths.STATUS_PAGE)
+    assert page is not None
+    assert page.decode() == page_of(paged.stored())
+    assert len(paged.stored().batches) == 2
+
+
+def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
+    """The page belongs to the status of the newest driver."""
+    old = Writer(writer.objects, status_page=True)
+    old.exporter.export(_report(0), _facts(0, epoch=1), ())
+    page = old.objects.get(paths.STATUS_PAGE)
+    writer.exporter.export(_report(1), _facts(30, epoch=2), ())
+    old.exporter.export(_report(1), _facts(60, epoch=1), ())
+    assert writer.stored().facts.epoch == 2
+    assert old.objects.get(paths.STATUS_PAGE) == page
+
+
+def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
+    """Errors of a user's function may quote a row, so the status has their number only."""
+    warning = "[RIFFLE-0809] Batch 3 has 2 dead letters. Store 'x' raised KeyError('alice@example.com') for the first."
+    listener = "[RIFFLE-0760] on_lost of the rebalance listener failed: KeyError('alice@example.com')\n  What to do: z"
+    writer.exporter.export(_report(3, warnings=(warning, listener)), _facts(0), ())
+    assert [warning.text for warning in writer.stored().warnings] == [
+        "Batch 3 has 2 dead letters.",
+        "on_lost of the rebalance listener failed.",
+    ]
+
+
+def test_no_secret_setting_is_in_the_status() -> None:
+    """Only named settings are shown."""
+    writer = Writer(encryption_keys="env:SECRET", s3_endpoint="http://127.0.0.1:1", num_standbys=2)
+    writer.exporter.export(_report(0), _facts(0), ())
+    assert writer.stored().settings["num_standbys"] == "2"
+    data = writer.objects.get(paths.STATUS)
+    assert data is not None
+    assert b"SECRET" not in data
+    assert b"127.0.0.1" not in data
+
+
+def test_a_fenced_driver_does_not_overwrite_the_newer_drivers_status(writer: Writer) -> None:
+    """The higher epoch stays, also if the older driver stops later. A new run of the older driver has a new epoch."""
+    newer = Writer(writer.objects)
+    writer.exporter.export(_report(0), _facts(0, epoch=1), ())
+    newer.exporter.export(_report(1), _facts(10, epoch=2), ())
+    writer.exporter.export(_report(0), _facts(70, epoch=1), ())
+    writer.exporter.close()
+    assert (writer.stored().facts.epoch, writer.stored().state) == (2, "running")
+    newer.exporter.export(None, _facts(80, epoch=2), ())
+    assert writer.stored().facts.time_ms == _facts(80).time_ms
+
+
+def test_the_status_of_a_log_that_was_started_again_is_replaced(writer: Writer) -> None:
+    """A root that was emptied and started again has lower epochs than the status that was left."""
+    writer.exporter.export(_report(0), _facts(0, epoch=9), ())
+    restarted = Writer(writer.objects)
+    restarted.exporter.export(_report(0), _facts(100, epoch=1), ())
+    assert writer.stored().facts.epoch == 1
+
+
+def test_a_damaged_status_is_replaced(writer: Writer) -> None:
+    """An object that cannot be read does not end the writing."""
+    writer.objects.put_if_absent(paths.STATUS, b"damaged")
+    writer.exporter.export(_report(0), _facts(0), ())
+    assert writer.stored().facts.epoch == 1
+
+
+class _Unavailable(MemoryStore):
+    """A store that does not answer."""
+
+    def get_if_changed(self, name: str, tag: str = "") -> None:  # noqa: ARG002 - the interface of stores
+        """Raise the error of a store without an answer."""
+        self.requests.add("get")
+        raise UnavailableError("No answer.", id="RIFFLE-0000")
+
+
+def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each try is counted. The exporters log one warning, and no batch waits."""
+    writer = Writer(_Unavailable())
+    exporters = Exporters([writer.exporter], lambda: 0.0)
+    for second in range(0, 150, 10):
+        exporters.publish(_report(second), _facts(second))
+    exporters.close(30)
+    assert writer.counted == {"get": 4}
+    assert caplog.text.count("The exporter status failed") == 1
+
+
+def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
+    """`riffle verify` knows the status and its page. A root that only has these can be started."""
+    world = World(tmp_path / "local")
+    Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())
+    world.start()
+    world.batch(0, one(1))
+    result = verify(world.home.root)
+    assert result.is_whole
+    assert not result.findings
