@@ -73,7 +73,8 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         else:
             query.awaitTermination(QUERY_TIMEOUT_SECONDS)
         batches = [report.rows for report in job.reports if report.rows]
-        running(job).stop()
+        if job._running is not None:  # private: a query that is stopped during a batch has no running job left
+            running(job).stop()
         line = {"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}
         print(json.dumps({**line, "lags": source_lags(folder / str(number) / REPORTS)}))
     spark.stop()
