@@ -99,7 +99,7 @@ def is_of_shared_root(name: str) -> bool:
 
 
 def shared_root(root: str) -> ConfigError:
-    """Return the error for a root without a log of its own that holds the roots of wrapped queries."""
+    """Return the error for a root that has no log and holds the roots of wrapped queries."""
     # Cause: riffle_spark.on was given this root, so its queries have their own roots below it.
     return ConfigError(
         f"{root} holds the state of wrapped queries, and no log of its own.",
