@@ -6,6 +6,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -76,7 +77,7 @@ def session(shared_session: SharedSession, receivers: Receivers) -> Iterator[Spa
 
 def jmx_values(spark: SparkSession) -> dict[str, int]:
     """Return the count of rows of each bean that has it. Py4J cannot call the class of the server, which is hidden."""
-    jvm = spark.sparkContext._jvm  # private: the only way to its beans
+    jvm: Any = spark.sparkContext._jvm  # private: the only way to its beans
     for_name = jvm.java.lang.Class.forName
     management = for_name("javax.management.MBeanServer")
     name, query, result = map(for_name, ("javax.management.ObjectName", "javax.management.QueryExp", "java.util.Set"))
