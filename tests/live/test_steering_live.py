@@ -97,7 +97,6 @@ def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
     made = Steered(spark, tmp_path)
     yield made
     made.query.stop()
-    assert running(made.job)._pulse.ended(30)  # private: the thread that must go
 
 
 def latency(answer: dict[str, object]) -> float:
