@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -93,10 +94,13 @@ def run_side(query: str, folder: Path) -> None:
 class SideProcess:
     """A driver of one side that waits for its turn."""
 
-    def __init__(self, query: str, code: Code, folder: Path, batches: int) -> None:
-        feeds.write(folder / "all", _batches(query, batches))
+    def __init__(self, command: Sequence[str], code: Code) -> None:
+        """Start ``python -m command`` in the folder of ``code``, and wait until it prints ``ready``.
+
+        It runs one batch per line of its standard input, and prints ``done`` after each.
+        """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.pairs", "--side", query, str(folder)],
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -151,25 +155,36 @@ def _sides(query: str, baseline: Code, batches: int) -> Iterator[tuple[SideProce
         stack.callback(shutil.rmtree, base, ignore_errors=True)
         sides = []
         for name, code in (("before", baseline), ("now", HERE)):
-            sides.append(SideProcess(query, code, base / name, batches))
+            feeds.write(base / name / "all", _batches(query, batches))
+            sides.append(SideProcess(["benchmarks.pairs", "--side", query, str(base / name)], code))
             stack.callback(sides[-1].stop)
         yield sides[0], sides[1]
 
 
 def compare(query: str, baseline: Code, pairs: int, warm: int) -> dict[str, float]:
     """Return the median ratio of CPU times (now to before), its 95 % interval, and both medians in seconds."""
-    times: list[list[float]] = []
     with _sides(query, baseline, warm + pairs) as sides:
-        for number in range(warm + pairs):
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            seconds = {index: sides[index].batch_cpu_s() for index in order}
-            times.append([seconds[0], seconds[1]])
-    measured = np.array(times[warm:])
-    ratios = measured[:, 1] / measured[:, 0]
-    picks = np.random.default_rng(SEED).integers(0, pairs, (RESAMPLES, pairs))
-    low, high = np.percentile(np.median(ratios[picks], axis=1), [2.5, 97.5])
+        measured = run_pairs(sides, pairs, warm)
     before_s, now_s = np.median(measured, axis=0)
-    return {"ratio": np.median(ratios), "low": low, "high": high, "before_s": before_s, "now_s": now_s}
+    return {**ratio_of(measured), "before_s": before_s, "now_s": now_s}
+
+
+def run_pairs(sides: tuple[SideProcess, SideProcess], pairs: int, warm: int) -> npt.NDArray[np.float64]:
+    """Run ``warm`` batches, then ``pairs`` batches on both sides; return the CPU seconds, one row per pair."""
+    times: list[list[float]] = []
+    for number in range(warm + pairs):
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        seconds = {index: sides[index].batch_cpu_s() for index in order}
+        times.append([seconds[0], seconds[1]])
+    return np.array(times[warm:])
+
+
+def ratio_of(measured: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Return the median ratio of the second column to the first, with its 95 % interval by bootstrap."""
+    ratios = measured[:, 1] / measured[:, 0]
+    picks = np.random.default_rng(SEED).integers(0, len(ratios), (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[picks], axis=1), [2.5, 97.5])
+    return {"ratio": np.median(ratios), "low": low, "high": high}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -119,6 +119,7 @@ def _duration_text(value: Value) -> str:
 
 
 def _duration(text: str) -> float | None:
+    """Return the seconds in a text such as ``10 min``, or ``None`` if it is not a duration."""
     match = _DURATION.match(text)
     unit = _UNITS.get(match[2] or "s") if match else None
     try:
@@ -248,6 +249,9 @@ def _split(value: Value) -> list[object] | None:
 
 
 def _pairs(value: Value) -> tuple[tuple[str, str], ...] | None:
+    """Return (name, value) pairs of text, from a mapping, a list or text such as ``a=b,c=d``; ``None`` for anything
+    else.
+    """
     pairs: list[tuple[str, str]] = []
     items = _split(value)
     for pair in items or ():

@@ -116,7 +116,7 @@ class Settings:
     s3_patience: _Duration = Setting(
         60.0, seconds(0.0),
         "how long a call to any object store is retried, beyond its 4 attempts, while the server does not answer or is "
-        "busy. A shorter outage fails no batch")
+        "busy. An outage that is shorter fails no batch")
     local_dir: _OptionalText = Setting(
         None, optional(values.folder),
         "the folder for copies of the state, on a local disk of each executor. Network file systems are refused. Not "
@@ -144,7 +144,7 @@ class Settings:
         "high_availability", replace(values.function, words="`high_availability`, `sticky`, `hash`, or the dotted path "
         "of your own; in code also a function or class"),
         "which assignor chooses the owners. If [your own](own-assignor.md) assignor raises an error or returns an "
-        "invalid assignment, a warning reports it and the last assignment stays",
+        "invalid assignment, the last assignment stays, and a warning reports the error",
         of_assignment=True, section="Who owns what")
     acceptable_recovery_lag: _Whole = Setting(
         10_000, whole(0).of("records"), "a copy that is at most this many changed records behind counts as caught up",
@@ -158,8 +158,9 @@ class Settings:
     max_warmup_replicas: _Whole = Setting(
         2, whole(1), "how many copies may warm up at the same time", live=True, of_assignment=True)
     probing_rebalance_interval: _Duration = Setting(
-        600.0, seconds(0.001), "how often running warm-ups cause a new assignment if not all have caught up. If all "
-        "have, it is computed at once. Below 1 min, as in tests, there is a warning", live=True, of_assignment=True)
+        600.0, seconds(0.001), "how often a new assignment is computed while some warm-ups have caught up and others "
+        "have not. If all have caught up, it is computed at once. A value below 1 min, as in tests, causes a warning",
+        live=True, of_assignment=True)
     scheduled_rebalance_max_delay: _Duration = Setting(
         300.0, seconds(0), "how long the key-groups of a lost member wait for its return before other members own them "
         "for good. Lost standbys are replaced at once", live=True, of_assignment=True)
@@ -171,8 +172,8 @@ class Settings:
         "stores are in one group. The stores of a group have the same owner per key-group", example=["models=heavy"])
     include: _Pairs = Setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
-        "only members with one of these attributes own key-groups or keep copies in the end. `id` and `rack` are "
-        "attributes, too. If no live member matches, all members count, with a warning",
+        "only members with one of these attributes own key-groups or keep copies, once the moves to them have ended. "
+        "`id` and `rack` are attributes, too. If no live member matches, all members count, with a warning",
         live=True, of_assignment=True, example=["disk=ssd"])
     exclude: _Pairs = Setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
@@ -195,9 +196,9 @@ class Settings:
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
         example=["zone"])
     forced_awareness: _ValuesByTag = Setting(
-        (), values.values_by_tag, "the values that a tag should have. The copies of a key-group are spread over all of "
-        "them. The share of a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
-        example=["zone=a", "zone=b"])
+        (), values.values_by_tag, "the values that a tag should have. The copies of a key-group are spread over all "
+        "these values. Standbys for a value without a member stay unassigned, with a warning",
+        live=True, of_assignment=True, example=["zone=a", "zone=b"])
     member_racks: _Pairs = Setting(
         (), values.pairs_such_as("10.0.1.*=rack-a").of("`pattern=rack`"),
         "the racks of hosts. The first pattern that matches counts. Case is ignored",
@@ -205,29 +206,29 @@ class Settings:
 
     local_disk_limit: _Share = Setting(
         0.8, share, "a member whose disk is fuller gets no new key-groups, standbys or warm-ups. If this prevents a "
-        "placement, a warning says so. Half-way from here to 100 %, key-groups leave it, `max_warmup_replicas` at a "
-        "time. At three quarters of the way, its standbys and warm-ups are removed at once",
+        "placement, a warning says so. Half-way from this limit to 100 %, key-groups leave the member, "
+        "`max_warmup_replicas` at a time. At three quarters of the way, its standbys and warm-ups are removed at once",
         live=True, section="Copies on local disks")
     local_memory_limit: _Share = Setting(
         0.9, share, "a member whose Python workers use a larger share of their memory gets no new key-groups. Half-way "
-        "from here to 100 %, key-groups leave it step by step", live=True)
+        "from this limit to 100 %, key-groups leave the member step by step", live=True)
     state_cleanup_delay: _Duration = Setting(
         600.0, seconds(0), "how long copies are kept that no assignment needs", live=True)
     folder_cleanup_delay: _Duration = Setting(
         86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it")
     upkeep_bandwidth: _Whole = Setting(
         50_000_000, whole(0).of("bytes a second"),
-        "how much an executor fetches in the background at most. 0: no limit", live=True)
+        "how many bytes per second an executor fetches in the background at most. 0: no limit", live=True)
     upkeep_timeout: _Duration = Setting(
-        60.0, seconds(1), "a piece of upkeep or a census is planned to take 1 s. It is [given "
-        "up](operations.md#upkeep-that-does-not-end) if it takes this much longer", live=True)
+        60.0, seconds(1), "a piece of upkeep or a census is planned to take 1 s. The driver [cancels "
+        "it](operations.md#upkeep-that-does-not-end) if it takes longer than planned by this time", live=True)
 
     batch_attempts: _Whole = Setting(
         4, whole(1, 20), "how often a batch runs at most before the query fails. A batch runs again if an executor "
         "without copies got a slot, if Spark lost a block, or if a local disk refuses", section="Batches")
     deliver_after_commit: _Flag = Setting(
-        False, values.flag, "exact output even of [functions that differ from run to "
-        "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")
+        False, values.flag, "the output is stored with the state and delivered after the commit, so it is exact even "
+        "for [functions that differ from run to run](sinks.md#functions-that-differ-from-run-to-run)")
     control: _Word = Setting(
         "off", one_of("off", "on"), "whether the driver applies [requests from outside](operations.md"
         "#steer-a-running-query), such as `riffle drain`. It then sends one GET per batch, and one per second while "
@@ -235,7 +236,7 @@ class Settings:
     initial_rebalance_delay: _Duration = Setting(
         30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
     expected_executors: _Whole = Setting(
-        0, whole(0), "how many executors a start waits for. 0: the value of `spark.executor.instances`, or one")
+        0, whole(0), "how many executors a start waits for. 0: as many as `spark.executor.instances`, or one")
     report_file: _OptionalText = Setting(
         None, optional(text.of("path on the driver")), "append each `BatchReport` with its [metrics](metrics.md) to "
         "this file as a line of JSON",
@@ -243,13 +244,17 @@ class Settings:
     status_interval: _Duration = Setting(
         60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
         "one GET and one PUT each time. `riffle status` reads it. 0: never")
+    status_page: _Flag = Setting(
+        False, values.flag, "the driver writes [a page that shows its status](status-page.md) to `status.html` in the "
+        "root, whenever it writes its status: one more GET and PUT each time")
     otlp_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL, or `env`")),
         "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "
         "receiver, or `env` for that of the variables `OTEL_EXPORTER_OTLP_*`. Needs the extra `otel`. Not set: "
         "nothing is sent. Empty: refused", example="http://127.0.0.1:4318")
     otlp_signals: _Word = Setting(
-        "all", one_of("all", "metrics", "traces"), "what is sent there. Prometheus, for example, takes only `metrics`")
+        "all", one_of("all", "metrics", "traces"), "what is sent to `otlp_endpoint`. Prometheus, for example, accepts "
+        "only `metrics`")
 
     snapshot_chain_links: _Whole = Setting(
         32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "
@@ -258,7 +263,8 @@ class Settings:
         100, whole(2).of("records"), "how many records a rollback can return to. A snapshot is also due when the "
         "oldest change is this many versions old", live=True)
     retained_for: _Duration = Setting(
-        3600.0, seconds(0), "younger records are kept, in any number. Records of the last two minutes are always kept",
+        3600.0, seconds(0), "records that are younger than this are kept, however many there are. Records of the last "
+        "two minutes are always kept",
         live=True)
     orphan_scan_interval: _Duration = Setting(
         86_400.0, seconds(1), "how often a LIST searches for objects that no record lists. It also runs once after "

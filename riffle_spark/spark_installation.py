@@ -65,7 +65,7 @@ class SparkInstallation:
         """The Maven coordinate of the Kafka connector.
 
         The connector of 4.0.0 works with all of 4.0, and is the one that the tests use. Maven has no connectors of
-        vendors, so theirs is the connector of the release that they are built on.
+        vendors, so the fitting connector is that of the Apache release that they are built on.
         """
         release = _RELEASE.match(self.version)
         version = "4.0.0" if self.line == (4, 0) else release[0] if release else self.version

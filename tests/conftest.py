@@ -63,6 +63,21 @@ def _kind(item: pytest.Item) -> Kind:
     return kind_of(module.obj) if uses and module is not None else NO_SESSION
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _half_full_disk() -> Iterator[None]:
+    """Let this process see half-full disks. Otherwise a fuller disk of the machine would stop new copies."""
+    read = os.statvfs
+
+    def half_full(path: str | os.PathLike[str] | int) -> os.statvfs_result:
+        status = read(path)
+        free = status.f_blocks // 2
+        return os.statvfs_result((*status[:3], free, free, *status[5:], status.f_fsid))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "statvfs", half_full)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_session() -> Iterator[SharedSession]:
     """What keeps Spark sessions; ``stop`` it before you start one of your own."""

@@ -149,8 +149,8 @@ def _remove_tasks(
 def _fall_back(view: View, settings: AssignSettings, problems: Sequence[str]) -> Assignment:
     """Return the assignment that replaces an invalid one, with ``problems`` as warnings.
 
-    It keeps the last assignment and places only the tasks without an owner. Without a last assignment it is that of the
-    default assignor.
+    The last assignment stays, and only tasks without an owner are placed. If there is no last assignment, it is the
+    assignment of the default assignor.
     """
     is_first = not any(task.id in view.owners for task in view.tasks)
     assignment = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))

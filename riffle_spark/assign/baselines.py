@@ -51,7 +51,7 @@ def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
 
 
 def _choose_sticky_owners(board: Board) -> list[int]:
-    """Return the owner of each task, by position: the steps 1 to 4 of ``sticky_assignor``."""
+    """Return the owner of each task, by position, as ``sticky_assignor`` chooses owners."""
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
     owners = [_find_sticky_owner(board, t, able) for t in range(len(board.tasks))]
@@ -80,7 +80,7 @@ def _choose_sticky_owners(board: Board) -> list[int]:
 
 
 def _find_sticky_owner(board: Board, task: int, able: Sequence[int]) -> int:
-    """Return the task's prior owner if it is back with its copy, else the present owner.
+    """Return the task's prior owner if that member is live and has a copy, else the present owner.
 
     Return ``NOBODY`` if that member is not in ``able``.
     """

@@ -107,6 +107,7 @@ class _UnitFlow:
     """
 
     def __init__(self, demand: Demand) -> None:
+        """Start with the units that members already own, and compute the prices and marginal costs."""
         self.demand = demand
         self.placed: Ints = demand.owned.copy()
         self.free: Ints = demand.free.copy()

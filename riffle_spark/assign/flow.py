@@ -82,6 +82,7 @@ class _Programme:
     """A network as a sparse linear programme: a column per edge, an equation per node."""
 
     def __init__(self, network: Network) -> None:
+        """Write the columns and equations of this network."""
         self._network = network
         self._edges: list[_Edge] = []
         self._supplies: list[int] = []

@@ -40,6 +40,10 @@ class Goals:
     """
 
     def __init__(self, board: Board, settings: AssignSettings, *, racks: bool) -> None:
+        """Check the names of goals, and prepare the function that measures the misses of each goal.
+
+        ``racks`` is whether the cost of racks counts. Raises ``ConfigError`` for an unknown name.
+        """
         self.warnings: list[str] = []
         self.missed: tuple[str, ...] = ()
         self._board = board

@@ -232,6 +232,7 @@ class Loads:
     """
 
     def __init__(self, board: Board, owners: Sequence[int], target: Sequence[int] = ()) -> None:
+        """Count the tasks of these ``owners``, one member position per task, and set the bounds of smooth moves."""
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)

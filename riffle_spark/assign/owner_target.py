@@ -104,7 +104,7 @@ def _compute_cost(board: Board, rows: AlikeTasks, target: Sequence[int], setting
 
 
 def _level_by_work(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
-    """Return ``target`` levelled by measured work, or the last assignment's target if it is as level and as cheap."""
+    """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
 
     def cost(task: int, member: int) -> int:
         read_cost = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
@@ -191,6 +191,7 @@ class _ZoneCosts:
     """The cost of owning a task in each zone: the owner's reads and the user's cost, then the standbys' reads."""
 
     def __init__(self, board: Board, rows: AlikeTasks, zones: Zones, settings: AssignSettings) -> None:
+        """Scale the prices in the settings so that all costs are whole numbers."""
         self._board = board
         self._rows = rows
         self.zones = zones

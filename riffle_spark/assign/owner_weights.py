@@ -57,6 +57,7 @@ class _Work:
     """The work of members while tasks are placed and levelled."""
 
     def __init__(self, board: Board, rows: AlikeTasks) -> None:
+        """Start without placed tasks. A task whose work was not measured gets the mean work."""
         self._board = board
         self._rows = rows
         measured = [task.weight for task in board.tasks if task.weight is not None]

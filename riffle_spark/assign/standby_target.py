@@ -30,6 +30,10 @@ class Copies:
     """The owners and standbys being placed: the holders of each task, and the load of each member."""
 
     def __init__(self, board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> None:
+        """Start with the owners in ``target``, one member position per task, and no standbys.
+
+        ``racks`` is whether the cost of racks counts.
+        """
         self.board = board
         self.owners = target
         self.spread: Spread = spread_of(board, settings)
@@ -172,7 +176,7 @@ def _prefer_caught_up(copies: Copies, task: int, lagging: int) -> int:
 
 
 def _add_missing_standbys(copies: Copies, task: int) -> None:
-    """Add standbys of a task until it has its number, or until no member may take one."""
+    """Add standbys of a task until it has ``num_standbys``, or until no member may take another one."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)

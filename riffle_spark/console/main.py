@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "drain": ("steering", "Move all key-groups of a running query away from a member."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
+    "ls": ("listing", "List the queries below a prefix with their age, lag and health."),
     "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),
     "pause": ("steering", "Hold a running query after its current batch."),
     "pin": ("steering", "Keep a key-group of a running query on a member."),

@@ -54,10 +54,22 @@ def parse_duration(
     callback=parse_duration,
     help="Exit with 1 if records are unread and the last commit is older, or if the driver's status is older.",
 )
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the status as a web page to this file, instead of showing it.",
+)
 @store_options
 @json_option
 def status_command(
-    root: str, watch: bool, max_age: float | None, s3_endpoint: str | None, conf_file: Path, as_json: bool
+    root: str,
+    watch: bool,
+    max_age: float | None,
+    html: Path | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
 ) -> None:
     """Show how a query runs: last commit, lag, watermark, members, last moves and warnings.
 
@@ -73,15 +85,39 @@ def status_command(
     options = options_of(read_settings(conf_file, s3_endpoint))
     for state in islice(watch_status(root, options, _WATCH_SECONDS), None if watch else 1):
         failure = None if max_age is None else state.probe(max_age)
+        if html is not None:
+            _write_page(state, html)
         if as_json:
             echo(json.dumps(_to_json(state, failure)))
-        else:
+        elif html is None:
             if watch:
                 click.clear()
             _show(state)
         if failure is not None:
             echo(f"Error: {failure}", err=True)
             click.get_current_context().exit(1)
+
+
+def _write_page(state: "RootStatus", file: Path) -> None:
+    """Write the page of the status that the driver wrote. Raises ``ConfigError`` if there is none."""
+    from riffle_spark.errors import ConfigError
+    from riffle_spark.observe.page import page_of
+
+    if state.status is None:
+        # Cause: The query ran with status_interval = 0, with an earlier version, or has not committed a batch.
+        raise ConfigError(
+            "The driver has written no status, so there is no page.",
+            remedy="Show what the log has without --html. For a page, run the query with status_interval above 0.",
+            where=state.root,
+            id="RIFFLE-1340",
+        )
+    try:
+        file.write_text(page_of(state.status), "utf-8")
+    except OSError as error:
+        raise click.UsageError(
+            f"--html {str(file)!r} cannot be written: {error.strerror}.\n"
+            "  What to do: Name a file in a folder that exists."
+        ) from None
 
 
 def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:

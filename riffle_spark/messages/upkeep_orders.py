@@ -34,7 +34,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A copy to remove, if it is still at ``head``; ``None`` for any head."""
+    """A copy to remove if it is still at ``head``. ``None``: remove it at any head."""
 
     store: str
     key_group: int

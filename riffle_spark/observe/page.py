@@ -48,6 +48,7 @@ def page_of(status: Status) -> str:
         "phases": phases_of(status),
         "colours": [phase_colour(phase) for phase in phases_of(status)],
         "members": categories.of_members,
+        "shades": categories.kind != "member",
     }
     content = element(
         "main",

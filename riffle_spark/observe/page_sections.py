@@ -49,10 +49,18 @@ def summary_section(status: Status) -> Markup:
     figures = [
         _figure("commit", "Since last commit", duration_part(commit_age), ["version ", count_part(facts.version)]),
         _figure(
-            "rate", "Batches", _with_unit(count_part(per_minute), "a minute"), [count_part(rows_per_second), " rows/s"]
+            "rate",
+            "Batches",
+            _with_unit(count_part(per_minute), "a minute"),
+            "" if rows_per_second is None else [count_part(rows_per_second), " rows/s"],
         ),
         _lag_figure(status),
-        _figure("watermark", "Watermark delay", duration_part(delay), time_part(facts.watermark_ms, facts.time_ms)),
+        _figure(
+            "watermark",
+            "Watermark delay",
+            duration_part(delay),
+            "" if delay is None else time_part(facts.watermark_ms, facts.time_ms),
+        ),
         _members_figure(status),
         _figure(
             "owned",
@@ -100,7 +108,8 @@ def _figure(name: str, label: str, value: Part, detail: Part) -> Markup:
 
 
 def _with_unit(number: Part, unit: str) -> Part:
-    return [number, " ", element("span", unit, class_="unit")]
+    """Return a number and its unit in small letters, without the unit if the number is not known."""
+    return NOTHING if number is NOTHING else [number, " ", element("span", unit, class_="unit")]
 
 
 def _rates(status: Status) -> tuple[float | None, float | None]:
@@ -141,6 +150,8 @@ def phase_colour(phase: str) -> int:
 
 def batches_section(status: Status) -> Markup:
     """Return the charts of the batches with their table."""
+    if not status.batches:
+        return section("batches", "Batches", element("p", "No batch was committed since the start.", class_="quiet"))
     phases = phases_of(status)
     keys = [
         element("li", swatch(phase_colour(phase)), phase, element("output", "", data_series=number, aria_hidden="true"))
@@ -192,7 +203,10 @@ def key_groups_section(status: Status, categories: Categories) -> Markup:
     count = max((len(group.owners) for group in facts.groups), default=0)
     if not count:
         return section("key-groups", "Key-groups", element("p", "No key-groups are assigned.", class_="quiet"))
-    members = [element("option", member.id, value=number) for number, member in enumerate(facts.members)]
+    members = [
+        element("option", f"{member.id}, executor {member.executor}", value=number)
+        for number, member in enumerate(facts.members)
+    ]
     number_input = element("input", id="key-group", type="number", min=0, max=count - 1, value=0)
     choices = [element("option", "no member", value=-1), members]
     controls = element(
@@ -262,6 +276,7 @@ def members_section(status: Status, categories: Categories) -> Markup:
     """Return the members by rack."""
     columns = [
         Column("Member"),
+        Column("Executor"),
         Column("Host"),
         Column("State"),
         Column("Slots", True),
@@ -320,7 +335,8 @@ def _member_row(category: int, member: MemberFacts, largest: int) -> Markup:
     ]
     return element(
         "tr",
-        element("th", member.id, scope="row", title=f"executor {member.executor}"),
+        element("th", member.id, scope="row"),
+        element("td", member.executor),
         element("td", member.host),
         element("td", element("span", member.state, class_=f"state {member.state}")),
         [element("td", number, class_="number") for number in numbers],
@@ -329,7 +345,7 @@ def _member_row(category: int, member: MemberFacts, largest: int) -> Markup:
 
 def stores_section(status: Status) -> Markup:
     """Return the stores with their sizes."""
-    columns = [Column("Store"), Column("Rows", True), Column("Size", True), Column("Longest chain, parts", True)]
+    columns = [Column("Store"), Column("Rows", True), Column("Size", True), Column("Deltas", True)]
     rows = [
         [store.store, count_part(store.rows), bytes_part(store.bytes), count_part(store.chain_parts)]
         for store in status.facts.stores
@@ -339,6 +355,8 @@ def stores_section(status: Status) -> Markup:
 
 def source_section(status: Status) -> Markup:
     """Return the lag of each partition of the source, the largest first."""
+    if not status.facts.source:
+        return section("source", "Source", element("p", "The lag is not known.", class_="quiet"))
     columns = [
         Column("Topic"),
         Column("Partition", True),
@@ -355,7 +373,10 @@ def source_section(status: Status) -> Markup:
 def settings_section(status: Status) -> Markup:
     """Return the settings and the totals since the driver started."""
     settings = [[name, element("code", value)] for name, value in status.settings.items()]
-    counters = [[name.replace("_", " "), count_part(number)] for name, number in status.facts.counters.items()]
+    counters = [
+        [name.replace("_", " ").replace("/", ", "), count_part(number)]
+        for name, number in status.facts.counters.items()
+    ]
     return section(
         "settings",
         "Settings and totals",

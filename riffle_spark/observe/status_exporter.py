@@ -7,6 +7,7 @@ Theory of operation.
 2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
    started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
 3. If another process writes between the two requests, the write is skipped until the next interval.
+4. With ``status_page``, the driver that wrote the status also writes ``status.html``, with one GET and one PUT.
 """
 
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.observe.page import page_of
 from riffle_spark.observe.readings import Reading
 from riffle_spark.observe.status import (
     BATCHES_MAX,
@@ -32,8 +34,8 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 from riffle_spark.protocol.ownership.groups import GROUP
 from riffle_spark.settings import Settings
-from riffle_spark.state.log.paths import STATUS
-from riffle_spark.state.objects.store import ObjectStore, sent_since
+from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject, sent_since
 
 __all__ = ["StatusExporter", "StatusHistory"]
 
@@ -123,7 +125,7 @@ def _move(move: Mapping[str, str | int], version: int, time_ms: int) -> MoveSumm
 
 
 class StatusExporter:
-    """Writes ``status.json`` below the root. Implements ``observe.export.Exporter``."""
+    """Writes ``status.json`` and its page below the root. Implements ``observe.export.Exporter``."""
 
     name = "status"
 
@@ -177,12 +179,17 @@ class StatusExporter:
             if stored is not None and stored.data is not None and self._is_newer(stored.data, facts):
                 return
             status = self._history.status(facts, state, self._settings, self._settings.status_interval, self._product)
-            if stored is None:
-                self._objects.put_if_absent(STATUS, encode(status))
-            else:
-                self._objects.replace_if_unchanged(STATUS, encode(status), stored.tag)
+            if self._replace(STATUS, stored, encode(status)) and self._settings.status_page:
+                page = page_of(status).encode()
+                self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
         finally:
             self._count_requests(sent_since(before, self._objects.requests))
+
+    def _replace(self, name: str, stored: TaggedObject | None, data: bytes) -> bool:
+        """Write an object unless another process has written it since it was read as ``stored``."""
+        if stored is None:
+            return self._objects.put_if_absent(name, data)
+        return self._objects.replace_if_unchanged(name, data, stored.tag)
 
     def _is_newer(self, data: bytes, facts: DriverFacts) -> bool:
         """Return whether a newer driver wrote this status. A damaged status is replaced."""

@@ -11,7 +11,9 @@ _PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min
 
 
 def show_count(number: float) -> str:
-    """Return a number of things, with separators between thousands: ``1,234`` or ``0.5``."""
+    """Return a number, with separators between thousands and at most two digits below one: ``1,234`` or ``0.00034``."""
+    if 0 < abs(number) < 1:
+        return f"{number:.2g}"
     rounded = round(number) if abs(number) >= 10 or number == round(number) else round(number, 1)
     return f"{rounded:,}"
 

@@ -11,7 +11,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_groups
 from riffle_spark.observe.status import decode
 from riffle_spark.offline.rollback_targets import read_intact
-from riffle_spark.offline.scenario_of_root import open_log, recorded_members
+from riffle_spark.offline.root_status import members_of_record, newest_record
+from riffle_spark.offline.scenario_of_root import open_log
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task_name
 from riffle_spark.protocol.ownership.groups import task as task_of
 from riffle_spark.protocol.shards import Shards
@@ -21,6 +22,7 @@ from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.unknown_names import check_known
 
@@ -227,9 +229,11 @@ def find_key(root: str, key: str, store: str | None = None, options: StoreOption
     object. With dispatch by partition it is ``topic:partition``. Raises ``ConfigError`` for other keys, for an unknown
     store, and if the stores have different keys and none is named.
     """
-    log, tail = open_log(root, options)
+    root = only_root(root, options or StoreOptions())
+    objects = open_store(root, options or StoreOptions())
+    tail = newest_record(objects, root)
     check_known("store", [] if store is None else [store], tail.schemas, source="--store", where=root)
-    group = _group_of(tail, store, root, options)
+    group = _group_of(tail, store, objects)
     topic: str | None = None
     partition: int | None = None
     if tail.dispatch == "key_group":
@@ -238,7 +242,7 @@ def find_key(root: str, key: str, store: str | None = None, options: StoreOption
         topic, partition = _parse_partition(key)
         number = Shards(tail.shards).number_of((topic, partition))
     name = task_name(task_of(number, group))
-    members = {member.id: member for member in recorded_members(log, tail)}
+    members = {member.id: member for member in members_of_record(objects, tail)}
     return KeyOnRoot(
         number,
         group,
@@ -250,7 +254,7 @@ def find_key(root: str, key: str, store: str | None = None, options: StoreOption
     )
 
 
-def _group_of(tail: Record, store: str | None, root: str, options: StoreOptions | None) -> str:
+def _group_of(tail: Record, store: str | None, objects: ObjectStore) -> str:
     """Return the co-location group of a store, or the only group.
 
     The log has the names of groups, and the driver's status their stores. Raises ``ConfigError`` if there are several
@@ -259,8 +263,7 @@ def _group_of(tail: Record, store: str | None, root: str, options: StoreOptions 
     groups = {parse_task(name).group for name in tail.owners}
     if len(groups) < 2:
         return next(iter(groups), GROUP)
-    place = only_root(root, options or StoreOptions())
-    data = open_store(place, options or StoreOptions()).get(paths.STATUS) if store is not None else None
+    data = objects.get(paths.STATUS) if store is not None else None
     for group in decode(data).facts.groups if data is not None else ():
         if store in group.stores:
             return group.name
@@ -324,8 +327,11 @@ def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object
 
 def _key_column(value: object, kind: pa.DataType) -> pa.Array:
     """Return a column with one value. JSON has no dates, times and decimals, so their texts are parsed."""
-    if isinstance(value, str) and not pa.types.is_string(kind):
-        return pa.array([value]).cast(kind)
+    if isinstance(value, float) and pa.types.is_integer(kind):
+        raise ValueError(f"{value!r} is not an integer")  # pyarrow would round it
+    is_text = isinstance(value, str) and not pa.types.is_string(kind)
+    if is_text or (value is not None and pa.types.is_decimal(kind)):
+        return pa.array([str(value)]).cast(kind)
     return pa.array([value], type=kind)
 
 

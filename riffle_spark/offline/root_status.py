@@ -18,13 +18,13 @@ from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
 from riffle_spark.protocol.ownership.groups import parse_task
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.query_roots import only_root
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.record import decode as decode_record
-from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.open import normalised, open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.objects.store import FolderStore, ObjectStore
 
-__all__ = ["Health", "RootStatus", "newest_record", "read_status", "watch_status"]
+__all__ = ["Health", "RootStatus", "find_roots", "members_of_record", "newest_record", "read_status", "watch_status"]
 
 Health = Literal["ok", "behind", "silent", "stopped", "failed", "unknown"]
 _SILENT_INTERVALS = 3
@@ -176,7 +176,9 @@ def watch_status(root: str, options: StoreOptions | None, seconds: float) -> Ite
 
 
 def newest_record(objects: ObjectStore, root: str) -> Record:
-    """Return the newest record of the log, with one LIST and one GET. It does not check the records before it.
+    """Return the newest record of the log without entries, with one LIST and one GET.
+
+    It does not check the records before it.
 
     Raises ``ConfigError`` if there is no log.
     """
@@ -187,16 +189,46 @@ def newest_record(objects: ObjectStore, root: str) -> Record:
         name = paths.record_name(sequences[-1])
         data = objects.get(name)
         if data is not None:
-            return decode_record(data, name)
+            return decode_record(data, name, with_entries=False)
     raise ConfigError(
         f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-1311"
     )
 
 
+def find_roots(prefix: str, options: StoreOptions | None = None, depth: int = 3) -> list[str]:
+    """Return the roots of queries below a prefix, down to ``depth`` folders, sorted. Sends one LIST per folder.
+
+    A root has a folder ``log``. Below a root only the roots of wrapped queries are looked for.
+    """
+    objects = open_store(prefix, options or StoreOptions())
+    assert isinstance(objects, FolderStore)
+    place = normalised(prefix)
+    roots: list[str] = []
+    waiting = [("", 0)]
+    while waiting:
+        folder, level = waiting.pop()
+        names = objects.list_folders(folder)
+        is_root = paths.LOG.rstrip("/") in names
+        if is_root:
+            roots.append(f"{place}/{folder}".rstrip("/"))
+        queries = [name for name in names if name.startswith(paths.QUERY)]
+        following = queries if queries or is_root else names
+        if level < depth:
+            waiting += [(f"{folder}{name}/", level + 1) for name in following]
+    return sorted(roots)
+
+
+def members_of_record(objects: ObjectStore, record: Record) -> tuple[RecordedMember, ...]:
+    """Return the members as of a record, with one GET if its full record has them."""
+    if record.members or record.full == record.sequence:
+        return record.members
+    name = paths.record_name(record.full)
+    data = objects.get(name)
+    return () if data is None else decode_record(data, name, with_entries=False).members
+
+
 def _facts_of_log(objects: ObjectStore, record: Record) -> DriverFacts:
-    """Return the members and owners that the log has. Reads the full record of ``record``."""
-    full_data = None if record.members else objects.get(paths.record_name(record.full))
-    full = decode_record(full_data, paths.record_name(record.full)) if full_data else record
+    """Return the members and owners that the log has."""
     drained = frozenset(read_requests(record.orders).drained)
     owned = Counter(record.owners.values())
     standbys = Counter(holder for holders in record.standbys.values() for holder in holders)
@@ -211,7 +243,7 @@ def _facts_of_log(objects: ObjectStore, record: Record) -> DriverFacts:
             owned[member.id],
             standbys[member.id],
         )
-        for member in (record.members or full.members)
+        for member in members_of_record(objects, record)
     )
     return DriverFacts(
         record.written_ms,

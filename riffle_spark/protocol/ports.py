@@ -219,7 +219,7 @@ class Cluster(Protocol):
         ...
 
     def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return those of these lost executors that were removed on purpose, such as by dynamic allocation."""
+        """Return which of these lost executors were removed on purpose, for example by dynamic allocation."""
         ...
 
 

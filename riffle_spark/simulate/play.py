@@ -39,6 +39,7 @@ class Play:
     """The state of a simulation at second ``now``, under a policy."""
 
     def __init__(self, world: World, policy: Policy, rules: RebalanceRules) -> None:
+        """Start at second 0 with the members that are present, and make the first assignment."""
         self.world = world
         self.policy = policy
         self.rules = rules

@@ -172,6 +172,7 @@ class WorldCopies:
     """The owner of each task and the place of each copy. Tasks and members are positions in the world."""
 
     def __init__(self, world: World) -> None:
+        """Start without owners and copies, with the sizes and rates of ``world``."""
         self.number = {task.task.id: t for t, task in enumerate(world.tasks)}
         self.index = {member.member.id: m for m, member in enumerate(world.members)}
         self.size = np.array([task.state_bytes for task in world.tasks])

@@ -70,6 +70,7 @@ class WorldRules:
     """The triggers of disks, memory, racks and slow standbys, and the view that the assignor gets because of them."""
 
     def __init__(self, world: World) -> None:
+        """Start with the settings of ``world``, and without measurements."""
         warmups = world.settings.max_warmup_replicas
         self._settings = Settings(max_warmup_replicas=warmups, **world.marks)  # type: ignore[arg-type]
         self._assign_settings = world.settings

@@ -69,6 +69,7 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = 
 
 
 def _check_python() -> None:
+    """Raise ``ConfigError`` if Spark does not support the version of this Python."""
     spark = find_spark(os.environ)
     assert spark is not None
     problem = python_problem(spark.line, sys.version_info[:2], has_setuptools=find_spec("setuptools") is not None)

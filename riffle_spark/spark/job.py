@@ -18,6 +18,7 @@ from riffle_spark.protocol.ports import IncomingBatch, WatermarkPolicy, Watermar
 from riffle_spark.protocol.source_lag import offsets_of_entry
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
+from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Pulse
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
 from riffle_spark.spark.engine.placed import PlacedFrames
@@ -240,9 +241,19 @@ class RunningJob:
 
     def _record_source(self, incoming: IncomingBatch, arrived: float) -> None:
         """Record how far a committed batch, which arrived at that time of the clock, is behind its sources."""
-        if self._offset_sources and incoming.offsets is not None:
+        if not self._offset_sources or incoming.offsets is None:
+            return
+        try:
             newest = inventory.newest_offsets(self._offset_sources)
-            self.driver.record_source(offsets_of_entry(incoming.offsets), newest, arrived)
+        except Exception as error:
+            if handles.is_interruption(error):
+                raise
+            _logger.debug(
+                "The source lag is unknown: %s", error
+            )  # it is for observers only, and the batch is committed
+            self._offset_sources = []
+            return
+        self.driver.record_source(offsets_of_entry(incoming.offsets), newest, arrived)
 
     def _show_in_spark(self, batch: DataFrame, report: BatchReport) -> None:
         """Add a batch that ran to the progress that Spark reports to listeners, UI and event log."""

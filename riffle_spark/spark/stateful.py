@@ -93,6 +93,7 @@ class Stateful:
         initial_state: DataFrame | None = None,
         initial_state_name: str = USUAL_INITIAL,
     ) -> None:
+        """Declare an operator. The class describes the arguments. Raises ``ConfigError`` if they do not fit."""
         self.store = check_store_name(store)
         check_compute(compute, store)
         check_settings(settings, store)

@@ -130,6 +130,7 @@ class Harness:
         dead_letters: bool = False,
         **settings: object,
     ) -> None:
+        """Create a cluster, a store and a temporary folder, and start the query. The class describes the arguments."""
         self._input = _input_schema(input)
         self._has_letters = dead_letters
         self.letters: list[dict[str, object]] = []
@@ -295,9 +296,11 @@ class Harness:
         return self._contents().dues()
 
     def _contents(self) -> "Contents":
+        """Return a view of the committed state."""
         return Contents(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
 
     def _incoming(self) -> IncomingBatch:
+        """Return the next batch as Spark would describe it, without rows."""
         return IncomingBatch(
             self._version,
             _QUERY,
@@ -311,6 +314,7 @@ class Harness:
         )
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
+        """Receive the output of a batch as its sink: separate dead letters, and keep both for the test."""
         if self._has_letters:
             rows, letters = split_letters(rows)
             self.letters = readable_rows(letters)
@@ -319,6 +323,7 @@ class Harness:
 
 
 def _input_schema(schema: object) -> pa.Schema:
+    """Return a schema from pyarrow or DDL text as an Arrow schema. Raises ``ConfigError`` for anything else."""
     if isinstance(schema, pa.Schema):
         return schema
     if isinstance(schema, str):
@@ -424,12 +429,14 @@ class Contents:
         return dues
 
     def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
+        """Return the (key, row) pairs of a variable's stored elements. Raises ``ConfigError`` for state columns."""
         self._variables()
         keys = self.operator.schema.key.names
         rows = [row for row in readable_rows(self.table()) if row[VARIABLE] == name]
         return [(tuple(row[key] for key in keys), row) for row in rows]
 
     def _variables(self) -> dict[str, Variable]:
+        """Return the operator's state variables by name. Raises ``ConfigError`` if it has state columns instead."""
         if self.operator.declared.variables is None:
             raise ConfigError(
                 "The operator has state columns, not state variables.",

@@ -233,6 +233,7 @@ class _Query:
             query.stop()
 
     def _start(self) -> "StreamingQuery":
+        """Start the query with ``availableNow`` on the rows that were written so far, and return it."""
         from pyspark.sql import DataFrame
 
         from riffle_spark.spark.frames.stream_frame import StreamWriter, start_prepared
@@ -245,6 +246,7 @@ class _Query:
         return start_prepared(writer, self._prepare) if isinstance(writer, StreamWriter) else writer.start()
 
     def _stream(self, name: str) -> "DataFrame":
+        """Return the stream of a name, wrapped by ``riffle_spark.on`` unless the query runs on Spark's own state."""
         from riffle_spark import on
 
         stream = self.spark.readStream.schema(self.schemas[name]).parquet(str(self.folder / "in" / name))
@@ -303,6 +305,7 @@ def _with_times(row: Row, schema: pa.Schema) -> dict[str, object]:
 
 
 def _time_of(value: object, schema: pa.Schema, name: str) -> object:
+    """Return a value as a time if its column has a type of times and the value is a text or lacks a zone."""
     column = schema.field(name).type if name in schema.names else None
     if column is None or not (pa.types.is_timestamp(column) or pa.types.is_date(column)):
         return value

@@ -150,6 +150,7 @@ class SimWork:
         lose_block: str | None = None,
         initial: Mapping[str, pa.Table] = MappingProxyType({}),
     ) -> None:
+        """Prepare a micro-batch. Nothing runs yet."""
         self._cluster = cluster
         self._rows = rows
         self._computations = {operator.store: operator.compute for operator in operators}

@@ -143,11 +143,13 @@ class SimCluster:
         stalled: executors that run no upkeep.
         silent: executors that answer no census.
         frozen: executors on which pieces of upkeep never end. ``clock`` moves to their deadline, and all answers are
-        lost. disks: by executor, a function that returns the used share of its disk and the disk's bytes. memories: by
-        executor, a function that returns the bytes its Python worker uses and the bytes left.
+            lost.
+        disks: by executor, a function that returns the used share of its disk and the disk's bytes.
+        memories: by executor, a function that returns the bytes that its Python worker uses and the bytes left.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
+        """Create a cluster without executors."""
         self.store = use_store(home, store)
         self.home = home
         self.random_bytes = random_bytes
@@ -187,10 +189,13 @@ class SimCluster:
         return [self.with_usage(Census.from_json(answer)) for answer in answers]
 
     def with_usage(self, answer: Answer) -> Answer:
-        """Return an executor's answer with the disk and memory usage that are set for it."""
+        """Return an executor's answer with the disk and memory usage that are set for it, instead of the machine's.
+
+        An executor without settings has an empty disk and empty memory.
+        """
         memory = self.memories[answer.executor]() if answer.executor in self.memories else (0, 0)
-        answer = replace(answer, memory=memory)
-        return replace(answer, disk=self.disks[answer.executor]()) if answer.executor in self.disks else answer
+        disk = self.disks[answer.executor]() if answer.executor in self.disks else (0.0, 0)
+        return replace(answer, disk=disk, memory=memory)
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""

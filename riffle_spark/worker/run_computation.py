@@ -58,7 +58,7 @@ _Returned = TypeVar("_Returned")
 
 
 class Timed(Protocol):
-    """A function that wraps a call of the computation, so that its time is measured as a step of its own."""
+    """A function that wraps a call of the computation, so that its time is measured as a separate step."""
 
     def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
         """Return a function that makes the same call and measures its time."""

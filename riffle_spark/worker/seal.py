@@ -73,9 +73,9 @@ class SealedDelta:
     output: Part | None
 
     def put(self, objects: ObjectStore) -> None:
-        """Put the object.
+        """Put the object, unless the slot changed nothing.
 
-        No other attempt has its name, so if it exists, an earlier try of this put wrote it.
+        The name contains random bytes. So if the object exists, an earlier try of this put wrote it.
         """
         if self.data:
             objects.put_if_absent(self.name, self.data)

@@ -96,7 +96,7 @@ def run_slot(
 
 
 class _Attempt:
-    """One attempt of a slot: its folder, store and keys, and what its receipt will report (``facts``)."""
+    """One attempt of a slot: its folder, store and keys, and the content of its future receipt (``facts``)."""
 
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
@@ -129,7 +129,7 @@ class _Attempt:
             self._inside = outer + took
 
     def timed(self, call: Callable[_Params, _Returned]) -> Callable[_Params, _Returned]:
-        """Return a function that makes the same call and adds its time to the step ``user``."""
+        """Return a function that makes the same call and adds the time of the call to the step ``user``."""
 
         def timed_call(*args: _Params.args, **options: _Params.kwargs) -> _Returned:
             with self.step("user"):

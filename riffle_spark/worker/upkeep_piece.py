@@ -53,7 +53,7 @@ def run_upkeep(
 
 
 class _Piece:
-    """One piece of upkeep, and what its receipt will report."""
+    """One piece of upkeep, and the content of its future receipt."""
 
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         """Create a piece of upkeep. ``random_bytes`` names snapshots, ``budget`` limits time and fetched bytes."""
@@ -184,7 +184,7 @@ class _Piece:
         self.facts.update(snapshots_left=remaining, failed_snapshots=tuple(failed))
 
     def _scrub(self, folder: Folder) -> None:
-        """Check copies for damage, and record those that were removed."""
+        """Check copies for damage, remove damaged ones, and record which were removed."""
         for address in scrub_stacks(folder):
             self._copies.pop(address, None)
             self._gone.append(address)
@@ -198,7 +198,7 @@ class _Piece:
         return StackKeeper(folder, schema, reader, order.epoch, partial(self._full_entry, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:
-        """Take one snapshot, put it, and return it."""
+        """Take one snapshot of a copy, put it into the object store, and return it."""
         attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
         return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 

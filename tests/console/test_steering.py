@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture
 def query(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> World:
     """A query that reads requests, whose clock is this machine's, after a batch."""
-    monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)  # private: shortens the wait
     world = World(tmp_path / "local", root=root, control="on")
     world.batch(0, one(1))
     monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)

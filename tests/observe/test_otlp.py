@@ -39,7 +39,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send at once, and give up soon."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "0")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -160,7 +160,7 @@ def test_values_are_sent_when_they_are_due_and_at_the_end(
     assert len(received.trace_requests(receiver)) < 4
 
 
-@pytest.mark.parametrize("answer", [Answer(404), Answer(503), Answer(200, silent_seconds=2)], ids=str)
+@pytest.mark.parametrize("answer", [Answer(404), Answer(503), Answer(200, silent_seconds=0.6)], ids=str)
 def test_a_receiver_that_fails_or_hangs_is_reported_once_and_delays_no_batch(
     receiver: ScriptedServer, tmp_path: Path, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:

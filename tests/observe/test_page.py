@@ -159,6 +159,9 @@ def test_figures_are_those_of_the_status() -> None:
         sum(part.records for part in facts.source),
         max(part.seconds or 0 for part in facts.source),
     ]
+    minutes = (status.batches[-1].time_ms - status.batches[0].time_ms) / 60_000
+    rows = sum(batch.rows for batch in status.batches[1:])
+    assert values["figure-rate"] == pytest.approx([59 / minutes, rows / minutes / 60])
     assert values["figure-watermark"] == [95.0, facts.time_ms - 95_000]
     assert values["figure-owned"] == [sum(m.owned for m in facts.members), sum(m.standbys for m in facts.members)]
     assert values["figure-state"] == [sum(s.bytes for s in facts.stores), sum(s.rows for s in facts.stores)]
@@ -187,7 +190,8 @@ def test_tables_have_a_row_for_each_part_of_the_status() -> None:
 def test_an_empty_status_has_a_page() -> None:
     """A query before its first batch has a page with sentences in place of maps, moves and warnings."""
     page = page_of(Status(DriverFacts(0, "q")))
-    for sentence in ("No warnings.", "No key-groups are assigned.", "No key-group has moved."):
+    sentences = ("No warnings.", "No batch was committed", "No key-groups are assigned.", "The lag is not known.")
+    for sentence in (*sentences, "No key-group has moved."):
         assert sentence in page
     assert "canvas" not in [tag for tag, _ in Document(page).elements]
 

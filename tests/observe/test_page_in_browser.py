@@ -100,7 +100,7 @@ def test_the_page_is_accessible(browser: Page, files: dict[str, Path], name: str
 def test_violations_are_noticed(browser: Page, files: dict[str, Path]) -> None:
     """axe-core reports a field without a label, and text that is too faint."""
     open_file(browser, files["small"])
-    browser.run("document.querySelector('caption').style.color = '#ccc'")
+    browser.run("document.querySelector('.figures dt').style.color = '#ccc'")
     browser.run("{ const field = document.getElementById('key-group'); field.closest('label').replaceWith(field); }")
     found = json.dumps(violations_of(browser))
     assert '"label", "critical"' in found

@@ -11,6 +11,7 @@ import pytest
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.observe.export import Exporters
+from riffle_spark.observe.page import page_of
 from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.verify import verify
@@ -106,6 +107,29 @@ def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
     assert writer.counted == {"get": 2, "put": 2}
 
 
+def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
+    """The page shows the status that was written. It is one GET and one PUT more, and is replaced each minute."""
+    paged = Writer(writer.objects, status_page=True)
+    paged.exporter.export(_report(0), _facts(0), ())
+    paged.exporter.export(_report(1), _facts(60), ())
+    assert paged.counted == {"get": 4, "put": 4}
+    page = paged.objects.get(paths.STATUS_PAGE)
+    assert page is not None
+    assert page.decode() == page_of(paged.stored())
+    assert len(paged.stored().batches) == 2
+
+
+def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:
+    """The page belongs to the status of the newest driver."""
+    old = Writer(writer.objects, status_page=True)
+    old.exporter.export(_report(0), _facts(0, epoch=1), ())
+    page = old.objects.get(paths.STATUS_PAGE)
+    writer.exporter.export(_report(1), _facts(30, epoch=2), ())
+    old.exporter.export(_report(1), _facts(60, epoch=1), ())
+    assert writer.stored().facts.epoch == 2
+    assert old.objects.get(paths.STATUS_PAGE) == page
+
+
 def test_values_of_users_are_not_in_the_status(writer: Writer) -> None:
     """Errors of a user's function may quote a row, so the status has their number only."""
     warning = "[RIFFLE-0809] Batch 3 has 2 dead letters. Store 'x' raised KeyError('alice@example.com') for the first."
@@ -178,9 +202,9 @@ def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_onc
 
 
 def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
-    """`riffle verify` knows the object. A root that only has a status can be started."""
+    """`riffle verify` knows the status and its page. A root that only has these can be started."""
     world = World(tmp_path / "local")
-    Writer(world.memory).exporter.export(_report(0), _facts(0), ())
+    Writer(world.memory, status_page=True).exporter.export(_report(0), _facts(0), ())
     world.start()
     world.batch(0, one(1))
     result = verify(world.home.root)

@@ -47,14 +47,8 @@ def test_a_size_has_three_digits_and_a_binary_unit(size: int, shown: str) -> Non
 
 def test_counts_have_separators_and_small_rates_a_decimal() -> None:
     """A number of things is exact, except a rate, which is rounded."""
-    assert [show_count(number) for number in (0, 1234, 2.0, 0.25, 8.86, 1234.5)] == [
-        "0",
-        "1,234",
-        "2",
-        "0.2",
-        "8.9",
-        "1,234",
-    ]
+    shown = {0: "0", 1234: "1,234", 2.0: "2", 0.25: "0.25", 0.0003408: "0.00034", 8.86: "8.9", 1234.5: "1,234"}
+    assert {number: show_count(number) for number in shown} == shown
 
 
 def test_shares_are_percents() -> None:

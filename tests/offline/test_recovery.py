@@ -248,7 +248,7 @@ def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, c
         with pytest.raises(ConfigError, match="RIFFLE-0140"):
             rollback(world.home.root, 2, str(checkpoint), execute=execute)
     assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
-    assert world.log().tail == world.driver._log.tail  # private: what the driver holds
+    assert world.log().tail == world.driver._log.tail
 
 
 def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, checkpoint: Path) -> None:

@@ -149,7 +149,7 @@ def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: s
 def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(filled: World) -> None:
     """Whoever may write below a root may give an object any name."""
     assert isinstance(filled.memory, MemoryStore)
-    filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""  # private: no store of ours takes such a name
+    filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""
     done, shown = shown_by("verify", filled.home.root)
     assert done.exit_code == 0
     assert "\x1b" not in shown

@@ -169,7 +169,7 @@
         g.strokeRect(x + 1, y + 1, size - 2, main - 2);
       } else {
         // Two shades in turn show where the next owner's cells start.
-        if (owner !== previous) shade = shade === 1 && previous >= 0 ? 0.72 : 1;
+        if (drawing.shades && owner !== previous) shade = shade === 1 && previous >= 0 ? 0.72 : 1;
         g.globalAlpha = highlighted < 0 ? shade : dim(owner);
         g.fillStyle = colourOf(owner);
         g.fillRect(x, y, size, main);

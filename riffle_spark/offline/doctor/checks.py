@@ -321,12 +321,12 @@ def _size(number: int) -> str:
 
 
 def _whole(text: str | None, default: int) -> int:
-    """Return a text as a whole number, or ``default`` if it is none."""
+    """Return a text as a whole number, or ``default`` if the text is missing or not a whole number."""
     return int(text) if text is not None and text.strip().isdigit() else default
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers in a version, to compare it."""
+    """Return the first three numbers in a version, for comparisons."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
@@ -341,5 +341,5 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def _choice(numbers: Sequence[int]) -> str:
-    """Return numbers as text, such as ``17 or 21``."""
+    """Return numbers as alternatives in a text, such as ``17 or 21``."""
     return " or ".join(map(str, numbers))

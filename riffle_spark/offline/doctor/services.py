@@ -43,6 +43,7 @@ class _Probe:
     """The operations on one probe object, and their results so far."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
+        """Prepare the steps of a check of ``store`` with an object of this ``name``. Nothing is sent yet."""
         self._store = store
         self._name = name
         self.done: list[str] = []

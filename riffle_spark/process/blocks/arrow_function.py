@@ -24,7 +24,7 @@ _EXPIRED_PARAMETERS: Final = ("state", "context")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The batch of a call. Its times are the batch's, so a repeated batch has the same."""
+    """The batch of a call. All times are those of the batch, so a repeated batch has the same times."""
 
     key_group: int
     version: int

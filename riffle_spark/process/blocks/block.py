@@ -195,7 +195,7 @@ class PlainExpiry(BlockComputation, Protocol):
 
     @property
     def ignores_expiry(self) -> bool:
-        """Whether this instance needs no call for its expired keys. They are deleted and counted without being read."""
+        """Whether this instance needs no call for expired keys. They are deleted and counted, but not read."""
         ...
 
 

@@ -218,7 +218,7 @@ def _nodes_outside(plan: PlanNode, holes: tuple[Hole, ...]) -> Iterator[tuple[Pa
 
 
 def _find_root(marks: Sequence[Mark]) -> str:
-    """Return the state root that the marks name, ``""`` if none does. Raises ``ConfigError`` if they name several."""
+    """Return the state root that the marks name, ``""`` if no mark does. Raises ``ConfigError`` for several roots."""
     roots = sorted({mark.root for mark in marks if mark.root})
     if len(roots) > 1:
         raise ConfigError(

@@ -199,7 +199,7 @@ class _JsonReader:
 
 
 def _make_expression(body: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
-    """Return an expression from its JSON object and its children."""
+    """Return the expression that a JSON object describes, with these children."""
     fields = {name: value for name, value in body.items() if name not in ("class", "num-children")}
     return Expression(_short_name(body), children, fields, handle)
 
@@ -233,8 +233,9 @@ def parse_plan(
 
 
 def _child_access(body: Mapping[str, object], handle: int, index: int) -> Access:
-    """Return how the child with this index is reached in the JVM: by a method of its own if possible, else by its index
-    in ``children``.
+    """Return how to reach the child with this index in the JVM: (handle, method, index).
+
+    Some children have a method, such as ``left``, and the index is ``None``. The method of all others is ``children``.
     """
     methods = (name for name in _CHILD_METHODS if body.get(name) == index and not isinstance(body[name], bool))
     method = next(methods, None)

@@ -117,6 +117,7 @@ class ReadAhead(Generic[_Element]):
         decode: Callable[[ElementRows, pa.Array | None], Iterable[_Element]],
         window_min: int = 1,
     ) -> None:
+        """Prepare to read the elements of the variable named ``variable``. Nothing is read yet."""
         self._scope = scope
         self._variable = variable
         self._decode = decode

@@ -69,6 +69,7 @@ class Processing:
         *,
         where: str = "",
     ) -> None:
+        """Prepare to call a processor that declared these variables. ``form`` converts its input and output."""
         self._schema = schema
         self._declared = declared
         self._processor = processor

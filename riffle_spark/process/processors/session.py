@@ -47,6 +47,10 @@ class Session:
         keys: pa.Table,
         now_ms: int,
     ) -> None:
+        """Open the copy of a key-group for these keys, with the cells of each declared variable.
+
+        ``now_ms`` is the time by which elements have expired.
+        """
         self._keys = [keys]
         self._scope = Scope(schema, copy.open_reading(schema, keys), now_ms, keys.num_rows)
         self.cells: dict[str, Cells] = {

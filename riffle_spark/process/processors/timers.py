@@ -94,6 +94,7 @@ class DueTimers:
         keys: Callable[[int], pa.Table],
         add_keys: Callable[[pa.Table, Hashes], None],
     ) -> None:
+        """Prepare to search the copy of ``scope``. ``timers`` holds the timers of this batch. Nothing is read yet."""
         self._scope = scope
         self._timers = timers
         self._keys = keys

@@ -56,7 +56,7 @@ class SessionGroups:
         return Declared(state, self.spec.output, needed, per_key_group=False, time_mode="EventTime", due=due.name)
 
     def __call__(self, batch: Batch) -> Update:
-        """Merge the batch's rows, each a session of its own, with the open sessions of their keys."""
+        """Merge the rows of the batch with the open sessions of their keys. Each row starts as a separate session."""
         sessions, state_rows = _Sessions.of(batch.state, self.spec).with_rows(batch, self.spec)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=batch.keys.num_rows))
         state = self._make_state(sessions, batch.keys.num_rows).take(pa.array(touched))

@@ -40,6 +40,7 @@ class Fields:
     """
 
     def __init__(self, schema: pa.Schema, record: RecordMaker = plain_records) -> None:
+        """Prepare the conversions of all fields. ``record`` makes the records that users get for structs."""
         self.schema = schema
         self._converters = [make_converter(field.type, record) for field in schema]
         pairs = zip(self._converters, schema, strict=True)

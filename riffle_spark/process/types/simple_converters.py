@@ -231,8 +231,8 @@ def _make_date_converter(kind: pa.DataType) -> Converter:
 def _make_timestamp_converter(kind: pa.DataType) -> Converter:
     """Return the converter of a timestamp type.
 
-    It accepts datetimes. Without a zone in the type theirs is dropped, otherwise they become naive times of the
-    machine's zone.
+    It accepts datetimes. If the type has no zone, the zone of a datetime is dropped. Otherwise a datetime with a zone
+    becomes a naive time in the machine's zone.
     """
 
     def normalize(value: object) -> datetime:

@@ -200,18 +200,18 @@ class _Parser:
         return self._tokens[self._index]
 
     def _take_if(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these signs or words. Return whether it was."""
+        """Consume the next token if it is one of these signs or words. Return whether it was consumed."""
         is_next = self._next.kind in ("sign", "word") and self._next.text.lower() in texts
         self._index += is_next
         return is_next
 
     def _expect(self, text: str) -> None:
-        """Consume this sign or word. Raises ``Unreadable`` if the next token is another."""
+        """Consume the next token. Raises ``Unreadable`` unless it is this sign or word."""
         if not self._take_if(text):
             raise self._unexpected_error(repr(text))
 
     def _unexpected_error(self, expected: str) -> Unreadable:
-        """Return the error for the next token, where ``expected`` was expected."""
+        """Return the error for a next token that is not what ``expected`` describes."""
         actual = repr(self._next.text) if self._next.text else "the end"
         return Unreadable(f"expected {expected}, got {actual}", self._next.start)
 

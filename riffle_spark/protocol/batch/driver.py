@@ -282,7 +282,7 @@ class Driver:
         return batch.report_repeat(incoming, self._log.tail.epoch)
 
     def _deliver_sealed(self, work: Work) -> None:
-        """Pass the sealed output of the newest record to the sinks, if it is delivered after the commit."""
+        """Pass the sealed output of the newest record to the sinks, if its output is delivered after the commit."""
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
@@ -293,7 +293,7 @@ class Driver:
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> BatchReport:
-        """Do steps 2 to 8 for one batch; return its report."""
+        """Assign, run, deliver and commit one batch, and start its upkeep; return its report."""
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None

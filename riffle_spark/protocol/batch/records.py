@@ -159,10 +159,11 @@ def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
 
 
 def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> IncomingBatch:
-    """Return the batch with the watermark of its own rows, if no batch may follow and event-time timers need it.
+    """Return the batch with the watermark of its own rows, if it may be the last one and has event-time timers.
 
-    This runs one job over the input. With Spark's watermark there is no such pass, because another batch may follow in
-    the run, and its rows may be in time for a window that this batch would close.
+    Only batches with ``availableNow`` may be the last one. Finding the newest event times runs one job over the input.
+    With Spark's watermark the batch is returned unchanged, because another batch may follow in the run, and its rows
+    may be in time for a window that this batch would close.
     """
     if incoming.watermark_source == "spark" or not incoming.available_now:
         return incoming

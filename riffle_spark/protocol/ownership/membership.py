@@ -26,7 +26,7 @@ __all__ = ["LiveMember", "LostMember", "MemberChanges", "Membership"]
 class LiveMember:
     """A live member: the name of its folder (``id``), its executor, rack and tags.
 
-    ``counted`` is false while no census has named it. Its ``id`` is then that of its executor.
+    ``counted`` is false until a census has named the folder. Until then ``id`` is the id of the executor.
     """
 
     id: str
@@ -78,6 +78,7 @@ class Membership:
     """The live and the lost members by id, and the executors of the last update (``executors``)."""
 
     def __init__(self) -> None:
+        """Start without members."""
         self.executors: tuple[Executor, ...] = ()
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}

@@ -52,7 +52,7 @@ def _layout_of_group(
 
 
 def _layout(members: Mapping[str, LiveMember], slot_shards: Iterable[_SlotShards], shards: Shards | None) -> SlotLayout:
-    """Return the layout of the slots that serve a key-group, or of one empty slot if none does."""
+    """Return the layout of the slots that serve key-groups. If there are none, it has one empty slot."""
     serving = [(member, part) for member, part in slot_shards if part]
     if not serving:
         serving = [(min(members.values(), key=lambda member: member.executor), ())]

@@ -79,7 +79,7 @@ class Probes:
 
 
 class Patience:
-    """Counts batches in a row with the same observation. Enough of them are a reason for an assignment."""
+    """Counts batches in a row with the same observation. After enough such batches an assignment is due."""
 
     def __init__(self) -> None:
         self._outside = 0

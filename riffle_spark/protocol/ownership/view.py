@@ -20,7 +20,9 @@ _COPY_TIMES = 2
 
 
 def recorded_assignment(tail: Record, groups: Groups | None = None) -> model.Assignment:
-    """Return the owners and standbys that record ``tail`` stores, only those of ``groups`` if they are given."""
+    """Return the owners and standbys that record ``tail`` stores. If ``groups`` is passed, tasks of other groups are
+    left out.
+    """
     owners = {parse_task(name): owner for name, owner in tail.owners.items()}
     standbys = {parse_task(name): tuple(members) for name, members in tail.standbys.items()}
     if groups is not None:

@@ -51,6 +51,7 @@ class Weights:
     """
 
     def __init__(self) -> None:
+        """Start without measurements."""
         self.measured: dict[TaskId, float] = {}
         self.in_use: dict[TaskId, int] = {}
         self.memory: dict[TaskId, float] = {}
@@ -206,9 +207,10 @@ class Weights:
 
 
 def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[MemberId, tuple[int, int]]:
-    """Return the bytes that each member's Python workers take, and the bytes left.
+    """Return, by member, the bytes that its Python workers use and the bytes that are left.
 
-    A slot has one worker for all stores. The slots of one group run after those of another, in the same workers.
+    All stores of a slot share one worker. Co-location groups run one after the other in the same workers, so the group
+    that uses most memory counts.
     """
     used: dict[MemberId, dict[str, dict[int, int]]] = {}
     free: dict[MemberId, int] = {}

@@ -128,10 +128,7 @@ class Rounds:
         self._background.submit(lambda: self._run(taken_addresses))
 
     def _take_plan(self) -> tuple[dict[str, UpkeepOrder], int] | None:
-        """Take the next plan, as orders and bandwidth.
-
-        Without one return ``None``; then the run ends, under the same lock.
-        """
+        """Take the next plan, as orders and bandwidth. If there is none, mark the run as ended and return ``None``."""
         with self._lock:
             plan = self._next
             self._next = None

@@ -43,6 +43,7 @@ class Setbacks:
     """Records failures of upkeep and holds back work that failed. Used by two threads."""
 
     def __init__(self, lock: Lock) -> None:
+        """Start without failures. ``lock`` guards all fields, because two threads use them."""
         self._lock = lock
         self._work: Delays[_Work] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._heads: dict[_Work, Head] = {}
@@ -111,7 +112,7 @@ class Setbacks:
     def ready_snapshots(
         self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float
     ) -> list[SnapshotOrder]:
-        """Return those snapshots of a member that are not delayed."""
+        """Return which of these snapshots of a member may be tried now, because no failure delays them."""
         with self._lock:
             return [
                 s for s in snapshots if not self._is_delayed(_snapshot_work(member, s), s.entry.head, clock_seconds)

@@ -79,7 +79,7 @@ class SparkCluster:
             self._run(ids, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return those of these lost executors that were removed on purpose."""
+        """Return which of these lost executors were removed on purpose."""
         return inventory.find_planned_removals(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:

@@ -267,7 +267,7 @@ def newest_offsets(sources: Iterable[Any]) -> list[str]:
 
 
 def running_query(batch: DataFrame) -> Any:
-    """Return the JVM's query of a micro-batch, or ``None`` if it is unknown, as with Spark Connect."""
+    """Return the JVM's query of a micro-batch, or ``None`` if the query is unknown, as with Spark Connect."""
     query_id = _query_of(batch)
     return _execution(batch.sparkSession, query_id) if query_id else None
 
@@ -369,7 +369,7 @@ def _items(seq: Any) -> list[Any]:
 
 
 def find_planned_removals(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
-    """Return those of these executors that were removed on purpose. They no longer get tasks."""
+    """Return which of these executors Spark removes or has removed on purpose. They no longer get tasks."""
     deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
 

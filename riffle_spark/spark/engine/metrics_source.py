@@ -74,13 +74,9 @@ class MetricsSource:
 
     def close(self) -> None:
         """Remove the source, so that sinks no longer report the stopped query."""
-        source = self._source
+        if self._source is not None:
+            self._source.remove()
         self._source = None
-        if source is not None:
-            try:
-                source.remove()
-            except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
-                _logger.debug("Cannot remove the source of metrics: %s", error)
 
 
 class _Source:
@@ -142,9 +138,12 @@ class _Source:
                 self._remove()
 
     def _remove(self) -> None:
-        sources = self._system.getSourcesByName(self._name)
-        for number in range(sources.size()):
-            self._system.removeSource(sources.apply(number))
+        try:
+            sources = self._system.getSourcesByName(self._name)
+            for number in range(sources.size()):
+                self._system.removeSource(sources.apply(number))
+        except Exception as error:  # noqa: BLE001 - a JVM that has ended may raise any error, and has no sources
+            _logger.debug("Cannot remove the source of metrics: %s", error)
 
 
 def _metrics_system(spark: SparkSession) -> Any:

@@ -89,7 +89,7 @@ class FrameRows:
         self._last: tuple[Node, Node] | None = None
 
     def project(self, frame: DataFrame) -> Node:
-        """Return the plan of a frame's rows. It has a column per attribute, in the same order."""
+        """Return the plan of a frame's rows, with a column per attribute, in the same order."""
         plan = plan_nodes.analysed(frame)
         output = plan.output()
         if self._last is not None and self._last[0].equals(output):

@@ -111,7 +111,8 @@ def _read_equi_join(
 ) -> tuple[PlanNode, EquiJoin]:
     """Return the join as Spark optimises it, and split into its parts. One-sided conditions are pushed down.
 
-    ``output`` are the join's columns, ``used_columns`` the ids of those that the query reads.
+    ``output`` are the join's columns. ``used_columns`` are the ids of the columns that the query reads; ``None`` if it
+    reads all.
     """
     used = [column for column in output if used_columns is None or column.id in used_columns] or list(output[:1])
     join, equi_keys = _optimised_join(reader, node, inputs, used)

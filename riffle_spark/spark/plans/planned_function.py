@@ -80,7 +80,7 @@ class PlannedFunction:
 
     @property
     def sends_argument(self) -> bool:
-        """Return whether slots get its argument instead of one-row buffers.
+        """Return whether slots get the function's argument instead of one-row buffers.
 
         Spark keeps the buffers of such functions in its own binary form. The argument is a hash for approximate counts,
         and a struct of all arguments for a user's aggregate.
@@ -89,7 +89,7 @@ class PlannedFunction:
 
     @property
     def counts_distinct(self) -> bool:
-        """Return whether it counts each value of a group once."""
+        """Return whether the function counts each value of a group once."""
         return counts_distinct(self.value)
 
     @property

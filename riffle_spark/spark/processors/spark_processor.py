@@ -54,7 +54,7 @@ class SparkProcessor:
     def __init__(
         self, processor: StatefulProcessor, variables: Sequence[Variable], key_names: Sequence[str], times: Times
     ) -> None:
-        """Copy the user's processor. ``variables`` are those that its ``init`` declared on the driver."""
+        """Copy the user's processor. ``variables`` are the variables that its ``init`` declared on the driver."""
         self._processor = _copy_processor(processor)
         self._variables = {variable.name: variable for variable in variables}
         self._key = row_maker(key_names)

@@ -79,9 +79,9 @@ def _by_format(frame: DataFrame, writer_settings: WriterSettings) -> Give:
 def side_sink(place: str | Callable[..., object]) -> Give:
     """Return the function that delivers the rows of a side output.
 
-    ``place`` is a function as of ``foreachBatch``, or a folder for Parquet. Each batch has its own folder in it, and
-    another one after a rollback. A repeated batch has the same rows and overwrites its folder. Readers see the batch as
-    a column.
+    ``place`` is a function as for ``foreachBatch``, or a folder for Parquet files. Each batch writes its own folder
+    below that folder, and a new one after a rollback. A repeated batch has the same rows and overwrites its folder.
+    Readers see the number of the batch as the column ``batch_id``.
     """
     if not isinstance(place, str):
         return _by_function("foreachBatch", place, WriterSettings(()))

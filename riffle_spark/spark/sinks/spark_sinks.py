@@ -116,9 +116,9 @@ def line_folder(delivery: Delivery) -> str:
 
 
 def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
-    """Yield the list entries before a table's first batch. Readers need them if it is not batch 0.
+    """Yield the names of the list entries that must exist before the entry of ``batch_id``, the table's first batch.
 
-    Spark reads the last compacted entry and all entries after it.
+    Spark reads the last compacted entry and all entries after it. Every ``interval`` batches an entry is compacted.
     """
     first = max(batch_id // interval * interval - 1, 0)
     for batch in range(first, batch_id):

@@ -135,7 +135,7 @@ def remove_folders(base: Path, live: Collection[str], used_before: float) -> int
 def _hide_folder(owner: Path, live: Collection[str]) -> bool:
     """Rename a dead owner's folder so that it can be deleted after the lock of all claims is released.
 
-    Return ``False`` if it is in use.
+    Return ``False`` if the folder is in use.
     """
     with suppress(FileNotFoundError), lock_exclusively(owner) as is_locked:
         if is_locked and owner.read_text(errors="replace") not in live:

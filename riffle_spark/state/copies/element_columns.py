@@ -33,10 +33,10 @@ class ElementKeys(NamedTuple):
 
 
 class VariableElements(NamedTuple):
-    """Elements of one variable: the number of each one's key, its id, its fields, and when it is due (``NO_DUE``:
-    never).
+    """Elements of one variable, as columns: ``owners`` has the number of each element's key, ``ids`` its id, ``values``
+    its fields, and ``due_ms`` when it is due (``NO_DUE``: never).
 
-    ``next_ids`` holds, for each requested key, an id greater than all ids that it ever had.
+    ``next_ids`` holds, for each requested key, an id greater than the ids of all its elements, past and present.
     """
 
     owners: Indices

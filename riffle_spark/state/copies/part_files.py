@@ -152,7 +152,7 @@ class PartFiles:
         file.verified[part.start, part.length] = part.checksum
 
     def forget_verification(self, parts: Iterable[StackedPart]) -> None:
-        """Make these parts be verified again at their next use.
+        """Require that these parts are verified again before their next use.
 
         Call this before merging them: the merged part gets a checksum of its own, and would hide bytes that the disk
         has lost meanwhile.

@@ -85,6 +85,7 @@ class Reading:
     """Reads keys of a key-group's copy. Keys are numbered in the order of ``keys``."""
 
     def __init__(self, schema: VariableColumns, copy: CopyRuns, keys: pa.Table) -> None:
+        """Sort the runs of a copy by variable. No element is read yet."""
         self._schema = schema
         self._runs: dict[str, list[ElementRun]] = {name: [] for name in schema.names}
         for run in copy.runs:
@@ -269,6 +270,7 @@ class _View:
     """
 
     def __init__(self, variable: Variable, run: ElementRun) -> None:
+        """Prepare to read single entries of a run of this map variable."""
         structs = structs_of(run)
         self.ids: Sequence[int] = memoryview(run.ids)  # type: ignore[arg-type]  # numpy arrays are buffers from Python 3.12 on
         self.deleted: Mask | None = run.deleted
@@ -293,6 +295,7 @@ class _MapEntries:
     """
 
     def __init__(self, variable: Variable, runs: Sequence[ElementRun], key_ranges: Sequence[Ranges]) -> None:
+        """Build the index: by key number, the runs that have rows of the key, with the range of these rows."""
         self._variable = variable
         self._runs = runs
         self._views: list[_View | None] = [None] * len(runs)

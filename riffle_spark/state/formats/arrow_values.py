@@ -80,7 +80,7 @@ def readable_rows(table: pa.Table) -> list[dict[str, object]]:
 
 
 def readable_row(table: pa.Table, row: int) -> dict[str, object]:
-    """Return the row with this number as ``readable_rows`` returns it."""
+    """Return the row at this index as a dictionary, as ``readable_rows`` does for all rows."""
     return readable_rows(table.slice(row, 1))[0]
 
 

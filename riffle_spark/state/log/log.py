@@ -56,6 +56,7 @@ class Log:
     """
 
     def __init__(self, store: ObjectStore, root: str, clocks: _Clocks = lambda: (0.0,)) -> None:
+        """Create the log of a root without reading it. Call ``open`` before anything else."""
         self._store = store
         self._root = root
         self._commits = RecordCommits(store, root)
@@ -408,8 +409,10 @@ class Log:
         )
 
     def _weights_to_store(self, draft: Record, *, is_full: bool) -> Mapping[str, object]:
-        """Return the weights that a record stores: all if it is full, otherwise the changed ones that are not
-        measured.
+        """Return the weights that a record stores.
+
+        A full record stores all weights. Other records store those that differ from the full record, but never the
+        measured ones.
         """
         if draft.kind in ("rollback", "dispatch"):  # the tasks may have changed
             return draft.weights

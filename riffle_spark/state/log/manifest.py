@@ -155,7 +155,7 @@ class Entry:
         return Size(rows, length, len(self.chain))
 
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
-        """Return the entry with one more link and this timer."""
+        """Return the entry with ``link`` at the end of its chain, and with this timer."""
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
 
     def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
@@ -175,7 +175,8 @@ EMPTY = Entry()
 class Manifest:
     """The entries by (store, key-group). Key-groups without an entry are empty.
 
-    ``sizes`` holds the result of ``measure_stores`` if it is known. A manifest that is made from this one updates it.
+    ``sizes`` holds the result of ``measure_stores``, or ``None`` if it was not measured. ``with_entries`` updates the
+    sizes for the new manifest.
     """
 
     entries: Mapping[Address, Entry] = field(default_factory=dict)

@@ -5,7 +5,7 @@
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
     requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
-    status.json                                         the driver's status, written again every minute
+    status.json, status.html                            the driver's status, and its page, written again every minute
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -24,6 +24,7 @@ __all__ = [
     "QUERY",
     "REPLACED",
     "STATUS",
+    "STATUS_PAGE",
     "ObjectName",
     "check_store_name",
     "delta_name",
@@ -46,7 +47,8 @@ __all__ = [
 LOG = "log/"
 MAILBOX = "requests.json"
 STATUS = "status.json"
-REPLACED = frozenset({MAILBOX, STATUS})
+STATUS_PAGE = "status.html"
+REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
 QUERY = "query="
@@ -97,7 +99,7 @@ def is_of_shared_root(name: str) -> bool:
 
 
 def shared_root(root: str) -> ConfigError:
-    """Return the error for a root without a log of its own that holds the roots of wrapped queries."""
+    """Return the error for a root that has no log and holds the roots of wrapped queries."""
     # Cause: riffle_spark.on was given this root, so its queries have their own roots below it.
     return ConfigError(
         f"{root} holds the state of wrapped queries, and no log of its own.",

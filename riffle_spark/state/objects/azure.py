@@ -98,6 +98,10 @@ class AzureStore(http_store.HttpStore):
     )
 
     def __init__(self, host: str, container: str, prefix: str, options: StoreOptions) -> None:
+        """Create a store for the blobs below ``prefix``. Raises ``ConfigError`` for a prefix that Azure would change.
+
+        ``host`` is the account's host name; it is empty if the environment names the account.
+        """
         super().__init__(container, prefix, options)
         self.host = host
         if _ALTERED.search(prefix):
@@ -135,6 +139,7 @@ class AzureStore(http_store.HttpStore):
         return self._conditional_put(key, data, {"If-Match": tag})
 
     def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> Request:
+        """Return the request that puts a blob under the condition that these headers state."""
         headers = {
             **condition,
             "Content-Type": "application/octet-stream",
@@ -158,12 +163,14 @@ class AzureStore(http_store.HttpStore):
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._blob(key), {"x-ms-delete-snapshots": "include"})
 
-    def _list_request(self, prefix: str, token: str) -> Request:
+    def _list_request(self, prefix: str, token: str, delimiter: str = "") -> Request:
         fields = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(_PAGE_NAMES)}
-        query = urlencode({**fields, **({"marker": token} if token else {})}, quote_via=quote)
+        optional = {name: text for name, text in (("marker", token), ("delimiter", delimiter)) if text}
+        query = urlencode({**fields, **optional}, quote_via=quote)
         return Request("list_objects", "GET", f"{self._endpoint}/{self.bucket}?{query}")
 
     def _page(self, body: bytes) -> Page:
+        """Return the names in an answer to a LIST, without folders, and the token of the next page."""
         try:
             answer = ElementTree.fromstring(body)  # noqa: S314 - as botocore parses S3's answers
         except ElementTree.ParseError:
@@ -175,7 +182,8 @@ class AzureStore(http_store.HttpStore):
             for blob in answer.iterfind("Blobs/Blob")
             if blob.findtext("Properties/ResourceType") != "directory"  # of a hierarchical namespace
         ]
-        return Page(names, answer.findtext("NextMarker") or "")
+        folders = [folder.findtext("Name", "") for folder in answer.iterfind("Blobs/BlobPrefix")]
+        return Page(names, answer.findtext("NextMarker") or "", folders)
 
     def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
         message = re.search(rb"<Message>([^<\n]*)", body)
@@ -185,6 +193,7 @@ class AzureStore(http_store.HttpStore):
         return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
 
     def _key(self, name: str) -> str:
+        """Return the full name of a blob. Raises ``ConfigError`` for a name that Azure would change."""
         if _ALTERED.search(name):
             # Cause: Azure would store the object under another name.
             raise ConfigError(

@@ -79,6 +79,11 @@ def create_client(host: str, place: str, options: StoreOptions) -> Client:
 
 
 def _authorize(account: str, connection: Mapping[str, str], where: str) -> Authorize:
+    """Return what signs requests: the account's key, a shared access signature, or a token of Microsoft Entra ID.
+
+    A key has priority over a signature, and the connection string over environment variables. ``where`` is the place
+    for errors.
+    """
     key = connection.get("AccountKey") or os.environ.get("AZURE_STORAGE_KEY")
     if key:
         return _SharedKey(account, key)
@@ -107,6 +112,7 @@ class _SharedKey:
     """Signs requests with a key of the account."""
 
     def __init__(self, account: str, key: str) -> None:
+        """Decode the account's ``key``. Raises ``RefusedError`` if it is not base64."""
         self._account = account
         try:
             self._key = base64.b64decode(key, validate=True)
@@ -166,6 +172,10 @@ class _Token:
         return prepared
 
     def _fetch(self) -> None:
+        """Get a new token from Microsoft Entra ID and store it with its expiry time.
+
+        Raises ``RefusedError`` without usable credentials, ``UnavailableError`` if the service does not answer.
+        """
         pip = "Run pip install 'azure-identity>=1.16' on the driver and the executors, or set AZURE_STORAGE_KEY."
         check_importable("azure.identity", "A root in Azure without an account key", pip, where="root")
         from azure.core import exceptions as azure_errors
@@ -180,6 +190,7 @@ class _Token:
         self._expires_at = token.expires_on
 
     def _error(self, error: Exception, is_unreachable: bool) -> RiffleError:
+        """Return the error for a token that could not be got. It does not quote the exception's text."""
         kind = type(error).__name__
         if is_unreachable:
             return UnavailableError(
@@ -197,5 +208,6 @@ class _Token:
 
 
 def _stamp(headers: Any) -> None:
+    """Set the headers with the API version and the time, which each request needs."""
     headers["x-ms-version"] = _VERSION
     headers["x-ms-date"] = formatdate(usegmt=True)

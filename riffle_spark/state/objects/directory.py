@@ -174,6 +174,18 @@ class DirectoryStore:
         with self._converted_errors():
             return sorted(_names(self.root / folder, folder + slash, prefix))
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted. They may be empty."""
+        check_prefix(prefix)
+        self.requests.add("list")
+        with self._converted_errors():
+            try:
+                with os.scandir(self.root / prefix) as entries:
+                    names = [entry.name for entry in entries if entry.is_dir()]
+            except _ABSENT:
+                return []
+        return sorted(name for name in names if not name.startswith(".") and name != _FSCK_FOLDER)
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist. Also removes directories that are then empty."""
         targets = [self.root / check_name(name) for name in names]
@@ -275,6 +287,9 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _converted_errors(self, remedy: str = _READ_REMEDY) -> Iterator[None]:
+        """Convert an ``OSError`` in the block: to ``RefusedError`` with this ``remedy`` if the file system refused the
+        call, to ``UnavailableError`` otherwise.
+        """
         try:
             yield
         except OSError as error:

@@ -92,6 +92,7 @@ class Keys:
     """
 
     def __init__(self, keys: Mapping[str, bytes], writes: str, *, reads_plain: bool) -> None:
+        """Copy the ``keys`` and compute their checks. ``reads_plain`` allows parts that are not encrypted."""
         if writes not in keys and not (writes == PLAIN and reads_plain):
             raise _missing(writes, "encryption_keys")
         self._keys = dict(keys)
@@ -173,6 +174,11 @@ class Keys:
         return data
 
     def _decrypted(self, view: memoryview, header: _Header, place: Place, where: str) -> bytes:
+        """Return the Arrow stream of an encrypted part with this ``header``.
+
+        ``place`` is what the part claims to be, and is authenticated. ``where`` is the place for errors. Raises
+        ``RefusedError`` for a missing or wrong key, ``CorruptStateError`` for altered bytes or another place.
+        """
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -263,6 +269,11 @@ def _entries(text: str, *, by_commas: bool) -> Iterator[tuple[int, str]]:
 
 
 def _parse_key(value: str, number: int, where: str, unwrap: Callable[[bytes], bytes]) -> bytes:
+    """Return the 32 bytes of a key from its text in line ``number``: base64, or ``kms:`` and a key that ``unwrap``
+    unwraps.
+
+    Raises ``ConfigError`` for any other text. It does not quote the text.
+    """
     try:
         key = base64.b64decode(value.removeprefix(_WRAPPED).strip(), validate=True)
     except (binascii.Error, ValueError):
@@ -354,6 +365,7 @@ def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
 
 
 def _missing(name: str, where: str) -> RefusedError:
+    """Return the error for a key that this process needs and does not have."""
     # Cause: The list of this process is older than the driver's, or a key was removed that state still needs.
     return RefusedError(
         f"Key {name!r} is needed but missing from `encryption_keys` in this process.",

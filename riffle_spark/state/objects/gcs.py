@@ -162,14 +162,17 @@ class GcsStore(http_store.HttpStore):
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._object(key))
 
-    def _list_request(self, prefix: str, token: str) -> Request:
-        fields = {"prefix": prefix, "fields": "items(name),nextPageToken", "maxResults": str(_PAGE_NAMES)}
-        query = urlencode({**fields, **({"pageToken": token} if token else {})}, quote_via=quote)
+    def _list_request(self, prefix: str, token: str, delimiter: str = "") -> Request:
+        fields = {"prefix": prefix, "fields": "items(name),prefixes,nextPageToken", "maxResults": str(_PAGE_NAMES)}
+        optional = {name: text for name, text in (("pageToken", token), ("delimiter", delimiter)) if text}
+        query = urlencode({**fields, **optional}, quote_via=quote)
         return Request("list_objects", "GET", f"{self._endpoint}{self._objects}?{query}")
 
     def _page(self, body: bytes) -> Page:
         answer = json.loads(body)
-        return Page([_text(item["name"]) for item in answer.get("items", ())], _text(answer.get("nextPageToken", "")))
+        names = [_text(item["name"]) for item in answer.get("items", ())]
+        folders = [_text(prefix) for prefix in answer.get("prefixes", ())]
+        return Page(names, _text(answer.get("nextPageToken", "")), folders)
 
     def _refusal(self, response: Response, body: bytes) -> tuple[str, str]:
         if "json" not in response.headers.get("Content-Type", ""):
@@ -206,6 +209,7 @@ class _Token:
         return prepared
 
     def _error(self, error: Exception) -> RiffleError:
+        """Return the error for a token that could not be got. It does not quote the exception's text."""
         kind = type(error).__name__
         if isinstance(error, google_errors.TransportError) or getattr(error, "retryable", False):
             return UnavailableError(
@@ -223,6 +227,7 @@ class _Token:
 
 
 def _text(value: object) -> str:
+    """Return a JSON value that is a text. Raises ``TypeError`` for any other value."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value

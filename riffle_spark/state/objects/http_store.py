@@ -56,10 +56,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a listing. ``token`` names the next page. It is empty on the last page."""
+    """A page of a listing. ``token`` names the next page. It is empty on the last page.
+
+    ``folders`` are the common prefixes, if the request has a delimiter.
+    """
 
     names: Sequence[str]
     token: str
+    folders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
     def _delete_request(self, key: str) -> Request: ...
 
     @abstractmethod
-    def _list_request(self, prefix: str, token: str) -> Request: ...
+    def _list_request(self, prefix: str, token: str, delimiter: str = "") -> Request: ...
 
     @abstractmethod
     def _page(self, body: bytes) -> Page:
@@ -239,6 +243,20 @@ class HttpStore(RemoteStore[Client, Request, Response]):
             if not token:
                 return sorted(names)
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted."""
+        folders: list[str] = []
+        full_prefix = self.prefix + store.check_prefix(prefix)
+        token = ""
+        while True:
+            page = self._read_page(self._list_request(full_prefix, token, "/"))
+            if page.token and page.token == token:
+                raise self._invalid_answer()
+            folders += (folder[len(full_prefix) : -1] for folder in page.folders)
+            token = page.token
+            if not token:
+                return sorted(folders)
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist, each with its own request, several at once.
 
@@ -260,6 +278,11 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         self._exchange(self._delete_request(key), Patience(self.options)).close()
 
     def _body(self, name: str, start: int, length: int | None, patience: Patience) -> _Body | bytes | None:
+        """Send a GET for ``length`` bytes from ``start`` (``None``: to the end) and return the unread body.
+
+        Return ``None`` if the object does not exist, and no bytes if ``start`` is at or behind its end. Raises
+        ``ConfigError`` if the server ignores ranges.
+        """
         request = self._get_request(self._key(name))
         last = "" if length is None else start + length - 1
         has_range = bool(start or length)
@@ -278,6 +301,10 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         return _Body(response)
 
     def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, _Body | None] | None:
+        """Send a GET; return the object's tag with its unread body, or ``None`` if the object does not exist.
+
+        The body is ``None`` if the object still has ``tag``. An empty ``tag`` reads the object in any case.
+        """
         key = self._key(name)
         request = self._get_changed_request(key, tag) if tag else self._get_request(key)
         response = self._exchange(request, patience)
@@ -286,6 +313,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         return self._tag_of(response), _Body(response)
 
     def _read_page(self, request: Request) -> Page:
+        """Return one page of names of a LIST, and repeat the request while the store does not answer."""
         patience = Patience(self.options)
         while True:
             try:
@@ -299,6 +327,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
                 raise self._invalid_answer() from None
 
     def _send(self, client: Client, request: Request, patience: Patience) -> Response | Failure:
+        """Send a request once and count it. Return the answer, or the error with what the caller should do next."""
         patience.sent += 1
         headers = {"Accept-Encoding": "identity", **request.headers}
         session = client.session
@@ -323,6 +352,10 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         return response if response.status_code < 300 else self._judge_answer(request.operation, patience, response)
 
     def _judge_answer(self, operation: str, patience: Patience, response: Response) -> Response | Failure:
+        """Return an answer that the caller handles, or the error of the store's table for it.
+
+        Reads at most ``_ERROR_BYTES_MAX`` bytes of the answer, and closes it.
+        """
         body = b""
         with suppress(urllib3.exceptions.HTTPError, OSError):
             body = response.raw.read(_ERROR_BYTES_MAX, decode_content=False)
@@ -347,6 +380,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         return Failure(rule.action, rule.kind(problem, remedy=rule.remedy, where=self._where, id=rule.id))
 
     def _judge_exception(self, operation: str, patience: Patience, error: Exception) -> Failure:
+        """Return the error for an exception of ``requests``: final for an untrusted certificate, else to be retried."""
         if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
             patience.definite += 1  # no request was sent
             # Cause: The certificate is self-signed, its authority is unknown on this machine, or the endpoint is wrong.
@@ -364,6 +398,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         return f"{self.place} at {self._endpoint}"
 
     def _unavailable(self, operation: str, patience: Patience, reason: str) -> UnavailableError:
+        """Return the error for an operation without a usable answer, with the number of attempts and the ``reason``."""
         times = "1 attempt" if patience.sent == 1 else f"{patience.sent} attempts"
         return UnavailableError(
             f"{operation} failed after {times}: {reason}",
@@ -374,6 +409,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         )
 
     def _invalid_answer(self, operation: str = "list_objects") -> ConfigError:
+        """Return the error for an answer that cannot be parsed."""
         # Cause: Another service or a proxy answers at the endpoint.
         return ConfigError(
             f"The answer to {operation} is not valid.",
@@ -383,6 +419,7 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         )
 
     def _unsendable(self, reason: str) -> ConfigError:
+        """Return the error for a request that cannot be sent, for example because the URL is invalid."""
         return ConfigError(
             f"Cannot send a request to {self._endpoint} ({reason}).",
             remedy=f"Check `root` and {self.ENDPOINT_SETTING}.",

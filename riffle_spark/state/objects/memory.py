@@ -97,6 +97,11 @@ class MemoryStore:
         with self._objects.lock:
             return sorted(name for name in self._objects.by_name if name.startswith(prefix))
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted."""
+        parts = [name[len(prefix) :].partition("/") for name in self.list(prefix)]
+        return sorted({folder for folder, slash, _ in parts if slash})
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist."""
         for name in names:

@@ -120,6 +120,10 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         return _status(answer) < 300
 
     def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, _Body | None] | None:
+        """Send a GET; return the object's ETag with its unread body, or ``None`` if the object does not exist.
+
+        The body is ``None`` if the object still has ``tag``. An empty ``tag`` reads the object in any case.
+        """
         condition = {"IfNoneMatch": tag} if tag else {}
         answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **condition}, patience)
         if _status(answer) == 404:
@@ -129,6 +133,11 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         return _text(answer, "ETag"), _Body(cast("StreamingBody", answer["Body"]))
 
     def _body(self, name: str, start: int, length: int | None, patience: Patience) -> _Body | bytes | None:
+        """Send a GET for ``length`` bytes from ``start`` (``None``: to the end) and return the unread body.
+
+        Return ``None`` if the object does not exist, and no bytes if ``start`` is at or behind its end. Raises
+        ``ConfigError`` if the server ignores ranges.
+        """
         last = "" if length is None else start + length - 1
         range_header = {"Range": f"bytes={start}-{last}"} if start or length else {}
         answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **range_header}, patience)
@@ -175,6 +184,23 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
                 return sorted(names)
             page = {"ContinuationToken": token}
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted."""
+        folders: list[str] = []
+        full_prefix = self.prefix + store.check_prefix(prefix)
+        page: dict[str, str] = {}
+        while True:
+            parameters = {"Prefix": full_prefix, "Delimiter": "/", **page}
+            answer = self._call("list_objects_v2", parameters, Patience(self.options))
+            entries = cast("list[_Answer]", answer.get("CommonPrefixes", []))
+            folders += (_text(entry, "Prefix")[len(full_prefix) : -1] for entry in entries)
+            token = _text(answer, "NextContinuationToken")
+            if answer.get("IsTruncated") and token in ("", page.get("ContinuationToken")):
+                raise self._invalid_answer("list_objects_v2")
+            if not answer.get("IsTruncated"):
+                return sorted(folders)
+            page = {"ContinuationToken": token}
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist."""
         keys = list(dict.fromkeys(self.prefix + store.check_name(name) for name in names))
@@ -182,6 +208,10 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
             self._delete(keys[first : first + _BULK_DELETE_MAX])
 
     def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects, at most 1000, by one bulk request, and repeat it for the objects that it left.
+
+        If the server has no bulk delete, delete them one by one, now and in later calls.
+        """
         patience = Patience(self.options)
         while keys and not self._deletes_singly:
             parameters = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
@@ -273,6 +303,7 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
             patience.sent = sending.sent
 
     def _judge_answer(self, operation: str, answer: _Answer) -> _Answer | Failure:
+        """Return an answer that the caller handles, or the error for it with what the caller should do next."""
         rule = _rule_of_answer(operation, answer)
         if rule.action in _FOR_THE_CALLER:
             return answer
@@ -298,6 +329,7 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         )
 
     def _invalid_answer(self, operation: str) -> ConfigError:
+        """Return the error for an answer that is not S3's."""
         # Cause: Another service or a proxy answers at the endpoint.
         return ConfigError(
             f"The answer to {operation} is not a valid S3 answer.",
@@ -307,6 +339,7 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         )
 
     def _describe(self, operation: str, attempts: int = 1) -> s3_client.Call:
+        """Return the operation, endpoint, bucket and number of attempts of a call, for its errors."""
         endpoint = s3_client.client_of(self.options).meta.endpoint_url
         return s3_client.Call(operation, endpoint, self.bucket, attempts)
 

@@ -68,6 +68,7 @@ def forget_client(options: StoreOptions, client: BaseClient) -> None:
 
 
 def _create_client(options: StoreOptions) -> BaseClient:
+    """Return a new boto3 client that counts requests. Raises ``ConfigError`` for invalid endpoints and settings."""
     endpoint = options.s3.endpoint
     config = Config(
         connect_timeout=options.connect_timeout_seconds,
@@ -213,6 +214,7 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
 
 
 def _kms_unavailable(reason: str) -> UnavailableError:
+    """Return the error for a request to KMS that got no answer for this ``reason``."""
     return UnavailableError(
         f"KMS did not answer ({reason}).",
         remedy="Make KMS reachable, then start again.",

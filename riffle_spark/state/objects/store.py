@@ -14,6 +14,7 @@ from riffle_spark.errors import ConfigError
 __all__ = [
     "PIECE_BYTES",
     "DatedStore",
+    "FolderStore",
     "ObjectStore",
     "RequestCounts",
     "TaggedObject",
@@ -76,7 +77,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
-        """Return the object with its tag, without its bytes if it still has ``tag``. ``None``: there is no such object.
+        """Return the object's bytes and tag; without the bytes if its tag is still ``tag``; ``None`` if it is absent.
 
         Sends one GET, which transfers no bytes if the tag is unchanged and the store has conditional reads.
         """
@@ -118,6 +119,19 @@ class DatedStore(Protocol):
 
     def modified(self, name: str) -> float | None:
         """Return when the object was written, as seconds since 1970 by the store's clock. ``None``: no such object."""
+        ...
+
+
+@runtime_checkable
+class FolderStore(Protocol):
+    """A store that lists folders: the first parts of names."""
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted, each once and without its slash.
+
+        ``prefix`` is empty or ends with a slash. The folders are names below ``prefix``, not from the root on. The
+        objects in the folders are not listed, so that a page of 1,000 folders is one request.
+        """
         ...
 
 

@@ -118,6 +118,7 @@ class CopyPlanner:
     def __init__(
         self, folder: Folder, incoming: IncomingSnapshots, epoch: int, read_whole: Callable[[Address], Entry]
     ) -> None:
+        """Prepare to plan the copies in ``folder``. ``epoch`` is that of the driver that ordered the task."""
         self._folder = folder
         self._incoming = incoming
         self._epoch = epoch

@@ -65,6 +65,11 @@ class Follower:
         has_room: Callable[[], bool],
         keys: Keys | None = None,
     ) -> None:
+        """Open the stacks of these stores in ``folder``.
+
+        ``epoch`` is that of the driver that ordered the task. ``budget`` limits the bytes and the time of the task.
+        ``keys`` decrypt parts.
+        """
         self._budget = budget
         self._has_room = has_room
         self._reader = Reader(objects, keys)

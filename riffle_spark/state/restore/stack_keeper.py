@@ -86,6 +86,7 @@ class StackKeeper:
         *,
         newest: bool = False,
     ) -> None:
+        """Open the store's stacks in ``folder``. ``reader`` fetches missing parts from the object store."""
         self._folder = folder
         self._schema = schema
         self._reader = reader
@@ -165,7 +166,7 @@ class StackKeeper:
         return stacks, AdvanceCounts(restores, len(links), len(stacks) - restores - catch_ups, catch_ups)
 
     def _plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
-        """Return the plan for the copy at ``head``. Raises ``OutOfDate`` if it is beyond the entry."""
+        """Return the plan for the copy at ``head``. Raises ``OutOfDate`` if the copy is newer than the entry."""
         plan = plan_copy(head, entry, self._epoch, lambda: self._read_whole(key_group), newest=self._newest)
         if plan.action == "beyond":
             assert head is not None, "an absent copy is not beyond its entry"

@@ -67,7 +67,7 @@ class StackParts:
         self._files = PartFiles(folder.path, keys)
 
     def find_sealed_parts(self, links: Collection[Link]) -> dict[Link, StackedPart]:
-        """Return the local parts of those links that this member sealed itself and whose files are intact."""
+        """Return the local parts of the links that this member sealed itself, if their files are intact."""
         folder = self._folder.sealed.name
         parts = {}
         for link in links:
@@ -180,7 +180,8 @@ class StackParts:
                 bytes_left -= self.merge_if_large(key_group, copy.stack, copy.timer_ms, _MERGED_SHARE / 2)
 
     def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
-        """Merge a stack or its top, if the parts above the lowest have grown. Return the bytes of merged parts.
+        """Merge a stack or its top, if the parts above the lowest part have grown too large. Return the bytes of merged
+        parts.
 
         They have grown if they have more than ``share`` of the lowest part's bytes, or twice that share of its rows. If
         there are too many parts, only the top is merged. ``timer_ms`` is that of ``read_runs``.
@@ -262,6 +263,7 @@ class StackFollower:
         planner: CopyPlanner,
         budget: Budget,
     ) -> None:
+        """Open the store's stacks of ``planner``. ``budget`` limits the bytes and the time of the task."""
         self._folder = folder
         self._reader = reader
         self._incoming = incoming

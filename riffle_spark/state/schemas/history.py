@@ -44,7 +44,7 @@ class History:
     def includes(self, declaration: int) -> bool:
         """Return whether the declaration with this id is the current one or an earlier one of this history.
 
-        Declarations that were rolled back are not.
+        Declarations that a rollback discarded are not included.
         """
         return declaration == FIRST or declaration in self.ids
 

@@ -45,7 +45,7 @@ class PlainColumns:
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
-        """Return the schema that ``to_text`` wrote: the same object each time, because it caches codecs."""
+        """Return the schema that ``to_text`` wrote. Equal texts give the same object, because it caches codecs."""
         times = text.get("due"), text.get("time_mode", "None")
         return _of_text(store, text["key"], text["state"], *times, text.get("history"), text.get(_ROUTED_BY))
 

@@ -96,7 +96,7 @@ class VariableColumns:
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
-        """Return the schema that ``to_text`` wrote: the same object each time, because it caches codecs."""
+        """Return the schema that ``to_text`` wrote. Equal texts give the same object, because it caches codecs."""
         return _of_text(store, text["key"], text["variables"], text["indexed"], text.get("history"))
 
     def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a StoreSchema

@@ -33,10 +33,12 @@ from riffle_spark.messages.upkeep_orders import (
     UpkeepOrder,
     UpkeepReceipt,
 )
+from riffle_spark.observe import status
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.mailbox import Mailbox, MailboxRequest
 from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
+from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, PartitionLag, StoreFacts
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.view import recorded_assignment
 from riffle_spark.protocol.ownership.weights import Weights
@@ -390,6 +392,27 @@ def _mailboxes() -> list[bytes]:
     return [Mailbox().encode(), box.encode(), box.add(replace(request, command="rebalance", arguments={}), 1).encode()]
 
 
+def _statuses() -> list[bytes]:
+    facts = DriverFacts(
+        time_ms=9,
+        query_id="ab12",
+        source=(PartitionLag("clicks", 0, 5, 1.5),),
+        members=(MemberFacts("m1", "1", "host", "zone-a", disk_used=0.5),),
+        stores=(StoreFacts("totals", 5, 900, 2),),
+        groups=(GroupFacts("totals", ("totals",), (0, -1), ((), (0,)), ((), ())),),
+        counters={"batches": 3},
+    )
+    whole = status.Status(
+        facts,
+        batches=(status.BatchSummary(3, 9, 5, {"run": 0.5}, 0),),
+        moves=(status.MoveSummary(9, 3, 1, "totals", "owner", "", "m1", "balance", topic="clicks", partition=0),),
+        warnings=(status.WarningSummary(9, "RIFFLE-0809", "dead letters"),),
+        settings={"num_standbys": "1"},
+    )
+    long = replace(whole, settings={f"setting{number}": "x" * 60 for number in range(1500)})
+    return [status.encode(status.Status(DriverFacts(0))), status.encode(whole), status.encode(long)]
+
+
 def _upkeep_orders() -> list[bytes]:
     entries = list(_entries().items())
     order = UpkeepOrder(
@@ -618,6 +641,7 @@ def _decoders() -> Iterator[Decoder]:
     census = Census("1", "m1", (("totals", 1, 5, "1-aa"),), ("1-aa",), "rack", {"zone": "a"})
     yield Decoder("census", _text_of(Census.from_json), lambda: [census.to_json().encode()])
     yield Decoder("mailbox", Mailbox.decode, _mailboxes)
+    yield Decoder("status", status.decode, _statuses)
     yield Decoder("scenario", _file_of("scenario.json", read_scenario), _scenarios)
     packed = _file_of("scenario.json.gz", read_scenario)
     yield Decoder("packed scenario", packed, _packed_scenarios, _sealed_gzip)

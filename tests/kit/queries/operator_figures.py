@@ -33,7 +33,7 @@ from tests.kit.queries.played_query import play
 from tests.kit.queries.query_shape import Shape
 from tests.kit.queries.record_shapes import session
 
-__all__ = ["FIELDS", "EventList", "changes_of", "difference", "listening", "recorded_changes"]
+__all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes"]
 
 FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
 SHOWN_AS = {
@@ -100,6 +100,15 @@ def changes_of(progress: list[Progress]) -> Changes:
         if totals != totals_before or any(any(figures[2:]) for figures in batch):
             changes.append(batch)
     return changes
+
+
+def added_up(changes: Changes) -> Changes:
+    """Return the sums of the figures of each operator over all batches as one batch, with the newest total."""
+    sums = [[name, total, 0, 0, 0] for name, total, *_ in changes[-1]]
+    for batch in changes:
+        for row, (_, _, *figures) in zip(sums, batch, strict=True):
+            row[2:] = [before + figure for before, figure in zip(row[2:], figures, strict=True)]
+    return [sums]
 
 
 def recorded_changes(shape: Shape) -> Changes | None:

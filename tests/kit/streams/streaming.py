@@ -79,9 +79,13 @@ class Kept:
 
 
 def settings_in(folder: Path, **given: Any) -> Settings:
-    """Return settings with root and local copies below ``folder``, few key-groups, and patience with executors."""
+    """Return settings with root and local copies below ``folder``, few key-groups, and patience with executors.
+
+    A full disk of the machine does not count.
+    """
     usual: dict[str, Any] = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
-    return Settings(**{**usual, "initial_rebalance_delay": PATIENCE_SECONDS, **given})
+    usual |= {"initial_rebalance_delay": PATIENCE_SECONDS, "local_disk_limit": 1.0}
+    return Settings(**{**usual, **given})
 
 
 def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) -> StreamingQuery:

@@ -82,6 +82,23 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
     wait_for(lambda: not served(spark), "the end of the other")
 
 
+def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp_path: Path) -> None:
+    """It has the same name, even if the source of its last run still exists, and its totals start at zero."""
+    settings = settings_in(tmp_path)
+    feed = Feed(tmp_path / "in", "k string")
+    for number in range(2):
+        feed.add({"k": f"k{n}"} for n in range(10))
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+        writer = feed.stream(spark).writeStream.queryName("again").foreachBatch(job)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            expected = {"riffle_batch_version": number, "riffle_rows_total": 10}
+            wait_for(lambda: served(spark).get("again", {}).items() >= expected.items(), f"the totals {expected}")  # noqa: B023
+        finally:
+            query.stop()
+    wait_for(lambda: not served(spark), "the end of the source")
+
+
 def test_a_name_is_no_beginning_of_another() -> None:
     """Spark removes all metrics that begin with the name of a source."""
     names = [source_name("0a1b2c3d-4e5f", name) for name in ("", "a", "a-b", "a.b", "query", "é")]

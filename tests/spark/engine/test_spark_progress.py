@@ -136,6 +136,19 @@ def test_a_listener_gets_the_state_operators_of_a_job(
     assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
 
 
+def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark knows the newest offsets of some sources only. Without them a batch has no source lag, and commits."""
+    rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))
+    counts = rows.groupBy(F.expr("value % 3").alias("page")).count()
+    writer = counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    query = writer.start()
+    try:
+        wait_for(lambda: query.exception() is not None or query.recentProgress[2:], "three batches")
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
 @pytest.mark.long
 def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Path) -> None:
     """The UI's store, the event log of the history server and Spark's recent progress have one entry per batch."""

@@ -302,6 +302,7 @@ def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
                 assert [letter["row"] for letter in query.letters] == batch[:2]
 
 
+@pytest.mark.needs_spark4("timestamps that pandas has in nanoseconds")
 def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
     """A time that is none of pandas' fails before the function has it; the row is told as it came."""
     rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])

@@ -17,7 +17,7 @@ from riffle_spark.state.objects.azure import AzureStore
 from riffle_spark.state.objects.http_store import HttpStore
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import ObjectStore, TaggedObject
+from riffle_spark.state.objects.store import FolderStore, ObjectStore, TaggedObject
 from tests.kit.servers.object_server import ObjectServer
 
 BODY = bytes(range(256))
@@ -57,6 +57,16 @@ def _refuse(_: bytes) -> None:
 
 class TestEveryStore:
     """The contract of ``ObjectStore``."""
+
+    def test_folders_are_listed_without_what_is_in_them(self, store: ObjectStore) -> None:
+        """Each folder once, below the root and below a folder; objects are left out."""
+        assert isinstance(store, FolderStore)
+        assert list(store.list_folders()) == []
+        for name in ("status.json", "log/1", "log/2", "query=a b/log/1", "query=a b/delta/7/x", "z/y/x"):
+            store.put_if_absent(name, BODY)
+        assert list(store.list_folders()) == ["log", "query=a b", "z"]
+        assert list(store.list_folders("query=a b/")) == ["delta", "log"]
+        assert list(store.list_folders("log/")) == []
 
     @pytest.mark.parametrize("size", [0, 1, 10_000_000])
     def test_an_object_is_read_as_it_was_written(self, store: ObjectStore, size: int) -> None:

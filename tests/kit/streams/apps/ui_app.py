@@ -45,8 +45,8 @@ def of_ui(spark: SparkSession, query: StreamingQuery) -> list[dict[str, Any]]:
     """Return the progress of a query's batches in the store of Spark's UI."""
     context: Any = spark.sparkContext
     context._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
-    status_store = context._jvm.org.apache.spark.sql.streaming.ui.StreamingQueryStatusStore
-    queries = status_store(context._jsc.sc().statusStore().store()).allQueryUIData()
+    ui = context._jvm.org.apache.spark.sql.execution.ui  # private: Spark has no other way to the store of its UI
+    queries = ui.StreamingQueryStatusStore(context._jsc.sc().statusStore().store()).allQueryUIData()
     found = [queries.apply(place) for place in range(queries.size())]
     (shown,) = [each for each in found if each.summary().runId() == str(query.runId)]
     return [json.loads(progress.json()) for progress in shown.recentProgress()]

@@ -1,0 +1,65 @@
+"""The command `riffle ls`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from riffle_spark.console.options import check_root, echo, json_option, read_settings, store_options
+from riffle_spark.console.tables import Table, age_text, count_text, show_table
+
+__all__ = ["ls_command"]
+
+
+@click.command("ls")
+@click.argument("prefix", metavar="PREFIX", callback=check_root)
+@click.option("--depth", type=click.IntRange(0, 10), default=3, show_default=True, help="Look so many folders down.")
+@store_options
+@json_option
+def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+    """List the queries whose roots are below a prefix, with their age, lag and health.
+
+    HEALTH is `ok`, `stopped`, or one of these. `behind`: records are unread, and the last commit is older than three
+    status intervals. `silent`: the driver has not written its status for three intervals. `unknown`: there is no
+    status. `unreadable`: an object is damaged. AGE is the time since the last commit. Sends one LIST per folder, and
+    three requests per query.
+
+    Exit code 0: all roots were read. 1: a root cannot be read. 3: the store cannot be reached or read.
+    """
+    from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
+    from riffle_spark.offline.root_status import find_roots, read_status
+    from riffle_spark.worker.member_folders import options_of
+
+    options = options_of(read_settings(conf_file, s3_endpoint))
+    table = Table("", ("ROOT", "QUERY", "HEALTH", "BATCH", "AGE", "LAG", "MEMBERS"))
+    table.right = frozenset({"BATCH", "AGE", "LAG", "MEMBERS"})
+    shown: list[dict[str, object]] = []
+    is_whole = True
+    for root in find_roots(prefix, options, depth):
+        try:
+            state = read_status(root, options)
+        except RefusedError:
+            raise
+        except (CorruptStateError, ConfigError) as error:
+            is_whole = False
+            shown.append({"root": root, "health": "unreadable", "error": str(error)})
+            table.add(root, None, "unreadable", None, None, None, None)
+            continue
+        shown.append({**state.to_json(), "query_name": state.facts.query_name, "query_id": state.facts.query_id})
+        lag = None if state.lag_records is None else f"{count_text(state.lag_records)} records"
+        table.add(
+            root,
+            state.facts.query_name or state.facts.query_id,
+            state.health,
+            state.record.version,
+            age_text(state.commit_age),
+            lag,
+            len(state.facts.members),
+        )
+    if as_json:
+        echo(json.dumps({"prefix": prefix, "queries": shown}))
+    elif shown:
+        show_table(table)
+    else:
+        echo(f"No query has its root below {prefix}, down to {depth} folders.")
+    click.get_current_context().exit(0 if is_whole else 1)

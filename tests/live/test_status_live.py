@@ -1,0 +1,59 @@
+"""`riffle status` beside a query in Spark: after its first batch, while it is idle, and after its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark.console.main import main
+from tests.kit.streams.streaming import Feed, Kept, records, settings_in, start, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+KEYS = [f"key-{n}" for n in range(80)]
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    shown: dict[str, Any] = json.loads(done.output)
+    return shown
+
+
+def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver writes its status by itself, as a heartbeat too, and says that it has stopped."""
+    feed = Feed(tmp_path / "in", "k string, v long")
+    settings = settings_in(tmp_path, status_interval=0.5)
+    compute = aggregate(rows=count(), total=sum_("v"))
+    job: StatefulJob = Stateful("totals", "k", compute, settings=settings).into(Kept())
+    root = f"file://{tmp_path}/state"
+    query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    try:
+        feed.add([{"k": key, "v": 1} for key in KEYS])
+        wait_for(lambda: job.reports, "the first batch")
+        wait_for((tmp_path / "state" / "status.json").exists, "the status")
+        wait_for(lambda: _json("status", root)["status"]["batches"], "a batch in the status")
+        first = _json("status", root)
+        wait_for(lambda: _json("status", root)["facts"]["time_ms"] > first["facts"]["time_ms"] + 1000, "two heartbeats")
+        shown = _json("status", root)
+        assert shown["health"] == "ok"
+        assert shown["facts"]["query_id"] == str(query.id)
+        assert shown["status"]["batches"][0]["rows"] == len(KEYS)
+        assert sum(member["owned"] for member in shown["facts"]["members"]) == settings.key_groups
+        wait_for(lambda: _json("status", root)["facts"]["counters"].get("requests/status/put", 0) >= 2, "two puts")
+        counters = _json("status", root)["facts"]["counters"]
+        assert counters["requests/status/get"] >= counters["requests/status/put"]
+        owners = records(root)[-1].owners
+        place = _json("where", root, KEYS[0])
+        assert place["owner"]["id"] == owners[str(place["key_group"])]
+    finally:
+        query.stop()
+    wait_for(lambda: _json("status", root)["health"] == "stopped", "the end in the status")
+    assert _json("log", root)["records"][-1]["version"] == shown["version"]
+    (store,) = _json("stores", root)["stores"]
+    assert store["rows"] == len(KEYS)

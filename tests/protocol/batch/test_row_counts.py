@@ -1,0 +1,63 @@
+"""The log counts the state rows of each store exactly: over deletes, restarts and rollbacks of the process."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.record import encode
+from tests.kit.simulated.world import Oracle, World, drawn_batch, one, tails, totals
+
+BATCHES = 12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> None:
+    """Keys that are added, changed, deleted and added again count once, also after the driver has started again."""
+    world = World(tmp_path, seed=seed)
+    oracle = Oracle()
+    chance = random.Random(seed)
+    removed = 0
+    for version in range(BATCHES):
+        rows = drawn_batch(chance, version)
+        report = world.batch(version, rows)
+        removed += report.rows_removed
+        oracle.feed(rows)
+        assert world.driver.stored_rows() == {"totals": len(oracle.totals), "tails": len(oracle.tails)}
+        if version == BATCHES // 2:
+            world.start()
+    assert removed > 0
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.row_counts == {"totals": len(world.state("totals")), "tails": len(world.state("tails"))}
+
+
+def test_a_failed_run_counts_nothing(world: World) -> None:
+    """A batch that runs again counts its keys once."""
+    world.batch(0, one(1), lose_block="totals")
+    assert world.driver.stored_rows()["totals"] == 1
+
+
+def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> None:
+    """Its records have no count. A key counts once per part that has it, and stores that begin now are counted."""
+    world = World(tmp_path, operators=[totals()])
+    for version in range(3):
+        world.batch(version, one(version))
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.row_counts == {"totals": 1}
+    name = paths.record_name(tail.sequence)
+    world.memory.delete([name])
+    world.memory.put_if_absent(name, encode(replace(tail, row_counts={})))
+    world.operators.append(tails())
+    world.sinks["tails"] = world.sinks["totals"]
+    world.start()
+    world.batch(3, one(3))
+    assert world.driver.stored_rows() == {"totals": 4, "tails": 1}
+    newest = world.log().tail
+    assert newest is not None
+    assert newest.row_counts == {"tails": 1}
