@@ -43,7 +43,8 @@ def summary_section(status: Status) -> Markup:
     """Return the figures that tell whether the query is well."""
     facts = status.facts
     commit_age = None if facts.commit_ms is None else (facts.time_ms - facts.commit_ms) / 1000
-    delay = None if facts.watermark_ms is None else (facts.time_ms - facts.watermark_ms) / 1000
+    # Spark's watermark is 0 in a query without one, and before the first row.
+    delay = (facts.time_ms - facts.watermark_ms) / 1000 if facts.watermark_ms else None
     per_minute, rows_per_second = _rates(status)
     owned = count_part(sum(member.owned for member in facts.members))
     figures = [
@@ -152,6 +153,7 @@ def batches_section(status: Status) -> Markup:
     """Return the charts of the batches with their table."""
     if not status.batches:
         return section("batches", "Batches", element("p", "No batch was committed since the start.", class_="quiet"))
+    has_lag = any(batch.lag_records is not None for batch in status.batches)
     phases = phases_of(status)
     keys = [
         element("li", swatch(phase_colour(phase)), phase, element("output", "", data_series=number, aria_hidden="true"))
@@ -176,7 +178,7 @@ def batches_section(status: Status) -> Markup:
         element(
             "div",
             _chart("phases", "Seconds by phase, per batch", keys),
-            _chart("lag", "Source lag after each batch, in records", [lag_key]),
+            _chart("lag", "Source lag after each batch, in records", [lag_key]) if has_lag else "",
             class_="pair",
         ),
         _details("Batches as a table", table("batches-table", "Batches, the newest first", columns, rows)),
@@ -311,7 +313,9 @@ def _rack_heading(
     owned = sum(member.owned for _, member in members)
     colour = swatch(categories.of_members[members[0][0]]) if categories.kind == "rack" else ""
     standbys = sum(member.standbys for _, member in members)
-    counts = f"{len(members)} members, {show_count(owned)} owned, {show_count(standbys)} standbys"
+    counts = (
+        f"{len(members)} member{'s' * (len(members) != 1)}, {show_count(owned)} owned, {show_count(standbys)} standbys"
+    )
     name = "No rack" if rack is None else f"Rack {rack}"
     return element("th", colour, name, element("span", counts, class_="quiet"), colspan=columns, scope="rowgroup")
 

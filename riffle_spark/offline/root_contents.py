@@ -327,8 +327,11 @@ def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object
 
 def _key_column(value: object, kind: pa.DataType) -> pa.Array:
     """Return a column with one value. JSON has no dates, times and decimals, so their texts are parsed."""
-    if isinstance(value, str) and not pa.types.is_string(kind):
-        return pa.array([value]).cast(kind)
+    if isinstance(value, float) and pa.types.is_integer(kind):
+        raise ValueError(f"{value!r} is not an integer")  # pyarrow would round it
+    is_text = isinstance(value, str) and not pa.types.is_string(kind)
+    if is_text or (value is not None and pa.types.is_decimal(kind)):
+        return pa.array([str(value)]).cast(kind)
     return pa.array([value], type=kind)
 
 

@@ -187,6 +187,8 @@ class JobOperations:
 
     def __init__(self) -> None:
         self._gate = Gate()
+        self._is_held = False
+        """Whether a request from outside has paused the query. Such a pause ends with the run."""
         self._driver: Driver | None = None
         self._listener: RebalanceListener | None = None
 
@@ -204,10 +206,12 @@ class JobOperations:
 
     def pause(self) -> None:
         """Hold the query after its current batch. It stays alive and keeps its assignment."""
+        self._is_held = False
         self._gate.close()
 
     def resume(self) -> None:
         """Continue after ``pause``."""
+        self._is_held = False
         self._gate.open()
 
     @property
@@ -360,6 +364,8 @@ class StatefulJob(JobOperations):
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Run a micro-batch. Spark calls this method."""
+        if self._is_held and (self._running is None or not self._running.is_active()):
+            self.resume()  # the run that was paused by a request has ended
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
                 report = self._start_or_continue(batch.sparkSession).process(batch, batch_id)
@@ -401,7 +407,7 @@ class StatefulJob(JobOperations):
         ``query.stop()`` interrupts the batch at once. Spark then warns of each task that it cancels.
         """
         was_paused = self.paused
-        self.pause()
+        self._gate.close()
         deadline = time.monotonic() + _STOP_SECONDS
         while query.isActive and not self._gate.has_waiting_batch and time.monotonic() < deadline:
             if str(query.status["message"]).startswith(_IDLE_MESSAGE):
@@ -434,8 +440,9 @@ class StatefulJob(JobOperations):
                 remedy="Stop the query instead.",
                 id="RIFFLE-1359",
             )
-        else:
-            self.pause()
+        elif not self.paused:
+            self._gate.close()
+            self._is_held = True
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
         """Return a new batch loop for the job's operators."""

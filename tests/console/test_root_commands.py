@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
+from riffle_spark.keygroups import key_groups
 from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
+from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from tests.kit.servers.object_server import ObjectServer
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World
 from tests.kit.state.drawn_records import PLAIN
@@ -106,7 +115,8 @@ def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) 
     page = file.read_text("utf-8")
     shown = _json("status", query.home.root)
     (data,) = re.findall(r'<script id="status" type="application/json">(.*?)</script>', page)
-    assert {**json.loads(data), "format": None} == {**shown["status"], "format": None}
+    stored = {**shown["status"], "facts": shown["facts"], "format": None}
+    assert {**json.loads(data), "format": None} == stored
     for figure in (f'value="{shown["lag_records"]}"', f'value="{shown["batches_per_minute"]}"'):
         assert figure in page
     missing = _run("status", query.home.root, "--html", tmp_path / "no" / "status.html")
@@ -237,3 +247,104 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
     assert text.exit_code == 0
     assert "q1" in text.output
     assert "No query" in _run("ls", f"file://{prefix}/none").output
+
+
+KEYS = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("name", pa.string())])
+
+
+def _root_with_key(url: str, *names: str) -> None:
+    """Write a log with one store whose key has these columns of ``KEYS``."""
+    schema = PlainColumns("s", pa.schema([KEYS.field(name) for name in names]), pa.schema([("v", pa.int64())]))
+    log = Log(open_store(url), url)
+    log.open()
+    log.append(replace(PLAIN, version=1, total=1000, schemas={"s": schema.to_text()}), Manifest())
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "values"),
+    [
+        (["id"], "42", [42]),
+        (["id"], "[42]", [42]),
+        (["name"], "42", ["42"]),
+        (["name"], '"quoted"', ['"quoted"']),
+        (["day"], "2026-03-01", [date(2026, 3, 1)]),
+        (["price"], '"12.50"', [Decimal("12.50")]),
+        (["price"], "12.5", [Decimal("12.50")]),
+        (["id", "name"], '[7, "x"]', [7, "x"]),
+        (["id", "name"], '{"name": "x", "id": 7}', [7, "x"]),
+        (["id", "day"], '[7, "2026-03-01"]', [7, date(2026, 3, 1)]),
+        (["id", "name"], "[7, null]", [7, None]),
+    ],
+)
+def test_where_hashes_typed_and_composite_keys_as_the_query_does(
+    tmp_path: Path, names: list[str], key: str, values: list[object]
+) -> None:
+    """The key-group is that of the columns with their stored types."""
+    root = f"file://{tmp_path}/state"
+    _root_with_key(root, *names)
+    columns = [pa.array([value], type=KEYS.field(name).type) for name, value in zip(names, values, strict=True)]
+    place = _json("where", root, key)
+    assert place["key_group"] == key_groups(columns, 1000)[0]
+    assert place["owner"] is None
+
+
+@pytest.mark.parametrize(
+    ("names", "key"), [(["id"], "many"), (["id"], "1.5"), (["id", "name"], "7"), (["id", "name"], '{"id": 7}')]
+)
+def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, names: list[str], key: str) -> None:
+    """The error names the columns and their types."""
+    root = f"file://{tmp_path}/state"
+    _root_with_key(root, *names)
+    done = _run("where", root, key)
+    assert done.exit_code == 1
+    assert "RIFFLE-1315" in done.output
+    assert "id (int64)" in done.output
+
+
+def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: Path) -> None:
+    """The partition of the source decides the owner."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    shards = (("orders", 0), ("orders", 3), ("a:b", 1))
+    log.append(replace(PLAIN, version=1, dispatch="partition", shards=shards, owners={"1": "m"}), Manifest())
+    assert _json("where", root, "orders:3")["key_group"] == 1
+    assert _json("where", root, "a:b:1")["key_group"] == 2
+    for key, id in (("orders", "RIFFLE-1316"), ("orders:9", "RIFFLE-0239")):
+        done = _run("where", root, key)
+        assert (done.exit_code, id in done.output) == (1, True), done.output
+
+
+def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
+    """Two stores with different keys: the store must be named, and be known."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    state = pa.schema([("v", pa.int64())])
+    texts = {name: PlainColumns(name, pa.schema([KEYS.field(name)]), state).to_text() for name in ("id", "name")}
+    log.append(replace(PLAIN, version=1, schemas=texts), Manifest())
+    assert "RIFFLE-1314" in _run("where", root, "7").output
+    assert "Unknown store 'nme'" in _run("where", root, "7", "--store", "nme").output
+    assert _json("where", root, "7", "--store", "name")["key_group"] == key_groups([pa.array(["7"])], 8)[0]
+
+
+@pytest.mark.cluster
+def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
+    """Status, log, where and ls on a real server."""
+    root = object_server.new_root()
+    objects = open_store(root, object_server.options)
+    log = Log(objects, root)
+    log.open()
+    schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())]))
+    log.append(replace(PLAIN, version=3, schemas={"s": schema.to_text()}), Manifest())
+    counted: Counter[str] = Counter()
+    exporter = StatusExporter(objects, Settings(), "1.2.3", counted.update)
+    exporter.export(None, DriverFacts(1_000_000, "q", "counts", version=3), ())
+    exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
+    assert counted == {"get": 2, "put": 2}
+    options = ("--s3-endpoint", object_server.options.s3.endpoint)
+    shown = _json("status", root, *options)
+    assert (shown["version"], shown["facts"]["time_ms"], shown["status"]["state"]) == (3, 1_070_000, "idle")
+    assert _json("log", root, *options)["records"][0]["version"] == 3
+    assert _json("where", root, "7", *options)["key_group"] == key_groups([pa.array([7])], 8)[0]
+    assert [query["root"] for query in _json("ls", root.rpartition("/")[0], *options)["queries"]] == [root]

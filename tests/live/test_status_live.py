@@ -45,8 +45,8 @@ def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: Spark
         assert shown["facts"]["query_id"] == str(query.id)
         assert shown["status"]["batches"][0]["rows"] == len(KEYS)
         assert sum(member["owned"] for member in shown["facts"]["members"]) == settings.key_groups
-        counters = shown["facts"]["counters"]
-        assert counters["requests/status/put"] >= 2
+        wait_for(lambda: _json("status", root)["facts"]["counters"].get("requests/status/put", 0) >= 2, "two puts")
+        counters = _json("status", root)["facts"]["counters"]
         assert counters["requests/status/get"] >= counters["requests/status/put"]
         owners = records(root)[-1].owners
         place = _json("where", root, KEYS[0])

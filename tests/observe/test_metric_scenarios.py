@@ -44,6 +44,7 @@ def elastic_cluster(folder: Path) -> list[Reading]:
     seen: list[Reading] = []
     world = Elastic(folder, executors=("1", "2"), num_standbys=1, probing_rebalance_interval=60)
     world.cluster.memories = {"1": lambda: (30, 70)}
+    world.cluster.disks = {"1": lambda: (0.3, 10**9)}
 
     def slow(attempt: Attempt) -> pa.Table:
         world.clock.advance(0.5)

@@ -196,6 +196,15 @@ def test_an_empty_status_has_a_page() -> None:
     assert "canvas" not in [tag for tag, _ in Document(page).elements]
 
 
+def test_a_query_without_watermark_and_known_lag_shows_neither() -> None:
+    """A watermark of 0 is none, as in Spark. The chart of the lag is left out if no batch has one."""
+    status = invented_status(members=3, key_groups=8)
+    batches = tuple(replace(batch, lag_records=None) for batch in status.batches)
+    document = Document(page_of(replace(status, batches=batches, facts=replace(status.facts, watermark_ms=0))))
+    assert "figure-watermark" not in document.values
+    assert "chart-lag" not in [attributes.get("id") for _, attributes in document.elements]
+
+
 def test_the_policy_allows_the_page_s_own_script_and_style_only() -> None:
     """The policy has the digests of the one script and the one style, and allows no request and no inline attribute."""
     page = page_of(small_status("plain"))

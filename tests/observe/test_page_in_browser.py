@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,11 @@ from tests.kit.large_status import invented_status
 from tests.kit.npm import ensure_npm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+UNKNOWN_LAG = replace(
+    invented_status(members=2), batches=tuple(replace(batch, lag_records=None) for batch in invented_status().batches)
+)
 STATUSES = {
+    "unknown lag": UNKNOWN_LAG,
     "large": invented_status(),
     "small": invented_status(members=6, groups=1, key_groups=64),
     "single": invented_status(members=1, groups=1, key_groups=1),

@@ -104,6 +104,7 @@
     }));
     const label = (i) => (batches[i] ? clock(batches[i].time_ms) : "");
     drawChart("phases", batches.map((_, i) => i), sums.reverse(), series.reverse(), label, duration, true);
+    if (!byId("chart-lag")) return;
     const lag = batches.map((batch) => batch.lag_records);
     const line = [{ stroke: colours.accent, width: 2, points: { show: batches.length === 1 } }];
     drawChart("lag", batches.map((batch) => batch.time_ms), [lag], line, clock, compact, false);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ TIMEOUT_SECONDS = 240
 
 
 @pytest.mark.long
-def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """Only a query without ``maxOffsetsPerTrigger`` has a warning, wrapped or not."""
+def test_unbounded_sources_are_warned_of_and_the_source_lag_is_exact(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """Only a query without ``maxOffsetsPerTrigger`` has a warning, wrapped or not. The lag after each batch of a
+    job is what it left.
+    """
     kafka_broker.create_topic("events", partitions=2)
     producer = KafkaProducer(bootstrap_servers=kafka_broker.bootstrap)
     for number in range(EVENTS):
@@ -37,5 +40,8 @@ def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, 
     assert [len(job["batches"]) > 1 for job in told] == [
         name.endswith(" bounded") or name == "bounded" for name, *_ in JOBS
     ]
+    for job in told:
+        if not job["name"].startswith("wrapped"):
+            assert job["lags"] == [EVENTS - rows for rows in accumulate(job["batches"])], job["name"]
     latest = {f"k{k}": {"rows": EVENTS // KEYS, "last": f"v{EVENTS - KEYS + k:04d}"} for k in range(KEYS)}
     assert [job["latest"] for job in told] == [latest] * len(JOBS)

@@ -15,12 +15,13 @@ from pyspark.sql.streaming import StreamingQuery
 import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, last
 from riffle_spark.spark.queries.stream_query import StreamQuery
-from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, settings_in, start
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, running, settings_in, start
 
 BOUND = {"maxOffsetsPerTrigger": "40"}
 AT_LEAST = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "1s"}
 VERSION_1 = "spark.sql.streaming.disabledV2MicroBatchReaders"
 KAFKA = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+REPORTS = "reports.jsonl"
 NOW: dict[str, Any] = {"availableNow": True}
 ALWAYS: dict[str, Any] = {"processingTime": "0 seconds"}
 JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
@@ -72,15 +73,29 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
         else:
             query.awaitTermination(QUERY_TIMEOUT_SECONDS)
         batches = [report.rows for report in job.reports if report.rows]
-        print(json.dumps({"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}))
+        if job._running is not None:  # private: a query that is stopped during a batch has no running job left
+            running(job).stop()
+        line = {"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}
+        print(json.dumps({**line, "lags": source_lags(folder / str(number) / REPORTS)}))
     spark.stop()
+
+
+def source_lags(reports: Path) -> list[int]:
+    """Return the source lag in records after each batch with rows, summed over partitions."""
+    lines = [json.loads(line) for line in reports.read_text().splitlines()]
+    return [
+        sum(value for sample, value in line["readings"].items() if sample.startswith("riffle_source_lag_records{"))
+        for line in lines
+        if line["rows"]
+    ]
 
 
 def by_job(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
     """Start a job in ``foreachBatch``."""
     compute = aggregate(rows=count(), last=last("v"))
     order = ["partition", "offset"]
-    job = Stateful("events", "k", compute, settings=settings_in(own), order_by=order).into(kept)
+    settings = settings_in(own, report_file=str(own / REPORTS))
+    job = Stateful("events", "k", compute, settings=settings, order_by=order).into(kept)
     return start(events, job, own / "checkpoint", **trigger), job
 
 
@@ -90,7 +105,7 @@ def wrapped(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -
     def keep(rows: DataFrame, batch_id: int) -> None:
         kept(rows, batch_id, f"{batch_id}")
 
-    groups = riffle_spark.on(events, settings=settings_in(own)).groupBy("k")
+    groups = riffle_spark.on(events, settings=settings_in(own, report_file=str(own / REPORTS))).groupBy("k")
     counted = groups.agg(F.count("*").alias("rows"), F.max_by("v", "offset").alias("last"))
     writer = counted.writeStream.outputMode("update").foreachBatch(keep).trigger(**trigger)
     query = writer.option("checkpointLocation", str(own / "checkpoint")).start()
