@@ -1,6 +1,7 @@
 """The command `riffle status`."""
 
 import json
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -123,8 +124,11 @@ def _write_page(state: "RootStatus", file: Path) -> None:
 def _to_json(state: "RootStatus", failure: str | None) -> dict[str, object]:
     from riffle_spark.observe.json_values import to_plain
 
-    status = None if state.status is None else to_plain(state.status)
-    return {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": status}
+    shown = {**state.to_json(), "failure": failure, "facts": to_plain(state.facts), "status": None}
+    if state.status is not None:
+        names = [field.name for field in fields(state.status) if field.name != "facts"]
+        shown["status"] = {name: to_plain(getattr(state.status, name)) for name in names}
+    return shown
 
 
 def _show(state: "RootStatus") -> None:

@@ -55,7 +55,10 @@ def lower_bound(requirement: Requirement) -> Version:
 
 
 @pytest.mark.newer_spark
-@pytest.mark.parametrize("package", ["pandas", "pyarrow", "numpy"])
+@pytest.mark.parametrize(
+    "package",
+    ["pandas", "pyarrow", pytest.param("numpy", marks=pytest.mark.needs_spark4("demand of a version of numpy"))],
+)
 def test_the_spark_extra_installs_what_pyspark_demands(package: str) -> None:
     """PySpark checks these packages when a query starts; its own metadata does not require them."""
     source = inspect.getsource(getattr(pyspark_demands, f"require_minimum_{package}_version"))

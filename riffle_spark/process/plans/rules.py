@@ -202,7 +202,7 @@ _ROW_BY_ROW: Final = frozenset(
         *("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "UpdateEventTimeWatermarkColumn"),
         *("Union", "Join", "LateralJoin", "Expand", "Generate", "ResolvedHint", "UnresolvedHint", "CollectMetrics"),
         *("Repartition", "RepartitionByExpression", "RebalancePartitions", "ScriptTransformation"),
-        *("MapInPandas", "MapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
+        *("MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
         *("SerializeFromObject", "DeserializeToObject", "MapElements", "MapPartitions", "TypedFilter"),
         *("MapGroups", "AppendColumns"),
     )

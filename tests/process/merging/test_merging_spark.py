@@ -23,7 +23,11 @@ from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
 from tests.kit.process.row_form import RowForm
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.newer_spark,
+    pytest.mark.needs_spark4("frames of Arrow tables, from which the test evaluates buffers"),
+]
 
 UTC = timezone.utc
 ROWS, KEYS, BATCH = 300, 40, 70

@@ -14,9 +14,10 @@ pytestmark = pytest.mark.newer_spark
 BY_VERSION: dict[str, str] = {}
 """Shapes whose answers differ between versions of Spark, and why."""
 NEEDS_SPARK4 = ("texts", "session_no_gap", "inner_after", "semi_after")
-"""Shapes that Spark 3.5 does not run, beside processors: ``listagg``, and a gap of sessions by ``if``."""
-LATER: dict[str, tuple[str, ...]] = {}
-"""Shapes that are still to be recorded on a version."""
+"""Shapes that Spark 3.5 does not run, beside processors: ``listagg``, a gap of sessions by ``if``, and two joins.
+
+After a restart it refuses the state of these joins (``StateSchemaNotCompatible``).
+"""
 
 
 def test_every_recording_is_of_a_shape() -> None:
@@ -26,8 +27,7 @@ def test_every_recording_is_of_a_shape() -> None:
 
 
 def _recorded_on(version: str) -> list[Shape]:
-    later = LATER.get(version, ())
-    shapes = [shape for shape in SHAPES.values() if shape.name not in later]
+    shapes = list(SHAPES.values())
     if not version.startswith("3."):
         return shapes
     return [shape for shape in shapes if shape.kind != "processor" and shape.name not in NEEDS_SPARK4]

@@ -11,7 +11,7 @@ from tests.kit.queries import operator_figures
 from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Shape
-from tests.kit.queries.record_shapes import recorded
+from tests.kit.queries.record_shapes import is_recorded, recorded
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -47,7 +47,9 @@ def of(names: tuple[str, ...]) -> list[object]:
 
 def _marks(shape: Shape, names: tuple[str, ...]) -> list[pytest.MarkDecorator]:
     marks = [] if shape.name in names else [pytest.mark.long]
-    return [*marks, pytest.mark.needs_spark4("transformWithState")] if shape.kind == "processor" else marks
+    if shape.kind == "processor":
+        return [*marks, pytest.mark.needs_spark4("transformWithState")]
+    return marks if is_recorded(shape) else [*marks, pytest.mark.skip(reason="not recorded on this version of Spark")]
 
 
 @pytest.mark.parametrize("shape", of(OFTEN))
