@@ -254,7 +254,18 @@ def offset_sources(batch: DataFrame) -> list[Any]:
     if execution is None:
         return []
     admission = handles.looked_up(handles.context(batch.sparkSession)._jvm, "java.lang.Class", "forName")(_ADMISSION)
-    return [source for source in _items(execution.sources()) if admission.isInstance(source)]
+    return [source for source in _items(execution.sources()) if admission.isInstance(source) and _keeps_offsets(source)]
+
+
+def _keeps_offsets(source: Any) -> bool:
+    """Return whether a source can be asked for its newest offsets. Some of Spark's own sources cannot."""
+    try:
+        source.reportLatestOffset()
+    except Exception as error:
+        if handles.is_interruption(error):
+            raise
+        return False
+    return True
 
 
 def newest_offsets(sources: Iterable[Any]) -> list[str]:
