@@ -58,7 +58,7 @@ def test_a_zip_file_for_workers_with_four_packages(cluster: StandaloneCluster, d
     workers = bare_python(folder / "workers", WORKERS_HAVE)
     install_locked(Path(sys.executable), BOTO3, folder, "--target", str(folder / "packages"))
     packages = printed(PAGE, "tar -czf packages.tar.gz").splitlines()
-    assert packages[0] == "python -m pip install 'boto3>=1.35.0' --target packages"
+    assert packages[0] == "python -m pip install 'boto3>=1.35.69' --target packages"
     run_printed(packages[1], folder)
     archive = {"spark.archives": f"{folder}/packages.tar.gz#packages", "spark.executorEnv.PYTHONPATH": "packages"}
     command = printed(PAGE, "--py-files riffle_spark.zip")

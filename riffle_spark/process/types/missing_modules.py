@@ -16,8 +16,8 @@ ZIP_COMMAND: Final = "python -m zipfile -c riffle_spark.zip riffle_spark/"
 ARCHIVE_VARIABLES: Final = "PYSPARK_DRIVER_PYTHON=python PYSPARK_PYTHON=./environment/bin/python"
 """Variables for ``--archives``: executors use the environment of the archive, the driver its own."""
 REQUIREMENTS: Final = {
-    "boto3": "boto3>=1.35.0",
-    "botocore": "boto3>=1.35.0",
+    "boto3": "boto3>=1.35.69",
+    "botocore": "boto3>=1.35.69",
     "numpy": "numpy>=1.26",
     "pandas": "pandas>=2.2,<3",
     "pyarrow": "pyarrow>=18",
