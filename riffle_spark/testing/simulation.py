@@ -30,6 +30,8 @@ __all__ = ["InlineBackground", "InlineLock", "ManualClock", "RandomBytes", "SimC
 
 RandomBytes = Callable[[int], bytes]
 Answer = TypeVar("Answer", Census, Receipt, UpkeepReceipt)
+_EMPTY_DISK = (0.0, 1 << 40)
+"""The used share and the bytes of a simulated disk."""
 _STOPPED_CLOCK = float
 """The clock of a piece of upkeep. It is always zero, so that results do not depend on the speed of the machine."""
 
@@ -191,10 +193,10 @@ class SimCluster:
     def with_usage(self, answer: Answer) -> Answer:
         """Return an executor's answer with the disk and memory usage that are set for it, instead of the machine's.
 
-        An executor without settings has an empty disk and empty memory.
+        An executor without them has an empty disk. Its memory is not measured.
         """
         memory = self.memories[answer.executor]() if answer.executor in self.memories else (0, 0)
-        disk = self.disks[answer.executor]() if answer.executor in self.disks else (0.0, 0)
+        disk = self.disks[answer.executor]() if answer.executor in self.disks else _EMPTY_DISK
         return replace(answer, disk=disk, memory=memory)
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
