@@ -102,6 +102,20 @@ def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> 
     assert all(any(r.metric.name == "riffle_last_batch_seconds" for r in moment[2]) for moment in exporter.moments)
 
 
+def test_during_a_batch_the_last_facts_are_passed_with_the_time_that_it_has_run() -> None:
+    """An alert on a batch that hangs needs it. Before the first batch there are no facts to pass."""
+    keeping = KeepingExporter()
+    running = Exporters([keeping], ManualClock().seconds)
+    running.publish_again(500, 3.0)
+    running.publish(report_of(0), facts_of(0))
+    running.publish_again(7_500, 42.5)
+    running.close(10)
+    assert [moment[:2] for moment in keeping.moments] == [(0, 0), (None, 7_500)]
+    values = [{r.sample: r.value for r in moment[2]} for moment in keeping.moments]
+    assert [each["riffle_running_batch_seconds"] for each in values] == [0.0, 42.5]
+    assert values[1]["riffle_last_batch_seconds"] == 0.5
+
+
 def test_a_hanging_exporter_delays_neither_batches_nor_others(caplog: pytest.LogCaptureFixture) -> None:
     """Batches continue, another exporter gets all of them, and the hanging one is reported once."""
     clock = ManualClock()
