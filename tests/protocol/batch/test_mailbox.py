@@ -316,6 +316,16 @@ class TestCost:
         assert [{**requests, "get": 1} for requests in sent["off"]] == sent["on"]
         assert all("get" not in requests for requests in sent["off"])
 
+    def test_a_repeated_batch_reads_no_requests(self, world: World, operator: Operator) -> None:
+        """It commits nothing, so nothing could be answered. The next batch reads them."""
+        world.batch(2, one(3))
+        operator.ask("drain", member="1")
+        before = world.store.calls.count(("get", MAILBOX))
+        assert world.batch(2, one(3)).decision == "repeat"
+        assert world.store.calls.count(("get", MAILBOX)) == before
+        world.batch(3, one(4))
+        assert operator.states() == [("ann-1", "applied")]
+
     def test_an_idle_driver_sends_one_get_per_look(self, world: World, operator: Operator) -> None:
         """And nothing else. With control off nothing at all."""
         world.rest(5)

@@ -76,7 +76,8 @@ class WithNotes(Alarms):
         """Declare the variables of ``Alarms`` and the additional one."""
         declared = super().declare(key, rows)
         return replace(
-            declared, variables=(*declared.variables, Variable("notes", "value", pa.schema([("n", pa.int64())])))
+            declared,
+            variables=(*(declared.variables or ()), Variable("notes", "value", pa.schema([("n", pa.int64())]))),
         )
 
 
