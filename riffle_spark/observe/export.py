@@ -129,8 +129,7 @@ class _Outlet:
                 self._make_room()
             self._waiting.append(moment)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="riffle-exporter", daemon=True)
-                self._thread.start()
+                self._start()
             self._changed.notify_all()
             busy_since = self._busy_since
         if busy_since is not None and self._seconds() - busy_since > _HANGS_SECONDS and not self._has_hung:
@@ -142,6 +141,16 @@ class _Outlet:
                 self._exporter.name,
                 _HANGS_SECONDS,
             )
+
+    def _start(self) -> None:
+        """Start the thread. If the system has no thread left, report it: the next moment tries again."""
+        thread = threading.Thread(target=self._run, name="riffle-exporter", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._report(error)
+        else:
+            self._thread = thread
 
     def _make_room(self) -> None:
         """Drop the oldest moment without a report, else the oldest."""

@@ -24,14 +24,20 @@ class JsonLines:
     def __init__(self, path: str) -> None:
         """Create the exporter for the file at ``path``. The file is opened for each line, so it may be rotated."""
         self._path = Path(path)
+        self._is_cut = False
+        """Whether the file ends with a part of a line, because the disk was full."""
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:  # noqa: ARG002
         """Append the line of a batch. Raises ``OSError`` if the file cannot be written."""
         if report is not None:
             body = {**fields_of(report), "readings": {reading.sample: reading.value for reading in readings}}
             line = json.dumps(body, default=fields_of, separators=(",", ":"))
-            with self._path.open("a") as file:
-                file.write(line + "\n")
+            start = "\n" if self._is_cut else ""
+            data = f"{start}{line}\n".encode()
+            with self._path.open("ab", buffering=0) as file:
+                while data:
+                    data = data[file.write(data) :]
+                    self._is_cut = bool(data)
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +102,20 @@ def test_between_batches_there_is_no_report_but_readings_of_the_last_batch() -> 
     assert all(any(r.metric.name == "riffle_last_batch_seconds" for r in moment[2]) for moment in exporter.moments)
 
 
+def test_during_a_batch_the_last_facts_are_passed_with_the_time_that_it_has_run() -> None:
+    """An alert on a batch that hangs needs it. Before the first batch there are no facts to pass."""
+    keeping = KeepingExporter()
+    running = Exporters([keeping], ManualClock().seconds)
+    running.publish_again(500, 3.0)
+    running.publish(report_of(0), facts_of(0))
+    running.publish_again(7_500, 42.5)
+    running.close(10)
+    assert [moment[:2] for moment in keeping.moments] == [(0, 0), (None, 7_500)]
+    values = [{r.sample: r.value for r in moment[2]} for moment in keeping.moments]
+    assert [each["riffle_running_batch_seconds"] for each in values] == [0.0, 42.5]
+    assert values[1]["riffle_last_batch_seconds"] == 0.5
+
+
 def test_a_hanging_exporter_delays_neither_batches_nor_others(caplog: pytest.LogCaptureFixture) -> None:
     """Batches continue, another exporter gets all of them, and the hanging one is reported once."""
     clock = ManualClock()
@@ -167,3 +183,41 @@ def test_json_lines_have_the_values_of_other_exporters(tmp_path: Path) -> None:
     assert [line["readings"] for line in lines] == [{r.sample: r.value for r in moment[2]} for moment in batches]
     without_readings = [{name: value for name, value in line.items() if name != "readings"} for line in lines]
     assert without_readings == [json.loads(report_of(version).to_json()) for version in range(3)]
+
+
+def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
+    """What was written of a line before the disk was full does not damage the next line."""
+    file = tmp_path / "reports.jsonl"
+    lines = JsonLines(str(file))
+    lines.export(report_of(0), facts_of(0), ())
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, unlimited[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            lines.export(report_of(1), facts_of(1), ())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        signal.signal(signal.SIGXFSZ, handler)
+    lines.export(report_of(2), facts_of(2), ())
+    lines.export(report_of(3), facts_of(3), ())
+    first, cut, *others = file.read_text().splitlines()
+    assert len(cut) == 10
+    assert [json.loads(line)["version"] for line in (first, *others)] == [0, 2, 3]
+
+
+def test_a_system_without_threads_is_reported_once_and_fails_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """The batch is committed. The exporter gets what waits once there is a thread, and the query ends as usual."""
+    keeping = KeepingExporter()
+    running = Exporters([keeping], ManualClock().seconds)
+    usual = threading.stack_size(1 << 46)  # no system has room for such a stack
+    try:
+        running.publish(report_of(0), facts_of(0))
+        running.publish(report_of(1), facts_of(1))
+    finally:
+        threading.stack_size(usual)
+    assert caplog.text.count("RIFFLE-1261") == 1
+    running.publish(report_of(2), facts_of(2))
+    running.close(10)
+    assert [moment[0] for moment in keeping.moments] == [0, 1, 2]
+    assert keeping.closed == 1

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.observe.export import Exporters
 from riffle_spark.observe.json_lines import JsonLines
 from riffle_spark.observe.metric_list import METRIC_BY_NAME
 from riffle_spark.observe.readings import readings
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.settings import Settings
+from riffle_spark.spark.job_exporters import check_exporters
 from riffle_spark.testing import ManualClock
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, scripted_server
 from tests.kit.simulated.world import World, one
@@ -203,3 +206,12 @@ def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path
     exporter.close()
     assert len(receiver.seen) >= 2
     assert not any(b"a-secret-key" in request.body or b"987654321" in request.body for request in receiver.seen)
+
+
+@pytest.mark.parametrize("endpoint", ["http://ann:secret@127.0.0.1:4318", "https://receiver.example/otlp?token=secret"])
+def test_an_endpoint_with_secrets_is_refused_without_showing_them(endpoint: str) -> None:
+    """Errors and logs name the endpoint."""
+    with pytest.raises(ConfigError, match="RIFFLE-0456") as caught:
+        check_exporters(Settings(otlp_endpoint=endpoint))
+    assert "otlp_endpoint" in caught.value.where
+    assert "secret" not in str(caught.value)

@@ -79,6 +79,20 @@ def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> 
     assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
 
 
+def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:
+    """Otherwise the query would be silent until the clock is where it was."""
+    writer.exporter.export(_report(5), _facts(5_000), ())
+    writer.exporter.export(None, _facts(100), ())
+    assert writer.stored().facts.time_ms == _facts(100).time_ms
+
+
+def test_a_repeated_batch_is_not_listed_as_a_batch(writer: Writer) -> None:
+    """It has no rows of its own, and its first run is listed by the driver that ran it."""
+    writer.exporter.export(_report(5, decision="repeat", rows=0, warnings=("[RIFFLE-0811] Gone.",)), _facts(0), ())
+    status = writer.stored()
+    assert (status.batches, [warning.id for warning in status.warnings]) == ((), ["RIFFLE-0811"])
+
+
 def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
     """Facts without a report are written too; during a long batch the state stays running."""
     writer.exporter.export(_report(0), _facts(0), ())

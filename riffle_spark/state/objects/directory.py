@@ -234,6 +234,9 @@ class DirectoryStore:
         """Hold the lock of the root during the block. It ends with the process."""
         descriptor = os.open(self.root / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, self._mode or 0o666)
         try:
+            if self._mode is not None:
+                with contextlib.suppress(PermissionError):  # its owner is another user, who has set the mode
+                    os.fchmod(descriptor, self._mode)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:

@@ -316,6 +316,16 @@ class TestCost:
         assert [{**requests, "get": 1} for requests in sent["off"]] == sent["on"]
         assert all("get" not in requests for requests in sent["off"])
 
+    def test_a_repeated_batch_reads_no_requests(self, world: World, operator: Operator) -> None:
+        """It commits nothing, so nothing could be answered. The next batch reads them."""
+        world.batch(2, one(3))
+        operator.ask("drain", member="1")
+        before = world.store.calls.count(("get", MAILBOX))
+        assert world.batch(2, one(3)).decision == "repeat"
+        assert world.store.calls.count(("get", MAILBOX)) == before
+        world.batch(3, one(4))
+        assert operator.states() == [("ann-1", "applied")]
+
     def test_an_idle_driver_sends_one_get_per_look(self, world: World, operator: Operator) -> None:
         """And nothing else. With control off nothing at all."""
         world.rest(5)
@@ -342,6 +352,26 @@ class TestCost:
         assert tail is not None
         assert not read_requests(tail.orders).control
         assert Operator(query).answers() == ()
+
+    def test_the_record_says_whether_the_driver_reads_requests_now(self, world: World, operator: Operator) -> None:
+        """So a command that nobody would answer is refused, and accepted once control is on again."""
+
+        def is_read() -> bool:
+            tail = world.log().tail
+            assert tail is not None
+            return read_requests(tail.orders).control
+
+        assert is_read()
+        operator.ask("set", control="off")
+        world.batch(2, one(3))
+        assert not is_read()
+        world.start()
+        world.batch(3, one(3))
+        world.batch(4, one(3))
+        assert not is_read()
+        world.driver.operations.reconfigure(world.driver.settings, {"control": "on"})
+        world.batch(5, one(3))
+        assert is_read()
 
     def test_the_mailbox_and_the_answers_stay_small(self, world: World, operator: Operator) -> None:
         """After 100 requests both hold the newest ones only."""
@@ -392,6 +422,10 @@ class TestTrouble:
         world.rest()
         first, second = operator.answers()
         assert (first.state, first.error_id, second.state) == ("refused", "RIFFLE-1356", "applied")
+        sent = world.store.requests["put"]
+        world.rest(3)
+        assert operator.answers() == (first, second)
+        assert world.store.requests["put"] == sent
 
     def test_a_deleted_mailbox_starts_after_the_last_answer(self, world: World, operator: Operator) -> None:
         """A new request is not mistaken for an old one."""

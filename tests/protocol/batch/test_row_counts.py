@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from riffle_spark.process.blocks.block import Declared
+from riffle_spark.protocol.operator import operator_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import encode
-from tests.kit.simulated.world import Oracle, World, drawn_batch, one, tails, totals
+from riffle_spark.state.schemas.variable_kinds import Variable
+from tests.kit.simulated.alarms import Alarms
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, tails, totals
 
 BATCHES = 12
 
@@ -61,3 +66,34 @@ def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> Non
     newest = world.log().tail
     assert newest is not None
     assert newest.row_counts == {"tails": 1}
+
+
+@dataclass(frozen=True)
+class WithNotes(Alarms):
+    """Has one more variable, which is never written."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare the variables of ``Alarms`` and the additional one."""
+        declared = super().declare(key, rows)
+        return replace(
+            declared,
+            variables=(*(declared.variables or ()), Variable("notes", "value", pa.schema([("n", pa.int64())]))),
+        )
+
+
+def test_the_count_is_unknown_after_a_change_of_the_variables(tmp_path: Path) -> None:
+    """Elements of a variable that is dropped are no longer state, and nothing counts them."""
+    before = operator_of("alarms", ["k"], Alarms(), (), ROWS)
+    after = operator_of("alarms", ["k"], WithNotes(), (), ROWS)
+    world = World(tmp_path, operators=[before])
+    known = []
+    for version, operator in enumerate([before, before, after, after]):
+        if operator is not world.operators[0]:
+            world.operators[:] = [operator]
+            world.start()
+        world.batch(version, one(1))
+        tail = world.log().tail
+        assert tail is not None
+        known.append("alarms" in tail.row_counts)
+    assert known == [True, True, False, False]
+    assert world.driver.stored_rows()["alarms"] > 0

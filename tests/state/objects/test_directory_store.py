@@ -237,6 +237,15 @@ class TestMode:
         assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
         assert _mode(root.parent) == 0o777 & ~umask
 
+    def test_the_lock_has_it_too(self, tmp_path: Path) -> None:
+        """Other users who may read the root replace objects, such as the status and the requests of operators."""
+        store = open_store(f"file://{tmp_path}/root", options_of(Settings(root_file_mode="0660")))
+        store.put_if_absent("status.json", b"old")
+        tagged = store.get_if_changed("status.json")
+        assert tagged is not None
+        assert store.replace_if_unchanged("status.json", b"new", tagged.tag)
+        assert _mode(tmp_path / "root/.lock") == 0o660
+
     @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
     def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
         """Nobody executes state, and its owner reads and writes it."""
