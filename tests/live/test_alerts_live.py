@@ -6,7 +6,6 @@ import fcntl
 import json
 import random
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -52,7 +51,8 @@ QUICKER = (
 """Shorter durations and smaller thresholds, so that a fault of some seconds counts."""
 TOPIC = "events"
 KEYS = 400
-DISK_BYTES = 48 << 20
+DISK_BYTES = 256 << 20
+"""Large against what a batch writes for a moment, some 25 MB."""
 INTERVAL = "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
 
 
@@ -315,9 +315,8 @@ def test_full_disk(query: Query, prometheus: Prometheus, name: str) -> None:
     ballast = query.local / "ballast"
 
     def fault() -> None:
-        free = shutil.disk_usage(query.local).free
         with ballast.open("wb") as file:
-            file.write(bytes(free - DISK_BYTES * 15 // 100))
+            file.write(bytes(DISK_BYTES * 84 // 100))
 
     check_alert(prometheus, name, fault, ballast.unlink)
 
