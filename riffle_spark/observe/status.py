@@ -40,7 +40,7 @@ _GZIP_FROM_BYTES: Final = 16 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BYTES_MAX: Final = 64 << 20
 
-State = Literal["running", "idle", "paused", "stopped", "failed"]
+State = Literal["running", "idle", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Status:
 
     Attributes:
         facts: what the driver knows.
-        state: ``running`` during or shortly after a batch, ``idle``, ``paused``, ``stopped``, or ``failed`` if an
-            error ended the query.
+        state: ``running`` during or shortly after a batch, ``idle``, also while the query is paused, or ``stopped``,
+            also if an error ended it.
         product: the version of riffle_spark that wrote it.
         interval_seconds: how often the driver writes the status, in seconds.
         batches: the last ``BATCHES_MAX`` batches, oldest first.

@@ -26,7 +26,7 @@ from riffle_spark.state.objects.store import FolderStore, ObjectStore
 
 __all__ = ["Health", "RootStatus", "find_roots", "members_of_record", "newest_record", "read_status", "watch_status"]
 
-Health = Literal["ok", "behind", "silent", "stopped", "failed", "unknown"]
+Health = Literal["ok", "behind", "silent", "stopped", "unknown"]
 _SILENT_INTERVALS = 3
 """A query that has not written its status for so many intervals is silent."""
 _READ_TRIES = 3
@@ -99,13 +99,13 @@ class RootStatus:
 
     @property
     def health(self) -> Health:
-        """``ok``, ``stopped``, ``failed``, or ``unknown`` without a status; ``silent`` if the driver has not written
+        """``ok``, ``stopped``, or ``unknown`` without a status; ``silent`` if the driver has not written
         its status for three intervals; ``behind`` if records are unread and the last three commits took that long.
         """
         if self.status is None or self.status_age is None:
             return "unknown"
-        if self.status.state in ("stopped", "failed"):
-            return self.status.state
+        if self.status.state == "stopped":
+            return "stopped"
         limit = _SILENT_INTERVALS * max(self.status.interval_seconds, 1.0)
         if self.status_age > limit:
             return "silent"

@@ -36,7 +36,7 @@
 
   // --- Age and reload ---
 
-  const ended = status.state === "stopped" || status.state === "failed";
+  const ended = status.state === "stopped";
   function showAge() {
     const seconds = (Date.now() - facts.time_ms) / 1000;
     if (seconds >= 0) byId("age").textContent = ", " + duration(seconds) + " ago";
