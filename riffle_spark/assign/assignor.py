@@ -261,10 +261,9 @@ def _evaluate_user_costs(view: View, settings: AssignSettings) -> tuple[AssignSe
     nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
     warnings = []
     if nowhere:
-        # Cause: user_cost returned None for every member that may own the task.
         warnings.append(
-            f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_join_names(nowhere)}. "
-            f"What to do: Return a number for at least one member that may own the task."
+            f"[RIFFLE-0773] user_cost returned None for every member that may own {_join_names(nowhere)}, so these "
+            f"tasks are placed without it.\n  What to do: Return an integer for at least one of these members."
         )
     return replace(settings, user_cost=lambda task, member: costs[task.id, member.id]), warnings
 

@@ -78,17 +78,21 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
 
 
 def _is_not_only_balance(board: Board, settings: AssignSettings) -> bool:
-    """Return whether the target differs from the present owners for another reason than balance: a request, a return, a
-    user's rule, or room.
+    """Return whether the target may differ from the present owners for another reason than balance: a request, a
+    return, a user's rule, or room.
     """
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.incumbents != board.owners
     small = bool(board.quarantined) or any(member.memory_bytes is not None for member in board.members)
-    return drained or pinned or small or _has_users_rule(settings)
+    return drained or pinned or small or _may_unbalance(settings)
 
 
-def _has_users_rule(settings: AssignSettings) -> bool:
-    """Return whether the user set a cost, goals, or a store balance of 0."""
+def _may_unbalance(settings: AssignSettings) -> bool:
+    """Return whether settings may ask for a target that is less level than the present: a user's cost, goals, or a
+    store balance of 0 (default 0.55).
+
+    ``include`` and ``exclude`` do not count: they are in ``board.placeable``, which the caller checks.
+    """
     return settings.user_cost is not None or bool(settings.goals) or settings.store_balance == 0
 
 

@@ -314,7 +314,11 @@ def _key_group_of_text(key: str, schema: StoreSchema, total: int) -> int:
 
 
 def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object]:
-    """Return the value of each column of a key. ``is_text`` is whether the first column is text."""
+    """Return the value of each column of a key. ``is_text`` is whether the first column is text.
+
+    Text of a single text column is taken as it is. Other keys are JSON: a value, a list, or an object by column. Text
+    that is not JSON is one value. Raises ``KeyError`` if an object lacks a column.
+    """
     if len(names) == 1 and is_text:
         return [key]
     value: object = key

@@ -339,7 +339,8 @@ def _input_schema(schema: object) -> pa.Schema:
 def input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
     """Return rows as a table with these columns. A column that a dictionary omits is null.
 
-    Raises ``ConfigError`` for unknown columns, and for a table that lacks a column.
+    Raises ``ConfigError`` for unknown columns, and for a table that lacks a column. The column types of a table are not
+    checked.
     """
     if isinstance(rows, pa.Table):
         check_known("column", rows.column_names, schema.names, source="the fed rows", where="the table")

@@ -56,7 +56,7 @@ Kubernetes, in cron, or as a task of Airflow.
 | --- | --- |
 | committed a batch in the last 5 minutes | 0 |
 | idle, and all records are read | 0 |
-| paused, or its lag is unknown, as for sources other than Kafka, while no batch runs | 0 as long as the driver writes its status |
+| paused, or its lag is unknown (sources other than Kafka); no batch runs | 0 while the driver writes its status |
 | stopped, also by an error | 1 once its last status is older |
 | records are unread, and the last commit is older | 1 |
 | the driver's status is older, because the driver is gone or cannot reach the store | 1 |

@@ -49,7 +49,10 @@ _INSTALL_JAVA = (
 
 
 def check_python(python: PythonFacts, spark: SparkInstallation | None) -> Result:
-    """Check the driver's Python against riffle_spark and the line of Spark."""
+    """Check the driver's Python against riffle_spark and the line of Spark.
+
+    ``spark`` is ``None`` if none was found: then the newest supported line counts.
+    """
     fact = f"The driver's Python is {python.dotted} ({python.command})"
     line = spark.line if spark is not None else SPARK_LINES[-1]
     problem = python_problem(line, python.version, has_setuptools="setuptools" in python.packages)

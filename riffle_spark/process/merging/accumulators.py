@@ -51,7 +51,10 @@ class Accumulator(ABC):
     supported_types: ClassVar[str] = "any type"
 
     def __str__(self) -> str:
-        """Return the call that declares the aggregate, such as ``sum_('amount')``."""
+        """Return the function and column as a call, such as ``sum_('amount')``, for messages.
+
+        ``meaning`` has all arguments.
+        """
         return f"{self.function}({'' if self.column is None else repr(self.column)})"
 
     @property

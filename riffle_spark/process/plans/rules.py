@@ -109,8 +109,8 @@ REFUSED: Final = {
         id="RIFFLE-0614",
     ),
     "table_outer": Refusal(
-        "A join that keeps rows of a riffle_spark.latest table without a match is not supported, because a match may "
-        "still arrive at any time.",
+        "An outer join that also emits the unmatched rows of a riffle_spark.latest table, or a left_semi or left_anti "
+        "join with the table on the left is not supported, because a match may still arrive at any time.",
         "Use an inner join or an outer join that keeps the stream's rows. With the table on the right, left_semi and "
         "left_anti work too.",
         id="RIFFLE-0615",
@@ -145,8 +145,8 @@ REFUSED: Final = {
         id="RIFFLE-0620",
     ),
     "user_key": Refusal(
-        "groupBy by current_user() is not supported, because Spark reads the name user so if the frame has no such "
-        "column, and all rows would have one key.",
+        "groupBy by current_user() is not supported, because if the frame has no column user, Spark reads the name as "
+        "current_user(), and all rows would have one key.",
         "Correct the name of the column, or select it before groupBy.",
         id="RIFFLE-1126",
     ),

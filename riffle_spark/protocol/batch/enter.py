@@ -373,7 +373,7 @@ def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[
             f"[RIFFLE-0808] No partition of batch {incoming.version} has state, so its keys start without state. The "
             f"batch has {_first_names(partitions)}, and the state has {_first_names(tail.shards)}.\n"
             "  What to do: If the columns topic and partition got other values, stop the query, roll back to batch "
-            f"{tail.version} (riffle rollback), and undo the change."
+            f"{tail.version} (riffle rollback), and undo the change. Otherwise do nothing."
         )
     return Shards(tail.shards).extended(partitions, tail.total)
 

@@ -127,11 +127,11 @@ class Quarantine:
             executor = live[member].executor
             largest_lag = max(own.values())
             key_groups = ", ".join(own)
-            is_replaced = any(m == member for _, m in replaceable)
+            replaced = sum(m == member for _, m in replaceable)
             self._warnings.append(
                 f"[RIFFLE-0762] Standbys on member {member} (executor {executor.id}) fall behind with every batch: "
                 f"key-groups {key_groups}, by up to {largest_lag} changed records. "
-                f"{'Other members take them over.' if is_replaced else 'No other member can replace them.'}\n"
+                f"Other members take over {replaced} of {len(own)}.\n"
                 "  What to do: Raise `upkeep_bandwidth`, or check the disk, network and cores of that executor."
             )
         return bool(replaceable)

@@ -125,10 +125,11 @@ class SparkCluster:
                 return []
             worker_error = worker_python_error(error)
             reason = "no core was free" if deadline.passed else str(worker_error or error).strip().split("\n")[0]
+            busy_remedy = "Do nothing once: it is retried. If it repeats, add cores or executors."
             # Cause: A census, upkeep or warm-up failed on an executor, for example because the executor was lost.
             raise UnavailableError(
                 f"A job on the executors failed: {reason}",
-                remedy=getattr(worker_error, "remedy", ""),
+                remedy=busy_remedy if deadline.passed else getattr(worker_error, "remedy", ""),
                 where=UPKEEP_POOL,
                 id="RIFFLE-0275",
             ) from error

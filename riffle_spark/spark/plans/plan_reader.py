@@ -114,10 +114,11 @@ class PlanReader:
     def build_with(
         self, plan: PlanNode, results: Mapping[Path, Node], changes: Mapping[Path, Callable[[Node], Node]] | None = None
     ) -> Node:
-        """Return a plan in the JVM with other JVM nodes at some positions, and with some of its own nodes changed.
+        """Return a plan in the JVM, with the nodes of ``results`` in place of its own at these positions.
 
-        No position of ``results`` may be below another position. ``changes`` are applied once the node has its
-        children.
+        ``changes`` are functions for its own nodes, called with the rebuilt node once its children are final. No
+        position of ``results`` or ``changes`` may be at or below a different entry's position in ``results``: that
+        result would be lost without an error.
         """
         built = dict(results)
         changes = changes or {}

@@ -215,8 +215,8 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
         # Cause: A result or variable was added to the query.
         _logger.warning(
             "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.\n"
-            "  What to do: Do nothing if the result is new. Otherwise stop the query, roll back (riffle rollback), "
-            "and undo the change.",
+            "  What to do: Do nothing if it is meant to be new. Otherwise stop the query, roll back (riffle "
+            "rollback), and undo the change.",
             name,
             stage.meanings[name],
             stage.store,

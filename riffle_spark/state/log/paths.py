@@ -80,7 +80,8 @@ def no_log_error(root: str, foreign: str | None) -> ConfigError:
         # Cause: `root` points to data of another program, or the log was deleted.
         return ConfigError(
             f"{root} has objects, but no riffle log.",
-            remedy="Set root to an empty folder or prefix, or to an existing riffle root.",
+            remedy="If this root held riffle's state, restore its log from a backup or the bucket's versions. "
+            "Otherwise set root to an empty folder or prefix, or to an existing riffle root.",
             where=root,
             id="RIFFLE-0411",
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.printable import escape_unprintable
 from riffle_spark.state.objects import store
 from riffle_spark.state.objects.answers import Action
 from riffle_spark.state.objects.options import StoreOptions
@@ -239,4 +240,11 @@ class RemoteStore(ABC, Generic[_Client, _Request, _Answer]):
             self._warned_at = now
             seconds = self.options.patience_seconds
             # Cause: The store does not answer, or asks for fewer requests.
-            _logger.warning("[RIFFLE-0444] Retrying for %g s (s3_patience): %s", seconds, error)
+            _logger.warning(
+                "[RIFFLE-0444] A call to the object store is repeated until %g s after its start or last progress "
+                "(s3_patience), then it fails: %s [%s]\n"
+                "  What to do: Nothing if the store recovers by then. For longer outages raise s3_patience.",
+                seconds,
+                escape_unprintable(error.problem),
+                escape_unprintable(error.where),
+            )

@@ -160,7 +160,7 @@ class CopyPlanner:
             copy.total += copy.entry.snapshot.length
             copy.fetched = self._incoming.fetched_bytes(copy.address, copy.entry.snapshot)
 
-    def replan(self, copy: CopyProgress, error: OutOfDate) -> None:
+    def accept_if_advanced(self, copy: CopyProgress, error: OutOfDate) -> None:
         """Accept the copy if another process advanced it to its entry's head or beyond.
 
         Otherwise record ``error`` in ``copy``.

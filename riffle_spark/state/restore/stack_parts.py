@@ -331,7 +331,7 @@ class StackFollower:
             stack = self._replace(copy, links, parts)
             self._parts.merge_if_large(copy.address[1], stack, timer_at_head(copy.entry, stack.head))
         except OutOfDate as error:
-            self._planner.replan(copy, error)
+            self._planner.accept_if_advanced(copy, error)
         except DamagedCopy as error:
             self._planner.drop_damaged(copy, error)
         except Exception as error:  # noqa: BLE001 - as above

@@ -182,7 +182,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     reports = behind(world)
     (told,) = warnings(reports, "RIFFLE-0762")
     assert world.member("1") in told
-    assert "Other members take them" in told
+    assert "Other members take over 2 of 2." in told
     assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
     reports = [world.feed() for _ in range(30)]
     assert world.holds("1")[1] == set()

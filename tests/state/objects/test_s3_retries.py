@@ -85,7 +85,7 @@ class TestSentAgain:
         (said,) = caplog.messages
         assert "get" in said
         assert "http://127.0.0.1" in said
-        assert "60 s (s3_patience)" in said
+        assert "until 60 s after its start or last progress (s3_patience)" in said
 
     def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """A longer outage is told with all the requests that met it."""
