@@ -19,6 +19,7 @@ __all__ = [
     "check_key_type",
     "check_total",
     "few_key_groups_warning",
+    "key_column",
     "key_groups",
     "key_hashes",
     "murmur3_int",
@@ -34,6 +35,17 @@ LONG_DECIMAL_DIGITS = 18
 _AS_INT = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.date32())
 _AS_LONG = (pa.int64(), pa.duration("us"), pa.time64("ns"))
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def key_column(value: object, kind: pa.DataType) -> pa.Array:
+    """Return a column of type ``kind`` with one value of a key.
+
+    Raises ``ValueError`` for a float in a column of integers, which pyarrow would round, and pyarrow's errors for other
+    values that do not fit.
+    """
+    if isinstance(value, float) and pa.types.is_integer(kind):
+        raise ValueError(f"{value!r} is not an integer")
+    return pa.array([value], type=kind)
 
 
 def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:

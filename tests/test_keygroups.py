@@ -19,6 +19,7 @@ from riffle_spark.keygroups import (
     check_key_type,
     check_total,
     few_key_groups_warning,
+    key_column,
     key_groups,
     key_hashes,
     murmur3_int,
@@ -175,3 +176,10 @@ def test_warns_of_few_key_groups() -> None:
     """Fewer than four key-groups a slot give a sentence with a number that helps."""
     assert few_key_groups_warning(128, 32) is None
     assert "132" in (few_key_groups_warning(128, 33) or "")
+
+
+def test_a_fraction_is_no_key_of_a_column_of_integers() -> None:
+    """pyarrow would round it, and the key-group would be that of another key."""
+    assert key_column(1, pa.int64()).to_pylist() == [1]
+    with pytest.raises(ValueError, match=r"1\.5"):
+        key_column(1.5, pa.int64())

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
-from riffle_spark.console.tables import Table, bytes_text, count_text, show_facts, show_table, time_text
+from riffle_spark.console.tables import Table, show_facts, show_table
+from riffle_spark.observe.units import show_bytes, show_count, show_time
 
 if TYPE_CHECKING:
     from riffle_spark.offline.root_contents import LoggedRecord
@@ -46,12 +47,12 @@ def log_command(root: str, limit: int, s3_endpoint: str | None, conf_file: Path,
         is_batch = record.kind == "batch"
         table.add(
             record.sequence,
-            time_text(record.time_ms),
+            show_time(record.time_ms),
             record.kind,
             record.version if record.version >= 0 else None,
             record.epoch,
-            count_text(record.changed_rows) if is_batch else None,
-            bytes_text(record.sealed_bytes) if is_batch else None,
+            show_count(record.changed_rows) if is_batch else None,
+            show_bytes(record.sealed_bytes) if is_batch else None,
             len(record.owner_moves),
             record.rollback_to,
             _offsets_text(record),
@@ -92,11 +93,11 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     for store in stores:
         sizes.add(
             store.store,
-            count_text(store.rows),
-            bytes_text(store.bytes),
-            count_text(store.key_groups),
-            count_text(store.snapshots),
-            count_text(store.deltas),
+            show_count(store.rows),
+            show_bytes(store.bytes),
+            show_count(store.key_groups),
+            show_count(store.snapshots),
+            show_count(store.deltas),
             store.longest_chain,
             f"{store.skew:.1f}",
         )
@@ -105,7 +106,7 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
         for name, kind in store.columns:
             schemas.add(store.store, name, kind, "state")
         for key_group, rows, size in store.largest:
-            largest.add(store.store, key_group, count_text(rows), bytes_text(size))
+            largest.add(store.store, key_group, show_count(rows), show_bytes(size))
     for table in (sizes, schemas, largest):
         show_table(table)
 

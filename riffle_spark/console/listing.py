@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from riffle_spark.console.options import check_root, echo, json_option, read_settings, store_options
-from riffle_spark.console.tables import Table, age_text, count_text, show_table
+from riffle_spark.console.tables import Table, show_table
+from riffle_spark.observe.units import show_count, show_duration
 
 __all__ = ["ls_command"]
 
@@ -46,13 +47,13 @@ def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path
             table.add(root, None, "unreadable", None, None, None, None)
             continue
         shown.append({**state.to_json(), "query_name": state.facts.query_name, "query_id": state.facts.query_id})
-        lag = None if state.lag_records is None else f"{count_text(state.lag_records)} records"
+        lag = None if state.lag_records is None else f"{show_count(state.lag_records)} records"
         table.add(
             root,
             state.facts.query_name or state.facts.query_id,
             state.health,
             state.record.version,
-            age_text(state.commit_age),
+            None if state.commit_age is None else show_duration(state.commit_age),
             lag,
             len(state.facts.members),
         )

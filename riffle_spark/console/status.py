@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
-from riffle_spark.console.tables import (
-    Table,
-    age_text,
-    bytes_text,
-    count_text,
-    rate_text,
-    show_facts,
-    show_table,
-    time_text,
-)
+from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
+from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_time
 
 if TYPE_CHECKING:
     from riffle_spark.observe.status import Status
@@ -148,22 +140,27 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
     version = f", riffle_spark {status.product}" if status and status.product else ""
     batches = [
         rate_text(state.batches_per_minute, "per minute"),
-        rate_text(state.rows_per_second, "rows/s"),
-        None if state.batch_seconds is None else f"{age_text(state.batch_seconds)} each",
+        rate_text(state.rows_per_second, "rows/s in all stores"),
+        None if state.batch_seconds is None else f"{show_duration(state.batch_seconds)} each",
     ]
-    watermark_ms = state.record.watermark_ms
-    behind = "" if watermark_ms is None else f" ({age_text((state.now_ms - watermark_ms) / 1000)} behind the clock)"
+    watermark = "none"
+    if watermark_ms := state.record.watermark_ms:  # 0 is Spark's watermark of a query without one
+        age = show_duration((state.now_ms - watermark_ms) / 1000)
+        watermark = f"{show_time(watermark_ms)} ({age} behind the clock)"
     commit = "none"
-    if state.commit_ms is not None:
-        commit = f"batch {state.record.version}, {age_text(state.commit_age)} ago ({time_text(state.commit_ms)})"
+    if state.commit_ms is not None and state.commit_age is not None:
+        commit = f"batch {state.record.version}, {show_duration(state.commit_age)} ago ({show_time(state.commit_ms)})"
+    health: str = state.health
+    if status is not None and health == "ok":
+        health = f"ok ({status.state})"
     return [
         ("Query", f"{name}{version}"),
         ("Root", state.root),
-        ("Health", state.health if status is None else f"{state.health} ({status.state})"),
+        ("Health", health),
         ("Last commit", commit),
         ("Batches", ", ".join(text for text in batches if text) or "unknown"),
         ("Lag", _lag_text(state)),
-        ("Watermark", f"{time_text(watermark_ms)}{behind}" if watermark_ms is not None else "none"),
+        ("Watermark", watermark),
         *(_store_line(state) if facts.stores else []),
         ("Status", _written_text(state)),
     ]
@@ -172,23 +169,23 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
 def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
     """Return the size of all stores."""
     stores = state.facts.stores
-    size = bytes_text(sum(store.bytes for store in stores))
-    return [("State", f"{count_text(sum(store.rows for store in stores))} rows, {size}, {len(stores)} stores")]
+    size = show_bytes(sum(store.bytes for store in stores))
+    return [("State", f"{show_count(sum(store.rows for store in stores))} rows, {size}, {len(stores)} stores")]
 
 
 def _lag_text(state: "RootStatus") -> str:
     """Return the lag of the source."""
     if state.lag_records is None:
         return "unknown"
-    age = "" if state.lag_seconds is None else f", {age_text(state.lag_seconds)}"
-    return f"{count_text(state.lag_records)} records{age}, {len(state.facts.source)} partitions"
+    age = "" if state.lag_seconds is None else f", {show_duration(state.lag_seconds)}"
+    return f"{show_count(state.lag_records)} records{age}, {len(state.facts.source)} partitions"
 
 
 def _written_text(state: "RootStatus") -> str:
     """Return when the driver wrote its status."""
-    if state.status is None:
+    if state.status_age is None:
         return "none written: lag, moves and warnings are unknown"
-    return f"written {age_text(state.status_age)} ago, epoch {state.facts.epoch}"
+    return f"written {show_duration(state.status_age)} ago, epoch {state.facts.epoch}"
 
 
 def _members(state: "RootStatus") -> Table:
@@ -221,7 +218,7 @@ def _members(state: "RootStatus") -> Table:
             member.standbys,
             member.warmups,
             _remaining(member),
-            f"{count_text(member.lag_records)} rec",
+            f"{show_count(member.lag_records)} rec",
             None if member.disk_used is None else f"{member.disk_used:.0%}",
             None if member.memory_used is None else f"{member.memory_used:.0%}",
         )
@@ -232,8 +229,8 @@ def _remaining(member: "MemberFacts") -> str | None:
     """Return what a member's warm-ups still have to read, and for how long."""
     if not member.warmups:
         return None
-    time = "" if member.warmup_seconds is None else f", {age_text(member.warmup_seconds)}"
-    return f"{bytes_text(member.warmup_bytes)}{time}"
+    time = "" if member.warmup_seconds is None else f", {show_duration(member.warmup_seconds)}"
+    return f"{show_bytes(member.warmup_bytes)}{time}"
 
 
 def _moves(status: "Status") -> Table:
@@ -246,7 +243,7 @@ def _moves(status: "Status") -> Table:
         key_group = f"{move.topic}:{move.partition}" if move.topic else str(move.key_group)
         group = "" if move.group in ("", "query") else f"{move.group}/"
         table.add(
-            time_text(move.time_ms),
+            show_time(move.time_ms),
             move.version,
             f"{group}{key_group}",
             move.role,
@@ -263,5 +260,5 @@ def _warnings(status: "Status") -> Table:
     title = f"LAST WARNINGS ({len(shown)} of {len(status.warnings)} in the status)"
     table = Table(title, ("TIME", "ID", "WARNING"))
     for warning in shown:
-        table.add(time_text(warning.time_ms), warning.id, warning.text.splitlines()[0] if warning.text else "")
+        table.add(show_time(warning.time_ms), warning.id, warning.text.splitlines()[0] if warning.text else "")
     return table

@@ -3,8 +3,6 @@
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options, usage_errors
+from riffle_spark.observe.units import show_time
 from riffle_spark.setting_values import checked, seconds
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | 
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
     listed = mailroom.wait(request, wait or 0.0)
     if as_json:
-        echo(json.dumps(asdict(listed)))
+        echo(json.dumps(listed.to_json()))
     else:
         echo(_line(listed))
         if listed.state == "pending":
@@ -123,11 +122,12 @@ def _show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | 
 
 def _line(listed: "ListedRequest") -> str:
     """Return a request and its answer as a line of text."""
-    made = datetime.fromtimestamp(listed.time_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
-    arguments = " ".join(f"{name}={value}" for name, value in listed.arguments.items())
-    reason = f"  [{listed.error_id}] {listed.text}" if listed.error_id else f"  {listed.text}"
-    user = f"{listed.user}@{listed.host}"
-    return f"{listed.number:>6}  {made}  {listed.state:<10}  {user}  {listed.command} {arguments}{reason}".rstrip()
+    request = listed.request
+    arguments = " ".join(f"{name}={value}" for name, value in request.arguments.items())
+    error_id = f"  [{listed.answer.error_id}]" if listed.answer and listed.answer.error_id else ""
+    text = f"  {listed.answer.text}" if listed.answer else ""
+    head = f"{request.number:>6}  {show_time(request.time_ms)}  {listed.state:<10}  {request.user}@{request.host}"
+    return f"{head}  {request.command} {arguments}{error_id}{text}".rstrip()
 
 
 @_steers("drain")
@@ -206,6 +206,6 @@ def requests_command(root: str, s3_endpoint: str | None, conf_file: Path, as_jso
     """List the requests to a query and their answers, oldest first."""
     listed = _mailroom(root, s3_endpoint, conf_file).requests()
     if as_json:
-        echo(json.dumps({"requests": [asdict(each) for each in listed]}))
+        echo(json.dumps({"requests": [each.to_json() for each in listed]}))
     for each in [] if as_json else listed:
         echo(_line(each))

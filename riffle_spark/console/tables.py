@@ -1,16 +1,14 @@
-"""Show tables: with ``rich`` on a terminal, otherwise as plain aligned columns. Format figures with their units."""
+"""Show tables: with ``rich`` on a terminal, otherwise as plain aligned columns."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 
 from riffle_spark.console.options import echo
 from riffle_spark.printable import escape_unprintable
 
-__all__ = ["Table", "age_text", "bytes_text", "count_text", "rate_text", "show_facts", "show_table", "time_text"]
+__all__ = ["Table", "rate_text", "show_facts", "show_table"]
 
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GAP = "  "
 
 
@@ -66,49 +64,6 @@ def show_facts(facts: Sequence[tuple[str, str]]) -> None:
         echo(f"{name:<{width}}  {escape_unprintable(value)}")
 
 
-def bytes_text(count: float | None) -> str | None:
-    """Return a number of bytes with a binary unit, such as ``1.5 MiB``."""
-    if count is None:
-        return None
-    size = float(count)
-    for unit in _BYTE_UNITS:
-        if size < 1024 or unit == _BYTE_UNITS[-1]:
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def count_text(count: int | None) -> str | None:
-    """Return a number with separators of thousands."""
-    return None if count is None else f"{count:,}"
-
-
 def rate_text(rate: float | None, unit: str) -> str | None:
     """Return a rate with its unit and three digits."""
     return None if rate is None else f"{rate:,.3g} {unit}" if rate < 1000 else f"{rate:,.0f} {unit}"
-
-
-def age_text(seconds: float | None) -> str | None:
-    """Return a duration with its largest units, such as ``2 min 5 s``."""
-    if seconds is None:
-        return None
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def time_text(time_ms: int | None) -> str | None:
-    """Return a time (milliseconds since the epoch) in UTC, such as ``2026-03-01 14:05:09Z``."""
-    if time_ms is None:
-        return None
-    try:
-        return f"{datetime.fromtimestamp(time_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}Z"
-    except (OverflowError, ValueError, OSError):
-        return f"{time_ms} ms"

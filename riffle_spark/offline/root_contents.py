@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.keygroups import key_groups
+from riffle_spark.keygroups import key_column, key_groups
 from riffle_spark.observe.status import decode
 from riffle_spark.offline.rollback_targets import read_intact
 from riffle_spark.offline.root_status import members_of_record, newest_record
@@ -331,12 +331,10 @@ def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object
 
 def _key_column(value: object, kind: pa.DataType) -> pa.Array:
     """Return a column with one value. JSON has no dates, times and decimals, so their texts are parsed."""
-    if isinstance(value, float) and pa.types.is_integer(kind):
-        raise ValueError(f"{value!r} is not an integer")  # pyarrow would round it
     is_text = isinstance(value, str) and not pa.types.is_string(kind)
     if is_text or (value is not None and pa.types.is_decimal(kind)):
         return pa.array([str(value)]).cast(kind)
-    return pa.array([value], type=kind)
+    return key_column(value, kind)
 
 
 def _parse_partition(key: str) -> tuple[str, int]:

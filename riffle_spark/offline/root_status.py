@@ -13,6 +13,7 @@ from typing import Literal
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.observe.status import Status, decode
+from riffle_spark.observe.units import show_duration
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
 from riffle_spark.protocol.ownership.groups import parse_task
@@ -121,9 +122,9 @@ class RootStatus:
         if self.status is None:
             return "The driver has written no status."
         if self.status_age is not None and self.status_age > seconds:
-            return f"The driver wrote its status {self.status_age:.0f} s ago."
+            return f"The driver wrote its status {show_duration(self.status_age)} ago."
         if self.is_stuck(seconds):
-            age = "never" if self.commit_age is None else f"{self.commit_age:.0f} s ago"
+            age = "never" if self.commit_age is None else f"{show_duration(self.commit_age)} ago"
             unread = f"{self.lag_records} records are unread" if self.lag_records else "A batch runs"
             return f"{unread}, and the last commit was {age}."
         return None

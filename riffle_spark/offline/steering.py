@@ -5,7 +5,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.batch.mailbox import (
@@ -31,25 +31,25 @@ _OPEN_TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class ListedRequest:
-    """A request and its answer.
+    """A request and its answer, ``None`` if there is none or it is too old to be stored.
 
-    ``state`` is ``pending``, ``applied``, ``refused``, ``expired``, ``superseded``, or ``answered`` if the answer is
-    too old to be stored. ``text`` is the reason of a refusal, and ``error_id`` its id. Times are milliseconds since the
-    epoch.
+    ``state`` is that of the answer, else ``pending``, or ``answered`` if a later request has an answer.
     """
 
-    number: int
-    id: str
-    command: str
-    arguments: Mapping[str, object]
-    user: str
-    host: str
-    time_ms: int
-    expires_ms: int
+    request: MailboxRequest
     state: str
-    answered_ms: int | None = None
-    error_id: str = ""
-    text: str = ""
+    answer: Answer | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the request, its state and its answer as one JSON object. Times are milliseconds since the epoch."""
+        answer = self.answer
+        return {
+            **asdict(self.request),
+            "state": self.state,
+            "answered_ms": answer.time_ms if answer else None,
+            "error_id": answer.error_id if answer else "",
+            "text": answer.text if answer else "",
+        }
 
 
 class Mailroom:
@@ -137,12 +137,9 @@ class Mailroom:
 def _listed(request: MailboxRequest, answers: tuple[Answer, ...]) -> ListedRequest:
     """Return a request with its answer."""
     answer = next((each for each in answers if each.number == request.number), None)
-    fields = {name: getattr(request, name) for name in MailboxRequest.__dataclass_fields__}
     if answer is not None:
-        return ListedRequest(
-            **fields, state=answer.state, answered_ms=answer.time_ms, error_id=answer.error_id, text=answer.text
-        )
-    return ListedRequest(**fields, state="answered" if request.number <= last_number(answers) else "pending")
+        return ListedRequest(request, answer.state, answer)
+    return ListedRequest(request, "answered" if request.number <= last_number(answers) else "pending")
 
 
 def _user() -> str:

@@ -7,7 +7,7 @@ from typing import Final
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.keygroups import check_key_type, key_groups
+from riffle_spark.keygroups import check_key_type, key_column, key_groups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import check_names, make_store_computation
@@ -103,7 +103,7 @@ class Operator:
         routing = self.declared.routed_by or tuple(self.schema.key.names)
         values = key if isinstance(key, Mapping) else self._by_column(key, routing)
         try:
-            arrays = [pa.array([values[name]], type=self.schema.key.field(name).type) for name in routing]
+            arrays = [key_column(values[name], self.schema.key.field(name).type) for name in routing]
         except (LookupError, ValueError, TypeError, OverflowError) as error:
             columns = ", ".join(f"{name} ({self.schema.key.field(name).type})" for name in routing)
             raise ConfigError(

@@ -119,7 +119,7 @@ def test_wrong_arguments_are_usage_errors(query: World, root: str, arguments: li
 
 
 def test_a_query_that_does_not_read_requests_is_refused_at_once(tmp_path: Path, root: str) -> None:
-    """Instead of a request that nobody answers. A root without a log is refused, too."""
+    """The driver would not answer it. A root without a log is refused, too."""
     missing = run("drain", root, "1")
     assert (missing.exit_code, "RIFFLE-1357" in missing.output) == (1, True)
     World(tmp_path / "local", root=root).batch(0, one(1))

@@ -65,7 +65,7 @@ class Mailers:
 
     def _drawn(self) -> tuple[str, dict[str, object]]:
         executors = [executor.id for executor in self._world.cluster.executors()]
-        member = self._chance.choice([*executors, "nobody"])
+        member = self._chance.choice([*executors, "absent"])
         key_group = self._chance.randrange(7)
         return self._chance.choice(
             [

@@ -110,7 +110,7 @@ class Counters:
 
     def _keep_executors(self, executors: Iterable[str]) -> None:
         """Drop the counters of all other executors."""
-        prefixes = tuple(executors)
+        kept = set(executors)
         for name in [name for name in self._counts if name.startswith(f"{_EXECUTOR_SECONDS}/")]:
-            if name.split("/", 2)[2] not in prefixes:
+            if name.split("/", 2)[2] not in kept:
                 del self._counts[name]

@@ -54,8 +54,8 @@ class MailboxReader:
         """Read the mailbox with one GET, and apply the requests that have no answer yet.
 
         ``settings`` are the settings in effect. Sends no request if ``control`` is off, and before the first batch has
-        assigned members. An error of the store becomes a warning of the next batch, because a batch must not fail only
-        since nobody can steer the query.
+        assigned members. An error of the store becomes a warning of the next batch: it prevents steering, and must not
+        fail a batch.
         """
         if settings.control != "on" or not self._operations.members:
             return

@@ -35,6 +35,7 @@ from riffle_spark.state.objects.store import (
     check_prefix,
     check_range,
     content_tag,
+    tag_content,
 )
 
 __all__ = ["DirectoryStore"]
@@ -107,11 +108,7 @@ class DirectoryStore:
 
     def get_if_changed(self, name: str, tag: str = "") -> TaggedObject | None:
         """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
-        data = self.get(name)
-        if data is None:
-            return None
-        new_tag = content_tag(data)
-        return TaggedObject(None if new_tag == tag else data, new_tag)
+        return tag_content(self.get(name), tag)
 
     def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
         """Replace the object if it still has ``tag``. Return whether this call replaced it."""

@@ -26,6 +26,7 @@ __all__ = [
     "content_tag",
     "overwrite_error",
     "sent_since",
+    "tag_content",
     "write_all",
 ]
 
@@ -200,6 +201,14 @@ def content_md5(body: bytes) -> str:
 def content_tag(data: bytes) -> str:
     """Return the tag of an object's bytes in stores that have no tags of their own."""
     return hashlib.sha256(data).hexdigest()
+
+
+def tag_content(data: bytes | None, tag: str) -> TaggedObject | None:
+    """Return an object's bytes with their ``content_tag``, without the bytes if that is ``tag``; ``None`` for none."""
+    if data is None:
+        return None
+    new_tag = content_tag(data)
+    return TaggedObject(None if new_tag == tag else data, new_tag)
 
 
 def check_endpoint(text: str, where: str = "s3_endpoint") -> None:

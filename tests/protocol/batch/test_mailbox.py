@@ -1,4 +1,4 @@
-"""Requests from outside: each is applied once and answered, whoever crashes, restarts or races."""
+"""Requests from outside: each is applied once and answered, also with crashes, restarts and races."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TestApplied:
         assert world.driver.operations.requests.revision == before + 1
 
     def test_a_query_is_paused_and_resumed(self, world: World, operator: Operator) -> None:
-        """The driver calls whoever holds the batches. A query without that refuses."""
+        """The driver calls the holder of the batches. A query without one refuses."""
         operator.ask("pause")
         world.rest()
         assert operator.answers()[-1].error_id == "RIFFLE-1353"
@@ -166,10 +166,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("command", "arguments", "error_id"),
         [
-            ("drain", {"member": "nobody"}, "RIFFLE-0756"),
+            ("drain", {"member": "absent"}, "RIFFLE-0756"),
             ("pin", {"key_group": 99, "member": "1"}, "RIFFLE-0757"),
-            ("pin", {"key_group": 3, "member": "nobody"}, "RIFFLE-0756"),
-            ("undrain", {"member": "nobody"}, "RIFFLE-0753"),
+            ("pin", {"key_group": 3, "member": "absent"}, "RIFFLE-0756"),
+            ("undrain", {"member": "absent"}, "RIFFLE-0753"),
             ("dance", {}, "RIFFLE-1355"),
             ("drain", {}, "RIFFLE-1356"),
             ("drain", {"member": 1}, "RIFFLE-1356"),
@@ -208,7 +208,7 @@ class TestRefused:
     def test_a_refused_request_replaces_nothing(self, world: World, operator: Operator) -> None:
         """The earlier pin stays in effect."""
         operator.ask("pin", key_group=3, member="1")
-        operator.ask("pin", key_group=3, member="nobody")
+        operator.ask("pin", key_group=3, member="absent")
         world.rest()
         assert [state for _, state in operator.states()] == ["applied", "refused"]
         assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "1")]
@@ -354,7 +354,7 @@ class TestCost:
         assert Operator(query).answers() == ()
 
     def test_the_record_says_whether_the_driver_reads_requests_now(self, world: World, operator: Operator) -> None:
-        """So a command that nobody would answer is refused, and accepted once control is on again."""
+        """So a command that the driver would not answer is refused, and accepted once control is on again."""
 
         def is_read() -> bool:
             tail = world.log().tail
