@@ -51,8 +51,7 @@ QUICKER = (
 """Shorter durations and smaller thresholds, so that a fault of some seconds counts."""
 TOPIC = "events"
 KEYS = 400
-DISK_BYTES = 256 << 20
-"""Large against what a batch writes for a moment, some 25 MB."""
+DISK_BYTES = 48 << 20
 INTERVAL = "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
 
 
