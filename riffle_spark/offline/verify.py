@@ -129,7 +129,7 @@ def _read_log(verification: _Verification, root: str) -> None:
         name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]
     if foreign and len(foreign) == len(names):
-        verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct --root.")
+        verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct the root.")
         return
     for name in foreign:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
@@ -137,7 +137,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
         move = "move the remaining objects elsewhere and " if names else ""  # adopt refuses a root with objects
-        remedy = f"Correct --root, or restore the root from a backup, or {move}start without state: {empty}"
+        remedy = f"Correct the root, or restore the root from a backup, or {move}start without state: {empty}"
         verification.add("state", root, "The root has no log: it is empty, or the log is lost.", remedy)
         return
     errors = {sequence: error for sequence in sequences if (error := _read_record(verification, sequence))}
