@@ -25,6 +25,7 @@ from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
 from riffle_spark.spark.compat import to_arrow
 from tests.kit.arrow_frames import frame_of_table
+from tests.kit.matrix import sampled
 from tests.kit.process.row_form import RowForm
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -239,7 +240,7 @@ def test_merged_hashes_are_sparks_estimates(spark: SparkSession) -> None:
     assert by_key(form.estimated(merged(form, form.rows(), one_by_one=True))) == by_key(to_arrow(query))
 
 
-@pytest.mark.parametrize("ansi", OVERFLOWING)
+@pytest.mark.parametrize("ansi", sampled(OVERFLOWING, 2))
 def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str) -> None:
     """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
     spark.conf.set(ANSI, ansi)
