@@ -3,7 +3,7 @@
 Theory of operation.
 
 1. The exporter collects the last batches, moves and warnings from the reports. At most once per interval it writes
-   them with the newest facts, also while the query is idle, and once more when the query ends.
+   them with the newest facts, also while the query is idle, and once more when the query stops or fails.
 2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
    started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
 3. If another process writes between the two requests, the write is skipped until the next interval.
@@ -20,6 +20,7 @@ from riffle_spark.observe.page import page_of
 from riffle_spark.observe.readings import Reading
 from riffle_spark.observe.status import (
     BATCHES_MAX,
+    ENDED,
     MOVES_MAX,
     WARNINGS_MAX,
     BatchSummary,
@@ -150,25 +151,38 @@ class StatusExporter:
         self._started_ms = 0
         self._tried_ms: int | None = None
         self._batch_ms = 0
+        self._has_ended = False
+        """Whether the last write was that of an ended query."""
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:  # noqa: ARG002
-        """Write the status if the interval has passed. Raises errors of the store."""
+        """Write the status if the interval has passed, or if the query has failed. Raises errors of the store."""
         if self._facts is None:
             self._started_ms = facts.time_ms
         self._facts = facts
         if report is not None:
             self._batch_ms = facts.time_ms
             self._history.add(report, facts)
+        state = self._state(facts)
         passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
-        if passed_ms is None or passed_ms >= self._settings.status_interval * 1000:
-            is_running = facts.batch_seconds > 0 or facts.time_ms - self._batch_ms < _RUNNING_MS
-            self._write(facts, "running" if is_running else "idle")
+        is_due = passed_ms is None or passed_ms >= self._settings.status_interval * 1000
+        if is_due or (state in ENDED and not self._has_ended):
+            self._write(facts, state)
+
+    def _state(self, facts: DriverFacts) -> State:
+        """Return the state of a query that has not stopped."""
+        if facts.failure is not None:
+            return "failed"
+        if facts.batch_seconds > 0:
+            return "running"
+        if facts.paused_since_ms is not None:
+            return "paused"
+        return "running" if facts.time_ms - self._batch_ms < _RUNNING_MS else "idle"
 
     def close(self) -> None:
-        """Write the status of the stopped query. Raises errors of the store."""
-        if self._facts is not None:
-            self._write(self._facts, "stopped")
-            self._facts = None
+        """Write the status of the ended query, unless that was written. Raises errors of the store."""
+        if self._facts is not None and not self._has_ended:
+            self._write(self._facts, "stopped" if self._facts.failure is None else "failed")
+        self._facts = None
 
     def _write(self, facts: DriverFacts, state: State) -> None:
         """Write a status unless a newer driver has written its own."""
@@ -182,6 +196,7 @@ class StatusExporter:
             if self._replace(STATUS, stored, encode(status)) and self._settings.status_page:
                 page = page_of(status).encode()
                 self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
+            self._has_ended = state in ENDED
         finally:
             self._count_requests(sent_since(before, self._objects.requests))
 

@@ -16,7 +16,7 @@ from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.verify import verify
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
@@ -119,6 +119,42 @@ def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
     assert (warning.id, warning.text) == ("RIFFLE-0811", "Store 'x'.")
     writer.exporter.close()
     assert writer.counted == {"get": 2, "put": 2}
+
+
+def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
+    """The class, the id and the time of the error are written once. A batch that succeeds later revokes them."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    failure = FailureFacts("ConflictError", "RIFFLE-0201", _facts(7).time_ms)
+    for second in (7, 8):
+        writer.exporter.export(None, _facts(second, failure=failure), ())
+    status = writer.stored()
+    assert (status.state, status.facts.failure, status.facts.time_ms) == ("failed", failure, _facts(7).time_ms)
+    writer.exporter.close()
+    assert writer.counted["put"] == 2
+    again = Writer(writer.objects)
+    again.exporter.export(_report(1), _facts(30), ())
+    assert (again.stored().state, again.stored().facts.failure) == ("running", None)
+
+
+def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> None:
+    """The store may answer again when the query ends."""
+    writer = Writer()
+    writer.exporter.export(_report(0), _facts(0), ())
+    objects, writer.exporter._objects = writer.exporter._objects, _Unavailable()
+    with pytest.raises(UnavailableError):
+        writer.exporter.export(None, _facts(5, failure=FailureFacts("KeyError", "", 5)), ())
+    writer.exporter._objects = objects
+    writer.exporter.close()
+    assert writer.stored().state == "failed"
+
+
+def test_a_paused_query_says_since_when(writer: Writer) -> None:
+    """A batch that runs while the pause waits for its end is running."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(60, paused_since_ms=1_055_000, batch_seconds=5.0), ())
+    assert writer.stored().state == "running"
+    writer.exporter.export(None, _facts(120, paused_since_ms=1_055_000), ())
+    assert (writer.stored().state, writer.stored().facts.paused_since_ms) == ("paused", 1_055_000)
 
 
 def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:

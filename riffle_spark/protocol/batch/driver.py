@@ -4,7 +4,7 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import load_assignor_setting
@@ -19,7 +19,7 @@ from riffle_spark.protocol.batch.idle_loop import IdleLoop
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
-from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.operations import RequestRegister
@@ -102,6 +102,7 @@ class Driver:
                     self._fenced = error
                 raise
             else:
+                self._facts.failure = None
                 self._facts.counters.add_report(report)
                 return report
             finally:
@@ -140,6 +141,20 @@ class Driver:
         """
         with self._turn:
             return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the query's run for which this driver has claimed the log, ``None`` before its first claim."""
+        return self._run_id
+
+    def record_failure(self, error: str, error_id: str) -> None:
+        """Record that an error of class ``error`` ended the query, unless one is recorded. A batch revokes it."""
+        if self._facts.failure is None:
+            self._facts.failure = FailureFacts(error, error_id, self._clock.wall_ms())
+
+    def show_pauses(self, paused_since_ms: Callable[[], int | None]) -> None:
+        """Let the facts show the time that ``paused_since_ms`` returns: since when the query is paused."""
+        self._facts.paused_since_ms = paused_since_ms
 
     def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
         """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
