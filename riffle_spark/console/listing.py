@@ -22,8 +22,8 @@ def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path
 
     HEALTH is `ok`, `paused`, `stopped`, `failed`, or one of these. `behind`: records are unread, and the last commit
     is older than three status intervals. `silent`: the status is older than its interval. `skewed`: the driver's times
-    are in the future. `unknown`: there is no status. `unreadable`: an object is damaged. AGE is the time since the last commit. Sends one LIST per folder, and
-    three requests per query.
+    are in the future. `unknown`: there is no status. `unreadable`: an object is damaged. AGE is the time since the last
+    commit. Sends one LIST per folder, and three requests per query.
 
     Exit code 0: all roots were read. 1: a root cannot be read. 3: the store cannot be reached or read.
     """

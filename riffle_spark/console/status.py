@@ -72,7 +72,8 @@ def status_command(
     HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: by
     an operator. `stopped`. `behind`: records are unread, or a batch runs, and the last commit is older than three
     intervals of the status. `silent`: the status is more than 15 s older than its interval, so the driver is gone,
-    hangs, or cannot reach the store. `skewed`: the driver's times are more than 60 s in the future. `unknown`: there is no status.
+    hangs, or cannot reach the store. `skewed`: the driver's times are more than 60 s in the future. `unknown`: there is
+    no status.
 
     Exit code 0: the status was read. 1: `--max-age` is exceeded, the root has no log, or an object is damaged. 3: the
     store cannot be reached or read.
