@@ -13,7 +13,7 @@ from typing import Final, Literal, cast
 
 from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.observe.json_values import from_plain, to_plain
-from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.protocol.facts import DriverFacts, MoveSummary
 
 __all__ = [
     "BATCHES_MAX",
@@ -70,37 +70,6 @@ class BatchSummary:
         """Check that the seconds have a total."""
         if self.seconds and "total" not in self.seconds:
             raise ValueError(f"batch {self.version} has seconds of {', '.join(self.seconds)}, but no total")
-
-
-@dataclass(frozen=True, slots=True)
-class MoveSummary:
-    """A key-group that changed a member.
-
-    Attributes:
-        time_ms: when the batch with the move was committed, in milliseconds since the epoch.
-        version: the batch.
-        key_group: the number of the key-group.
-        group: its co-location group.
-        role: ``owner``, ``standby`` or ``warmup``.
-        from_member: the member that it left; empty if it had none.
-        to_member: the member that it moved to.
-        reason: why it moved.
-        goal: what the assignment achieves by it.
-        topic: the topic of the key-group with dispatch by partition, else empty.
-        partition: the partition with dispatch by partition, else ``None``.
-    """
-
-    time_ms: int
-    version: int
-    key_group: int
-    group: str
-    role: str
-    from_member: str
-    to_member: str
-    reason: str
-    goal: str = ""
-    topic: str = ""
-    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

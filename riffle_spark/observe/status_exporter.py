@@ -33,7 +33,6 @@ from riffle_spark.observe.status import (
 )
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
-from riffle_spark.protocol.ownership.groups import GROUP
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
 from riffle_spark.state.objects.store import ObjectStore, TaggedObject, sent_since
@@ -65,12 +64,11 @@ _SHOWN_SETTINGS: Final = (
 
 
 class StatusHistory:
-    """Collects what a status has beyond the facts: the last batches, moves and warnings."""
+    """Collects what a status has beyond the facts and the moves: the last batches and warnings."""
 
     def __init__(self) -> None:
         """Create an empty history."""
         self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
-        self._moves: deque[MoveSummary] = deque(maxlen=MOVES_MAX)
         self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
 
     def add(self, report: BatchReport, facts: DriverFacts) -> None:
@@ -81,17 +79,18 @@ class StatusHistory:
         lag = sum(partition.records for partition in facts.source) if facts.source else None
         time_ms = facts.commit_ms or facts.time_ms
         self._batches.append(BatchSummary(report.version, time_ms, report.rows, dict(report.seconds), lag))
-        self._moves.extend(_move(move, report.version, time_ms) for move in report.moves)
 
-    def status(self, facts: DriverFacts, state: State, settings: Settings, interval: float, product: str) -> Status:
-        """Return the status with these facts. ``interval`` is how often it is written, in seconds."""
+    def status(
+        self, facts: DriverFacts, state: State, settings: Settings, moves: Sequence[MoveSummary], product: str
+    ) -> Status:
+        """Return the status with these facts, settings and moves."""
         return Status(
             facts,
             state,
             product,
-            interval,
+            settings.status_interval,
             tuple(self._batches),
-            tuple(self._moves),
+            tuple(moves[-MOVES_MAX:]),
             tuple(self._warnings),
             {name: str(getattr(settings, name)) for name in _SHOWN_SETTINGS},
         )
@@ -107,24 +106,6 @@ def _warning(text: str, time_ms: int) -> WarningSummary:
     return WarningSummary(time_ms, warning_id, body)
 
 
-def _move(move: Mapping[str, str | int], version: int, time_ms: int) -> MoveSummary:
-    """Return a move of a report, made before a batch that was committed at ``time_ms``."""
-    partition = move.get("partition")
-    return MoveSummary(
-        time_ms,
-        version,
-        int(move["key_group"]),
-        str(move.get("group", GROUP)),
-        str(move["role"]),
-        str(move["from"]),
-        str(move["to"]),
-        str(move["reason"]),
-        str(move["goal"]),
-        str(move.get("topic", "")),
-        None if partition is None else int(partition),
-    )
-
-
 class StatusExporter:
     """Writes ``status.json`` and its page below the root. Implements ``observe.export.Exporter``."""
 
@@ -133,17 +114,20 @@ class StatusExporter:
     def __init__(
         self,
         objects: ObjectStore,
-        settings: Settings,
+        settings: Callable[[], Settings],
+        moves: Callable[[], Sequence[MoveSummary]],
         product: str,
         count_requests: Callable[[Mapping[str, int]], None],
     ) -> None:
         """Create the exporter of a query. Sends no request.
 
-        ``objects`` is a store below the root that nothing else uses. ``product`` is the version of riffle_spark.
-        ``count_requests`` is called with the requests of each write by kind.
+        ``objects`` is a store below the root that nothing else uses. ``settings`` returns the settings in effect,
+        ``moves`` the newest moves, oldest first. ``product`` is the version of riffle_spark. ``count_requests`` is
+        called with the requests of each write by kind.
         """
         self._objects = objects
         self._settings = settings
+        self._moves = moves
         self._product = product
         self._count_requests = count_requests
         self._history = StatusHistory()
@@ -164,7 +148,7 @@ class StatusExporter:
             self._history.add(report, facts)
         state = self._state(facts)
         passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
-        is_due = passed_ms is None or passed_ms >= self._settings.status_interval * 1000
+        is_due = passed_ms is None or passed_ms >= self._settings().status_interval * 1000
         if is_due or (state in ENDED and not self._has_ended):
             self._write(facts, state)
 
@@ -187,13 +171,14 @@ class StatusExporter:
     def _write(self, facts: DriverFacts, state: State) -> None:
         """Write a status unless a newer driver has written its own."""
         self._tried_ms = facts.time_ms
+        settings = self._settings()
         before = dict(self._objects.requests)
         try:
             stored = self._objects.get_if_changed(STATUS)
             if stored is not None and stored.data is not None and self._is_newer(stored.data, facts):
                 return
-            status = self._history.status(facts, state, self._settings, self._settings.status_interval, self._product)
-            if self._replace(STATUS, stored, encode(status)) and self._settings.status_page:
+            status = self._history.status(facts, state, settings, self._moves(), self._product)
+            if self._replace(STATUS, stored, encode(status)) and settings.status_page:
                 page = page_of(status).encode()
                 self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
             self._has_ended = state in ENDED

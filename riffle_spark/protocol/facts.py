@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["DriverFacts", "FailureFacts", "GroupFacts", "MemberFacts", "MemberStatus", "PartitionLag", "StoreFacts"]
+__all__ = [
+    "DriverFacts",
+    "FailureFacts",
+    "GroupFacts",
+    "MemberFacts",
+    "MemberStatus",
+    "MoveSummary",
+    "PartitionLag",
+    "StoreFacts",
+]
 
 MemberStatus: TypeAlias = Literal["active", "drained", "quarantined", "awaited"]
 
@@ -96,6 +105,37 @@ class GroupFacts:
     owners: tuple[int, ...] = ()
     standbys: tuple[tuple[int, ...], ...] = ()
     warmups: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSummary:
+    """A key-group that changed a member.
+
+    Attributes:
+        time_ms: when the driver decided it, in milliseconds since the epoch.
+        version: the first batch after it.
+        key_group: the number of the key-group.
+        group: its co-location group.
+        role: ``owner``, ``standby`` or ``warmup``.
+        from_member: the member that it left; empty if it had none.
+        to_member: the member that it moved to.
+        reason: why it moved.
+        goal: what the assignment achieves by it.
+        topic: the topic of the key-group with dispatch by partition, else empty.
+        partition: the partition with dispatch by partition, else ``None``.
+    """
+
+    time_ms: int
+    version: int
+    key_group: int
+    group: str
+    role: str
+    from_member: str
+    to_member: str
+    reason: str
+    goal: str = ""
+    topic: str = ""
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,7 @@ class RunningJob:
             _logger.debug("Work between batches ends: %s", error)
             return False
         if not is_active:
-            failure = inventory.failure_of(self._query)
-            if failure is not None:
-                self._export_failure(*failure)
-            self._exporters.close(_STOP_SECONDS)
+            self._export_end()
             return False
         if not is_idle:
             began = self._batch_began
@@ -258,6 +255,17 @@ class RunningJob:
             self._failures.forget(_LOOK)
         self._exporters.publish(None, self.driver.facts())
         return True
+
+    def _export_end(self) -> None:
+        """Export the error that ended the query, if Spark has one, and close the exporters."""
+        try:
+            failure = inventory.failure_of(self._query)
+        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
+            _logger.debug("Cannot read how the query ended: %s", error)
+        else:
+            if failure is not None:
+                self._export_failure(*failure)
+        self._exporters.close(_STOP_SECONDS)
 
     def _record_source(self, incoming: IncomingBatch, arrived: float) -> None:
         """Record how far a committed batch, which arrived at that time of the clock, is behind its sources."""

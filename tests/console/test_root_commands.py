@@ -397,7 +397,7 @@ def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
     schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())]))
     log.append(replace(PLAIN, version=3, schemas={"s": schema.to_text()}), Manifest())
     counted: Counter[str] = Counter()
-    exporter = StatusExporter(objects, Settings(), "1.2.3", counted.update)
+    exporter = StatusExporter(objects, Settings, tuple, "1.2.3", counted.update)
     exporter.export(None, DriverFacts(1_000_000, "q", "counts", version=3), ())
     exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
     assert counted == {"get": 2, "put": 2}

@@ -60,7 +60,7 @@ class Driver:
         self._run_id: str | None = None
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
-        self.ownership = Ownership(settings, discovery, self.operations)
+        self.ownership = Ownership(settings, discovery, self.operations, ports.clock)
         self.mailbox = MailboxReader(ports.objects, self.operations, self.ownership.placement, ports.clock)
         self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
@@ -276,6 +276,7 @@ class Driver:
         else:
             if tail.kind == "batch":
                 self._caches.forget()  # they lack the batch that turned out to be committed
+            self.ownership.moves.record_append(tail.moves, tail.version)
             self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
@@ -467,7 +468,8 @@ class Driver:
         )
         promised = self._upkeep.promise(tail.sequence + 1)
         draft = replace(draft, promised=promised, orders=self._idle_loop.requests_for_record())
-        record = self._log.append(draft, manifest.with_entries(changes))
+        record = self._log.append(draft, manifest.with_entries(changes), self.ownership.moves.unrecorded())
+        self.ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)
