@@ -32,6 +32,7 @@ import riffle_spark as riffle
 from benchmarks.blocks import block_feeds as feeds
 from benchmarks.blocks.block_feeds import Batch
 from benchmarks.blocks.block_queries import BLOCKS
+from benchmarks.kit.cpu import tree_cpu_s
 from benchmarks.kit.side import HERE, Code, at_revision
 from benchmarks.kit.streams import session
 from benchmarks.processors.classes import CountingInPandas
@@ -44,9 +45,6 @@ SLOWER_ALLOWED = 1.03
 RESAMPLES = 10_000
 SEED = 20_260_101
 QUERIES = ("window", "session", "dedup", "join", "groups", "chain", "totals", "frames")
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-CHILDREN_TIMES = slice(11, 15)
-"""utime, stime, cutime and cstime in ``/proc/PID/stat``, counted from behind the program's name."""
 
 
 def _totals(frame: DataFrame) -> DataFrame:
@@ -130,22 +128,6 @@ class SideProcess:
             if line.strip() == word:
                 return
         raise RuntimeError(f"a driver ended before it was {word}, with exit code {self._process.wait(60)}")
-
-
-def tree_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its descendants have used, also those that ended and were reaped."""
-    ticks = 0
-    waiting = [pid]
-    while waiting:
-        current = waiting.pop()
-        try:
-            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
-            children = [path.read_text().split() for path in Path(f"/proc/{current}/task").glob("*/children")]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        ticks += sum(map(int, fields[CHILDREN_TIMES]))
-        waiting += [int(child) for several in children for child in several]
-    return ticks / TICKS_PER_SECOND
 
 
 @contextmanager

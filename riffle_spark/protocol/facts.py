@@ -174,6 +174,7 @@ class DriverFacts:
         paused_since_ms: since when an operator holds the query (milliseconds since the epoch), ``None`` if it is not
             paused.
         failure: the error that ended the query, ``None`` while it runs.
+        answered: the number of the newest request of an operator's command with an answer, 0 for none.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
             name is that of the metric without ``riffle_`` and ``_total``. Values of labels follow after slashes.
     """
@@ -194,4 +195,5 @@ class DriverFacts:
     next_probe_seconds: float | None = None
     paused_since_ms: int | None = None
     failure: FailureFacts | None = None
+    answered: int = 0
     counters: Mapping[str, int | float] = field(default_factory=dict)
