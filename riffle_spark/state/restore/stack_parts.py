@@ -330,6 +330,7 @@ class StackFollower:
         """
         links = {copy.address[1]: list(takewhile(parts.__contains__, copy.links)) for copy in copies}
         replacements: dict[int, tuple[Stack | None, Stack]] = {}
+        self._stacks.refresh()  # slots may have advanced some while the links were fetched
         for copy in copies:
             key_group = copy.address[1]
             former = self._stacks.read(key_group)
