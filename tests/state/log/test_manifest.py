@@ -59,7 +59,8 @@ def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], d
     for number, version in enumerate(versions):
         if data.draw(st.booleans()):
             assert grown.chain_bytes == sum(link.length for link in grown.chain)
-        if grown.chain and data.draw(st.booleans()):
+        has_snapshot = data.draw(st.booleans())
+        if grown.chain and has_snapshot:
             grown = grown.replace_by_snapshot(snapshot_at(data.draw(st.sampled_from(grown.chain)))) or grown
         grown = grown.add_link(Link(Head(version, attempt()), 0, 10 * number + 1, 0, number))
         sizes = (sum(link.rows for link in grown.chain), sum(link.length for link in grown.chain))
