@@ -4,8 +4,9 @@
 
 `hot` compares rows of which half have one key with rows whose keys are drawn uniformly from 200 000. `together`
 compares four stores of one key in one job (`riffle_spark.together`) with one store, and counts how often each row of
-the input is read. Each side has a process of its own with local[2] and an S3 server. CPU is that of driver, JVM and Python
-workers; that of the S3 server is left out. From Kafka: ./run bench peers --only kafka --engines riffle,riffle_million.
+the input is read. Each side has a process of its own with local[2] and an S3 server. CPU is that of driver, JVM and
+Python workers; that of the S3 server is left out. Rows from Kafka are a part of `peers`:
+./run bench peers --only kafka --engines riffle,riffle_million.
 """
 
 from __future__ import annotations
