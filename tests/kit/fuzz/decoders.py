@@ -46,7 +46,7 @@ from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.simulate.scenario import read_scenario
 from riffle_spark.simulate.world_file import SHIPPED, read_world
-from riffle_spark.state.copies import part_files
+from riffle_spark.state.copies import part_runs
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -245,7 +245,7 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.split_into_runs(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
+            part_runs.split_into_runs(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
 
 
 def _encrypted_part(data: bytes) -> None:
