@@ -86,8 +86,8 @@ class PartFiles:
         self._keys = keys
         self._seen: dict[str, _File] = {}
 
-    def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
-        """Return a part's rows as runs with the current schema's columns.
+    def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int) -> tuple[Run, ...]:
+        """Return a key-group's rows of a part as runs with the current schema's columns.
 
         Raises ``DamagedCopy``, also if the part was written under a declaration that was rolled back, because the part
         lacks the columns that this declaration did not name.

@@ -81,7 +81,7 @@ class OpenBlock:
 
 def _has_order(table: pa.Table, schema: PlainColumns) -> bool:
     """Return whether the rows of a block are one run, and have a stored due order if the store has a due column."""
-    is_one_run = table.column(part_codec.HASH).num_chunks == 1
+    is_one_run = part_codec.HASH in table.column_names and table.column(part_codec.HASH).num_chunks == 1
     return is_one_run and (schema.due is None or read_stored_order(table, schema.due) is not None)
 
 

@@ -3,7 +3,7 @@
     rows     an Arrow IPC stream (``part_codec.encode_block``), encrypted if parts are
     index    five 64-bit integers for each key-group, ascending: key-group, first row, end, and of a sealed delta the
              start and the checksum of the key-group's part in the object
-    footer   the length of the index, the XXH3-64 of rows and index, and a magic
+    footer   the length of the index, the XXH3-64 of everything before it, and a magic
 
 A block is opened and verified once for all key-groups. Blocks are local files only: an object of a root has one part
 for each key-group. So a format of blocks may change with any version, because copies are rebuilt.
@@ -25,7 +25,8 @@ from riffle_spark.state.formats import part_codec
 __all__ = ["BlockIndex", "BlockRange", "checksum_of_block", "encode_block_file", "read_index"]
 
 _MAGIC: Final = b"RFBLOCK1"
-_FOOTER: Final = struct.Struct("<QQ8s")
+_LENGTH: Final = struct.Struct("<Q")
+_FOOTER: Final = struct.Struct("<Q8s")
 _COLUMNS: Final = 5
 
 
@@ -101,8 +102,8 @@ def encode_block_file(
     if part_starts is not None and part_checksums is not None:
         index[:, 3] = part_starts
         index[:, 4] = part_checksums.view(np.int64)
-    body = rows + index.tobytes()
-    return body + _FOOTER.pack(index.nbytes, part_codec.checksum(body), _MAGIC)
+    body = b"".join((rows, index.tobytes(), _LENGTH.pack(index.nbytes)))
+    return body + _FOOTER.pack(part_codec.checksum(body), _MAGIC)
 
 
 def checksum_of_block(data: pa.Buffer) -> tuple[int, int]:
@@ -113,7 +114,7 @@ def checksum_of_block(data: pa.Buffer) -> tuple[int, int]:
     view = memoryview(data)
     if len(view) < _FOOTER.size:
         raise ValueError("a block file without a footer")
-    _, checksum, magic = _FOOTER.unpack_from(view, len(view) - _FOOTER.size)
+    checksum, magic = _FOOTER.unpack_from(view, len(view) - _FOOTER.size)
     if magic != _MAGIC:
         raise ValueError("a block file without a footer")
     return checksum, part_codec.checksum(view[: -_FOOTER.size])
@@ -121,8 +122,8 @@ def checksum_of_block(data: pa.Buffer) -> tuple[int, int]:
 
 def read_index(data: pa.Buffer) -> tuple[pa.Buffer, BlockIndex]:
     """Return the bytes of the rows of a verified block file, and its index. Raises ``ValueError`` for other bytes."""
-    end = data.size - _FOOTER.size
-    (size, _, _) = _FOOTER.unpack_from(memoryview(data), end)
+    end = data.size - _FOOTER.size - _LENGTH.size
+    (size,) = _LENGTH.unpack_from(memoryview(data), end) if end > 0 else (0,)
     row_bytes = _COLUMNS * 8
     if not 0 < size <= end or size % row_bytes:
         raise ValueError(f"a block file with an index of {size} bytes")
