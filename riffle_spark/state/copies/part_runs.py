@@ -1,6 +1,7 @@
 """The rows of parts and blocks as runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -44,11 +45,9 @@ class OpenBlock:
                 where=schema.store,
                 id="RIFFLE-1420",
             )
-        if table.num_rows and schema.either(partial(_has_order, table), lambda _: False):
-            (whole,) = split_into_runs(table, schema)
-            order = read_stored_order(table, schema.due)
-            if whole.due is not None and order is not None:
-                whole = replace(whole, due=whole.due._replace(order=order))  # that of each key-group's rows
+        with _misfit_as_corrupt_state(schema):
+            whole = schema.either(partial(_open_whole, table), lambda _: None) if table.num_rows else None
+        if whole is not None:
             self._block = RunBlock(whole, index.starts)
 
     def read_runs(self, key_group: int) -> tuple[Run, ...]:
@@ -79,10 +78,17 @@ class OpenBlock:
         return (Run(whole.hashes[rows], batch, deleted, due, block=self._block, number=number),)
 
 
-def _has_order(table: pa.Table, schema: PlainColumns) -> bool:
-    """Return whether the rows of a block are one run, and have a stored due order if the store has a due column."""
-    is_one_run = part_codec.HASH in table.column_names and table.column(part_codec.HASH).num_chunks == 1
-    return is_one_run and (schema.due is None or read_stored_order(table, schema.due) is not None)
+def _open_whole(table: pa.Table, schema: PlainColumns) -> Run | None:
+    """Return the rows of a block as one run with the due orders of its key-groups, one after the other.
+
+    Return ``None`` if they are not one run or have no due order. Then each key-group's rows are opened as a part.
+    """
+    runs = _split_plain_runs(table, schema)
+    order = read_stored_order(table, schema.due)
+    if len(runs) != 1 or (schema.due is not None and order is None):
+        return None
+    due = runs[0].due
+    return runs[0] if due is None or order is None else replace(runs[0], due=due._replace(order=order))
 
 
 def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
@@ -90,8 +96,15 @@ def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
 
     Raises ``CorruptStateError`` if they do not fit.
     """
-    try:
+    with _misfit_as_corrupt_state(schema):
         return schema.either(partial(_split_plain_runs, table), partial(element_runs, table))
+
+
+@contextmanager
+def _misfit_as_corrupt_state(schema: StoreSchema) -> Iterator[None]:
+    """Raise ``CorruptStateError`` for errors of rows in the block that do not fit the schema."""
+    try:
+        yield
     except (pa.ArrowException, *UNREADABLE) as error:
         raise_if_memory(error)
         # Cause: The part is undamaged, but has other columns than the log's schema of the store. Another version of
