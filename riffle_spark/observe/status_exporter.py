@@ -3,7 +3,9 @@
 Theory of operation.
 
 1. The exporter collects the last batches, moves and warnings from the reports. At most once per interval it writes
-   them with the newest facts, also while the query is idle, and once more when the query ends.
+   them with the newest facts, also while the query is idle, and once more when the query ends. After an answer to an
+   operator's request, and while a drained member loses copies, it writes at most once a second, so that the operator
+   sees the effect at once.
 2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
    started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
 3. If another process writes between the two requests, the write is skipped until the next interval.
@@ -13,7 +15,7 @@ Theory of operation.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.observe.page import page_of
@@ -41,6 +43,8 @@ __all__ = ["StatusExporter", "StatusHistory"]
 
 _RUNNING_MS: Final = 10_000
 """A query counts as running for so long after a batch."""
+_STEERED_MS: Final = 1_000
+"""Changes that operators asked for are written at most this often."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -61,6 +65,15 @@ _SHOWN_SETTINGS: Final = (
     "status_interval",
 )
 """The settings that an operator needs to read a status. None of them is a secret."""
+
+
+_Steering: TypeAlias = tuple[int, tuple[tuple[str, int, int, int], ...]]
+
+
+def _steering(facts: DriverFacts) -> _Steering:
+    """Return what changes by requests of operators: the newest answer, and the copies of drained members."""
+    drained = (member for member in facts.members if member.state == "drained")
+    return facts.answered, tuple((each.id, each.owned, each.standbys, each.warmups) for each in drained)
 
 
 class StatusHistory:
@@ -149,6 +162,7 @@ class StatusExporter:
         self._facts: DriverFacts | None = None
         self._started_ms = 0
         self._tried_ms: int | None = None
+        self._tried_steering: _Steering = (0, ())
         self._batch_ms = 0
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:  # noqa: ARG002
@@ -160,7 +174,9 @@ class StatusExporter:
             self._batch_ms = facts.time_ms
             self._history.add(report, facts)
         passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
-        if passed_ms is None or passed_ms >= self._settings.status_interval * 1000:
+        is_steered = _steering(facts) != self._tried_steering
+        interval_ms = self._settings.status_interval * 1000
+        if passed_ms is None or passed_ms >= (min(_STEERED_MS, interval_ms) if is_steered else interval_ms):
             is_running = facts.batch_seconds > 0 or facts.time_ms - self._batch_ms < _RUNNING_MS
             self._write(facts, "running" if is_running else "idle")
 
@@ -173,6 +189,7 @@ class StatusExporter:
     def _write(self, facts: DriverFacts, state: State) -> None:
         """Write a status unless a newer driver has written its own."""
         self._tried_ms = facts.time_ms
+        self._tried_steering = _steering(facts)
         before = dict(self._objects.requests)
         try:
             stored = self._objects.get_if_changed(STATUS)

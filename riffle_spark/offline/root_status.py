@@ -21,11 +21,11 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.record import decode as decode_record
-from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import FolderStore, ObjectStore
+from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Health", "RootStatus", "find_roots", "members_of_record", "newest_record", "read_status", "watch_status"]
+__all__ = ["Health", "RootStatus", "members_of_record", "newest_record", "read_status", "watch_status"]
 
 Health = Literal["ok", "behind", "silent", "stopped", "unknown"]
 _SILENT_INTERVALS = 3
@@ -194,29 +194,6 @@ def newest_record(objects: ObjectStore, root: str) -> Record:
     raise ConfigError(
         f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-1311"
     )
-
-
-def find_roots(prefix: str, options: StoreOptions | None = None, depth: int = 3) -> list[str]:
-    """Return the roots of queries below a prefix, down to ``depth`` folders, sorted. Sends one LIST per folder.
-
-    A root has a folder ``log``. Below a root only the roots of wrapped queries are looked for.
-    """
-    objects = open_store(prefix, options or StoreOptions())
-    assert isinstance(objects, FolderStore)
-    place = normalised(prefix)
-    roots: list[str] = []
-    waiting = [("", 0)]
-    while waiting:
-        folder, level = waiting.pop()
-        names = objects.list_folders(folder)
-        is_root = paths.LOG.rstrip("/") in names
-        if is_root:
-            roots.append(f"{place}/{folder}".rstrip("/"))
-        queries = [name for name in names if name.startswith(paths.QUERY)]
-        following = queries if queries or is_root else names
-        if level < depth:
-            waiting += [(f"{folder}{name}/", level + 1) for name in following]
-    return sorted(roots)
 
 
 def members_of_record(objects: ObjectStore, record: Record) -> tuple[RecordedMember, ...]:

@@ -117,6 +117,7 @@ class DriverFacts:
         groups: the co-location groups, sorted by name.
         batch_seconds: how long the current batch has run, 0 if none runs.
         next_probe_seconds: seconds to the next probing rebalance, ``None`` if none is needed.
+        answered: the number of the newest request of an operator's command with an answer, 0 for none.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
             name is that of the metric without ``riffle_`` and ``_total``. Values of labels follow after slashes.
     """
@@ -135,4 +136,5 @@ class DriverFacts:
     groups: tuple[GroupFacts, ...] = ()
     batch_seconds: float = 0.0
     next_probe_seconds: float | None = None
+    answered: int = 0
     counters: Mapping[str, int | float] = field(default_factory=dict)

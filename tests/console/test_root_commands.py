@@ -240,7 +240,7 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
     assert [(query["root"], query["health"]) for query in queries] == [
         (f"file://{prefix}/orders/counts", "unknown"),
         (f"file://{prefix}/shared/query=clicks", "unknown"),
-        (f"file://{prefix}/zz", "unreadable"),
+        (f"file://{prefix}/zz", "damaged"),
     ]
     assert [query.get("version") for query in queries] == [4, 7, None]
     text = _run("ls", f"file://{prefix}/orders")

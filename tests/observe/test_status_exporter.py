@@ -16,7 +16,7 @@ from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.verify import verify
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.protocol.facts import DriverFacts, MemberFacts, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
@@ -77,6 +77,24 @@ def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> 
     assert status.facts.time_ms == _facts(120).time_ms
     assert [batch.version for batch in status.batches] == list(range(61, 121))
     assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
+
+
+def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> None:
+    """An answer, and each change of a drained member. Each is one more write, at most once a second."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(0.5, answered=1), ())
+    assert writer.stored().facts.answered == 0
+    writer.exporter.export(None, _facts(1, answered=1), ())
+    assert (writer.stored().facts.answered, writer.counted["put"]) == (1, 2)
+    for second, owned in enumerate((4, 4, 4, 2, 0, 0, 0), start=2):
+        drained = MemberFacts("m1", "1", "host", None, "drained", owned=owned)
+        grown = MemberFacts("m2", "2", "host", None, "active", owned=8 - owned)
+        writer.exporter.export(None, _facts(second, answered=1, members=(drained, grown)), ())
+        assert writer.stored().facts.members[0].owned == owned
+    assert writer.counted["put"] == 5
+    writer.exporter.export(None, _facts(9, answered=1, members=(grown,)), ())
+    writer.exporter.export(None, _facts(10, answered=1, members=(replace(grown, owned=1),)), ())
+    assert writer.counted["put"] == 6, "other members are as of the minute"
 
 
 def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:

@@ -16,6 +16,7 @@ from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport,
 from riffle_spark.protocol.batch.driver_facts import FactCollector
 from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
+from riffle_spark.protocol.batch.mailbox import last_number
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
@@ -139,7 +140,8 @@ class Driver:
         May be called from any thread. During a batch it waits for the end.
         """
         with self._turn:
-            return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
+            answered = last_number(self.mailbox.answers)
+            return self._facts.collect(self._log.tail, self._log.manifest, self._run_id, answered)
 
     def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
         """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""

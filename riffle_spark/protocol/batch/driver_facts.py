@@ -61,8 +61,11 @@ class FactCollector:
         self.source_lag = SourceLag()
         self.commit_ms = previous.written_ms if previous is not None and previous.kind == "batch" else None
 
-    def collect(self, tail: Record | None, manifest: Manifest, run_id: str | None) -> DriverFacts:
-        """Return the facts of this moment. ``tail`` is the newest record, ``manifest`` is that of ``tail``."""
+    def collect(self, tail: Record | None, manifest: Manifest, run_id: str | None, answered: int = 0) -> DriverFacts:
+        """Return the facts of this moment. ``tail`` is the newest record, ``manifest`` is that of ``tail``.
+
+        ``answered`` is the number of the newest request from the mailbox with an answer.
+        """
         now = self._clock.seconds()
         placement = self._ownership.placement
         members = tuple(self._member(state, now) for state in self._operations.members)
@@ -83,6 +86,7 @@ class FactCollector:
             next_probe_seconds=probes.seconds_to_next(
                 placement.present, placement.settings.probing_rebalance_interval, now
             ),
+            answered=answered,
             counters=self.counters.values(),
         )
 

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
+from tests.kit.matrix import sampled
 from tests.kit.process.row_form import RowForm
 
 pytestmark = [
@@ -229,7 +230,7 @@ def test_merged_hashes_are_sparks_estimates(spark: SparkSession) -> None:
     assert by_key(form.estimated(merged(form, form.rows(), one_by_one=True))) == by_key(query.toArrow())
 
 
-@pytest.mark.parametrize("ansi", OVERFLOWING)
+@pytest.mark.parametrize("ansi", sampled(OVERFLOWING, 2))
 def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str) -> None:
     """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
     spark.conf.set(ANSI, ansi)
