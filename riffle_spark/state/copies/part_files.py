@@ -85,6 +85,8 @@ class PartFiles:
         self._folder = folder
         self._keys = keys
         self._seen: dict[str, _File] = {}
+        self._blocks: dict[tuple[str, int, int], tuple[StoreSchema, OpenBlock]] = {}
+        """Verified blocks by file, checksum and declaration."""
 
     def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int) -> tuple[Run, ...]:
         """Return a key-group's rows of a part as runs with the current schema's columns.
@@ -92,13 +94,13 @@ class PartFiles:
         Raises ``DamagedCopy``, also if the part was written under a declaration that was rolled back, because the part
         lacks the columns that this declaration did not name.
         """
-        file = self._open_verified(part)
         if is_block(part.file):
-            block = self._open_block(file, part, schema)
+            block = self._open_block(part, schema)
             place = block.index.ranges.get(key_group)
             if place is None or place.rows != part.rows:
                 raise damaged_copy_error("A block lacks rows of a key-group.", self._folder / part.file)
             return block.read_runs(key_group)
+        file = self._open_verified(part)
         cached = file.rows.get(part.start)
         if cached is not None and cached[0] is schema:
             return cached[1]
@@ -115,11 +117,21 @@ class PartFiles:
             _decrypted.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _OBJECT_BYTES)
         return runs
 
-    def _open_block(self, file: _File, part: StackedPart, schema: StoreSchema) -> OpenBlock:
-        """Return the rows of a verified block. Raises ``DamagedCopy`` as ``read_runs`` does."""
+    def _open_block(self, part: StackedPart, schema: StoreSchema) -> OpenBlock:
+        """Return the rows of a block, after verifying it. Raises ``DamagedCopy`` as ``read_runs`` does."""
+        known = self._blocks.get((part.file, part.checksum, part.declaration))
+        if known is not None and known[0] is schema:
+            return known[1]
+        file = self._open_verified(part)
         self._check_declaration(part, schema)
-        if file.block is not None and file.block[0] is schema:
-            return file.block[1]
+        opened = file.block  # the merging thread may release it
+        if opened is None or opened[0] is not schema:
+            opened = schema, self._parse_block(file, part, schema)
+        self._blocks[part.file, part.checksum, part.declaration] = opened
+        return opened[1]
+
+    def _parse_block(self, file: _File, part: StackedPart, schema: StoreSchema) -> OpenBlock:
+        """Open the rows of a verified block for a schema. Raises ``DamagedCopy`` as ``read_runs`` does."""
         try:
             rows, index = read_index(file.data)
             table = part_codec.open_block(self._decrypt(rows, part, schema.store, 0), part.file)
@@ -211,6 +223,7 @@ class PartFiles:
             file = _files.get(f"{self._folder}/{part.file}")
             if file is not None:
                 file.verified.pop(_span_of(part), None)
+            self._blocks.pop((part.file, part.checksum, part.declaration), None)
 
     def release_rows(self, parts: Iterable[StackedPart]) -> None:
         """Release the cached rows of merged parts, because unpacked and decrypted rows take memory."""
