@@ -22,7 +22,8 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
 from riffle_spark.state.copies.part_runs import merge_into_block
 from riffle_spark.state.copies.run import Run, RunsOfKeyGroup
-from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
@@ -247,14 +248,15 @@ class StackParts:
         _, index = read_index(pa.py_buffer(data))
         checksum, _ = checksum_of_block(pa.py_buffer(data))
         epoch = max(part.epoch for _, _, parts in merges for part in parts)
-        is_used = False
+        replacements: dict[int, tuple[Sequence[StackedPart], StackedPart]] = {}
         for key_group, _, parts in merges:
             place = index.ranges[key_group]
             merged = StackedPart(name, 0, place.length, checksum, place.rows, epoch, self._schema.history.newest)
-            if self._stacks.replace_parts(key_group, parts, merged) is not None:
-                self._files.release_rows(parts)
-                is_used = True
-        if not is_used:
+            replacements[key_group] = parts, merged
+        replaced = self._stacks.replace_parts_of_many(replacements)
+        for key_group in replaced:
+            self._files.release_rows(replacements[key_group][0])
+        if not replaced:
             path.unlink(missing_ok=True)
 
     def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
