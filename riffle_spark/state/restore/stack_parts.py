@@ -51,7 +51,7 @@ _MERGED_BYTES_AT_ONCE = 16 << 20
 _OWN_FILE_BYTES = 256 << 10
 """Merged parts from this size on get a file of their own. Smaller ones of several key-groups are merged into one block,
 so that these key-groups are searched together."""
-_BLOCK_BYTES = 2 << 20
+_BLOCK_BYTES = 4 << 20
 """The approximate size of a block of merged parts. It is deleted when no key-group uses it, so it must not be large."""
 
 
@@ -228,7 +228,8 @@ class StackParts:
             key_group, copy, parts = merges[0]
             self._merge(key_group, parts, copy.timer_ms, bottom=bottom)
             return
-        self._files.forget_verification({part for _, _, parts in merges for part in parts})
+        distinct = {(part.file, part.start): part for _, _, parts in merges for part in parts}
+        self._files.forget_verification(distinct.values())
         groups = [
             RunsOfKeyGroup(key_group, self.read_runs(key_group, parts, copy.timer_ms))
             for key_group, copy, parts in merges
