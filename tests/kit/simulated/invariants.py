@@ -166,6 +166,7 @@ class History:
             "full",
             "entries",
             "weights",
+            "moves",
         }
         target = self.records[new.target]
         named = [field.name for field in fields(new) if field.name not in of_its_own]
