@@ -195,6 +195,7 @@ class History:
             "entries",
             "promised",
             "members",
+            "moves",
         }
         lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
         assert not lost, f"a switch changed {lost}"
