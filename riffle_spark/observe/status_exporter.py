@@ -13,7 +13,7 @@ Theory of operation.
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -27,6 +27,7 @@ from riffle_spark.observe.status import (
     WARNINGS_MAX,
     BatchSummary,
     MoveSummary,
+    RequestSummary,
     State,
     Status,
     WarningSummary,
@@ -45,6 +46,9 @@ _RUNNING_MS: Final = 10_000
 """A query counts as running for so long after a batch."""
 _STEERED_MS: Final = 1_000
 """Changes that operators asked for are written at most this often."""
+_SECOND_MS: Final = 1000
+_REQUESTS_MS: Final = 600_000
+"""The requests of so long a time are shown."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -62,6 +66,9 @@ _SHOWN_SETTINGS: Final = (
     "deliver_after_commit",
     "retained_versions",
     "retained_for",
+    "local_disk_limit",
+    "local_memory_limit",
+    "control",
     "status_interval",
 )
 """The settings that an operator needs to read a status. None of them is a secret."""
@@ -87,6 +94,24 @@ class StatusHistory:
         """Create an empty history."""
         self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
         self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
+        self._requests: deque[tuple[int, Counter[str]]] = deque()
+        """The requests since the driver started, by kind, at some times of the last ten minutes, oldest first."""
+
+    def _recent_requests(self, facts: DriverFacts) -> RequestSummary | None:
+        """Return the requests since the oldest kept time, and keep those of now."""
+        counts: Counter[str] = Counter()
+        for name, count in facts.counters.items():
+            if name.startswith("requests/"):
+                counts[name.rpartition("/")[2]] += int(count)
+        while len(self._requests) > 1 and self._requests[1][0] <= facts.time_ms - _REQUESTS_MS:
+            self._requests.popleft()
+        if self._requests and self._requests[0][0] > facts.time_ms:
+            self._requests.clear()  # the clock was set back
+        self._requests.append((facts.time_ms, counts))
+        first_ms, first = self._requests[0]
+        if facts.time_ms - first_ms < _SECOND_MS:
+            return None
+        return RequestSummary((facts.time_ms - first_ms) / 1000, dict(counts - first))
 
     def add(self, report: BatchReport, facts: DriverFacts) -> None:
         """Add a batch that ended, given the facts after it. A repeat adds only its warnings."""
@@ -110,6 +135,7 @@ class StatusHistory:
             tuple(moves[-MOVES_MAX:]),
             tuple(self._warnings),
             {name: str(getattr(settings, name)) for name in _SHOWN_SETTINGS},
+            self._recent_requests(facts),
         )
 
 
