@@ -1,7 +1,7 @@
 """Advance copies to exactly the heads that a driver names.
 
 `copy_plan` finds the links that a copy lacks. A link's part is in a local file if this member sealed the delta,
-otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before it
+otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of parts. Every part is checked before it
 is read. A copy with a damaged part is dropped and restored, from the object store if local files do not help.
 """
 
