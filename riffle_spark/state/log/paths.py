@@ -20,6 +20,7 @@ __all__ = [
     "FAR",
     "LOG",
     "MAILBOX",
+    "OTHER_OBJECTS",
     "QUERIES",
     "QUERY",
     "REPLACED",
@@ -52,6 +53,8 @@ STATUS_PAGE = "status.html"
 REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
+OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/")})
+"""Names below a root that a store's objects would share. Earlier versions allowed stores with these names."""
 QUERY = "query="
 FAR = 10_000
 """Records of a log are never this far apart."""
