@@ -20,11 +20,12 @@ __all__ = ["ls_command"]
 def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """List the queries whose roots are below a prefix, with their age, lag and health.
 
-    HEALTH is `ok`, `stopped`, or one of these. `behind`: records are unread, and the last commit is older than three
-    status intervals. `silent`: the driver has not written its status for three intervals. `unknown`: there is no
-    status. `damaged`: an object is damaged or missing. `unreadable`: this version cannot read it. AGE is the time since
-    the last commit. A folder is a root if its folder `log` has a record of a query. Sends one LIST per folder, and four
-    requests per query. At most 1,000 folders are looked into, those near PREFIX first.
+    HEALTH is `ok`, `paused`, `stopped`, `failed`, or one of these. `behind`: records are unread, and the last commit
+    is older than three status intervals. `silent`: the status is older than its interval. `skewed`: the driver's times
+    are in the future. `unknown`: there is no status. `damaged`: an object is damaged or missing. `unreadable`: this
+    version cannot read it. AGE is the time since the last commit. A folder is a root if its folder `log` has a record
+    of a query. Sends one LIST per folder, and four requests per query. At most 1,000 folders are looked into, those
+    near PREFIX first.
 
     Exit code 0: all roots were read. 1: a root cannot be read, or there are more folders. 3: the store cannot be
     reached or read.

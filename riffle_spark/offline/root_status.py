@@ -7,13 +7,13 @@ for the last commit. Without a status, members and owners are those of the log.
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.observe.status import Status, decode
-from riffle_spark.observe.units import show_duration
+from riffle_spark.observe.rates import Rates, rates_of
+from riffle_spark.observe.status import ENDED, Status, decode
+from riffle_spark.observe.units import show_duration, show_time
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
 from riffle_spark.protocol.ownership.groups import parse_task
@@ -27,9 +27,13 @@ from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["Health", "RootStatus", "members_of_record", "newest_record", "read_status", "watch_status"]
 
-Health = Literal["ok", "behind", "silent", "stopped", "unknown"]
-_SILENT_INTERVALS = 3
-"""A query that has not written its status for so many intervals is silent."""
+Health = Literal["ok", "behind", "paused", "silent", "skewed", "failed", "stopped", "unknown"]
+_BEHIND_INTERVALS = 3
+"""A query with unread records is behind if its last commit is older than so many intervals of its status."""
+_LATE_SECONDS = 15.0
+"""How late the driver may write its status."""
+_SKEW_SECONDS = 60.0
+"""How far the driver's clock may be ahead of this machine's. Beyond it, ages of the driver's times mean nothing."""
 _READ_TRIES = 3
 
 
@@ -69,6 +73,19 @@ class RootStatus:
         return None if self.status is None else (self.now_ms - self.facts.time_ms) / 1000
 
     @property
+    def is_late(self) -> bool:
+        """Whether a driver that still runs would have written its status again."""
+        if self.status is None or self.status_age is None or self.status.state in ENDED:
+            return False
+        return self.status_age > self.status.interval_seconds + _LATE_SECONDS
+
+    @property
+    def skew_seconds(self) -> float:
+        """How far the newest time that the driver wrote is in the future, in seconds."""
+        newest_ms = max(self.facts.time_ms, self.commit_ms or 0)
+        return max(0.0, (newest_ms - self.now_ms) / 1000)
+
+    @property
     def lag_records(self) -> int | None:
         """Records of the source that are unread; ``None`` if unknown."""
         return sum(lag.records for lag in self.facts.source) if self.facts.source else None
@@ -79,38 +96,55 @@ class RootStatus:
         return max((lag.seconds for lag in self.facts.source if lag.seconds is not None), default=None)
 
     @property
-    def batches_per_minute(self) -> float | None:
-        """The rate of the batches that the status lists; ``None`` for fewer than two."""
-        batches = self.status.batches if self.status else ()
-        span_ms = batches[-1].time_ms - batches[0].time_ms if len(batches) > 1 else 0
-        return (len(batches) - 1) * 60_000 / span_ms if span_ms > 0 else None
-
-    @property
-    def rows_per_second(self) -> float | None:
-        """The input rows per second over the batches that the status lists; ``None`` for fewer than two."""
-        batches = self.status.batches if self.status else ()
-        span_ms = batches[-1].time_ms - batches[0].time_ms if len(batches) > 1 else 0
-        return sum(batch.rows for batch in batches[1:]) * 1000 / span_ms if span_ms > 0 else None
-
-    @property
-    def batch_seconds(self) -> float | None:
-        """The mean duration of the batches that the status lists."""
-        totals = [batch.seconds["total"] for batch in (self.status.batches if self.status else ()) if batch.seconds]
-        return fmean(totals) if totals else None
+    def rates(self) -> Rates:
+        """The rates up to the time of the status, all unknown without one."""
+        return Rates() if self.status is None else rates_of(self.status)
 
     @property
     def health(self) -> Health:
-        """``ok``, ``stopped``, or ``unknown`` without a status; ``silent`` if the driver has not written
-        its status for three intervals; ``behind`` if records are unread and the last three commits took that long.
+        """The first of these that applies.
+
+        ``unknown``: there is no status. ``failed``, ``stopped``: the query has ended. ``skewed``: the driver's times
+        are in the future. ``silent``: the status is older than its interval. ``paused``: by an operator. ``behind``:
+        records are unread, or a batch runs, and the last commit is older than three intervals. ``ok``.
         """
-        if self.status is None or self.status_age is None:
+        if self.status is None:
             return "unknown"
-        if self.status.state == "stopped":
-            return "stopped"
-        limit = _SILENT_INTERVALS * max(self.status.interval_seconds, 1.0)
-        if self.status_age > limit:
+        if self.status.state == "failed" or self.status.state == "stopped":  # noqa: PLR1714 - mypy narrows the type
+            return self.status.state
+        if self.skew_seconds > _SKEW_SECONDS:
+            return "skewed"
+        if self.is_late:
             return "silent"
-        return "behind" if self.is_stuck(limit) else "ok"
+        if self.status.state == "paused":
+            return "paused"
+        return "behind" if self.is_stuck(_BEHIND_INTERVALS * max(self.status.interval_seconds, 1.0)) else "ok"
+
+    @property
+    def problem(self) -> str | None:
+        """Why the health is ``failed``, ``paused``, ``silent`` or ``skewed``, as a sentence; else ``None``."""
+        health = self.health
+        failure = self.facts.failure
+        if health == "failed" and failure is not None:
+            error = f"{failure.error} ({failure.id})" if failure.id else failure.error
+            return f"The query failed with {error} {self._ago(failure.time_ms)}."
+        if health == "paused" and self.facts.paused_since_ms is not None:
+            return f"The query was paused {self._ago(self.facts.paused_since_ms)}."
+        if health == "skewed":
+            return (
+                f"The driver's times are {show_duration(self.skew_seconds)} in the future. Correct the clock of the "
+                "driver or of this machine."
+            )
+        if health == "silent" and self.status is not None:
+            return (
+                f"The driver wrote its status {self._ago(self.facts.time_ms)}, but writes it every "
+                f"{show_duration(self.status.interval_seconds)} while it runs and reaches the store."
+            )
+        return None
+
+    def _ago(self, time_ms: int) -> str:
+        """Return how long ago a time of the driver is, and the time."""
+        return f"{show_duration(max(0.0, (self.now_ms - time_ms) / 1000))} ago ({show_time(time_ms)})"
 
     def is_stuck(self, seconds: float) -> bool:
         """Return whether records are unread, or a batch runs, and the last commit is older than ``seconds``."""
@@ -121,6 +155,8 @@ class RootStatus:
         """Return why a probe with this maximum age fails, ``None`` if it succeeds."""
         if self.status is None:
             return "The driver has written no status."
+        if self.health in ("failed", "skewed"):
+            return self.problem
         if self.status_age is not None and self.status_age > seconds:
             return f"The driver wrote its status {show_duration(self.status_age)} ago."
         if self.is_stuck(seconds):
@@ -135,6 +171,7 @@ class RootStatus:
             "root": self.root,
             "now_ms": self.now_ms,
             "health": self.health,
+            "problem": self.problem,
             "status_age_seconds": self.status_age,
             "version": self.record.version,
             "commit_ms": self.commit_ms,
@@ -142,9 +179,7 @@ class RootStatus:
             "watermark_ms": self.record.watermark_ms,
             "lag_records": self.lag_records,
             "lag_seconds": self.lag_seconds,
-            "batches_per_minute": self.batches_per_minute,
-            "rows_per_second": self.rows_per_second,
-            "batch_seconds": self.batch_seconds,
+            **asdict(self.rates),
         }
 
 

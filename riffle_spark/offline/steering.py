@@ -169,6 +169,8 @@ class Mailroom:
             return ""
         if state.health == "stopped":
             return f"The query stopped {show_duration(state.status_age)} ago."
+        if state.health == "failed":
+            return state.problem or ""
         if state.health == "silent":
             return f"The driver has not written its status for {show_duration(state.status_age)}."
         return ""

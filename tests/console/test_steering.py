@@ -44,7 +44,8 @@ def run(*arguments: str) -> Result:
 
 def status_exporter(query: World) -> StatusExporter:
     """Return the exporter of a query's status, after the status of its first batch."""
-    exporter = StatusExporter(query.memory, query.settings, "test", lambda _: None)
+    moves = query.driver.ownership.moves.recent
+    exporter = StatusExporter(query.memory, lambda: query.driver.settings, moves, "test", lambda _: None)
     exporter.export(None, query.driver.facts(), ())
     return exporter
 

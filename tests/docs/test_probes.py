@@ -87,7 +87,8 @@ def query(machine: Machine, tmp_path: Path) -> World:
 def write_status(query: World, age_seconds: float, *, is_stopped: bool = False) -> StatusExporter:
     """Write a status of this age, by the clock of the machine."""
     query.clock.advance((time.time_ns() // 1_000_000 - query.clock.wall_ms()) / 1000 - age_seconds)
-    exporter = StatusExporter(query.memory, query.settings, "test", lambda _: None)
+    moves = query.driver.ownership.moves.recent
+    exporter = StatusExporter(query.memory, lambda: query.driver.settings, moves, "test", lambda _: None)
     exporter.export(None, query.driver.facts(), ())
     if is_stopped:
         exporter.close()

@@ -106,8 +106,8 @@ def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
 def watch_and_steer(world: World, status: StatusExporter, version: int) -> None:
     """Let the driver put and replace its status, and a command its requests, in certain batches."""
     if version in (0, 20):
-        status.export(None, world.driver.facts(), ())
         world.clock.advance(100)
+        status.export(None, world.driver.facts(), ())
     if version in (1, 2):
         steered = CliRunner().invoke(main, ["rebalance", world.home.root, "--json"])
         assert steered.exit_code == 0, steered.output
@@ -135,7 +135,10 @@ def test_a_job_runs_where_every_other_call_is_denied(
         monkeypatch.setenv("AWS_DEFAULT_REGION", f"us-east-{uuid.uuid4().hex[:4]}")
         world = World(tmp_path / "local", root=root, snapshot_chain_links=2, control="on", status_page=True)
         monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)
-        status = StatusExporter(open_store(root, world.home.options), world.settings, "test", lambda _: None)
+        moves = world.driver.ownership.moves.recent
+        status = StatusExporter(
+            open_store(root, world.home.options), lambda: world.settings, moves, "test", lambda _: None
+        )
         for version in range(36):
             world.batch(version, one(version, f"key-{version % 3}"))
             watch_and_steer(world, status, version)

@@ -14,7 +14,8 @@ from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
 from riffle_spark.state.copies.run import Run
-from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
@@ -281,7 +282,7 @@ class StackFollower:
             with closing(run_ahead(self._reader.fetch_run, self._take_granted(runs), span_bytes)) as fetching:
                 for run, data in fetching:
                     parts |= self._write(run, data, copies_by_link)
-            return sum(self._add(copy, parts) for copy in copies)
+            return self._add(copies, parts)
 
     def _sealed_parts(self, links: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
         """Return the intact parts of deltas that this member sealed itself."""
@@ -322,19 +323,50 @@ class StackFollower:
                 copies_by_link[link].fail(data)
         return parts
 
-    def _add(self, copy: CopyProgress, parts: Mapping[Link, StackedPart]) -> int:
-        """Add the next links of a copy to its stack, as far as their parts are present. Return how many were added."""
-        links = list(takewhile(parts.__contains__, copy.links))
-        if not links:
+    def _add(self, copies: Sequence[CopyProgress], parts: Mapping[Link, StackedPart]) -> int:
+        """Add the next links of copies to their stacks with one write, as far as their parts are present.
+
+        Return how many were added. Errors are recorded in the copies.
+        """
+        links = {copy.address[1]: list(takewhile(parts.__contains__, copy.links)) for copy in copies}
+        replacements: dict[int, tuple[Stack | None, Stack]] = {}
+        self._stacks.refresh()  # slots may have advanced some while the links were fetched
+        for copy in copies:
+            key_group = copy.address[1]
+            former = self._stacks.read(key_group)
+            if links[key_group] and former is not None and former.head == copy.head:
+                added = [parts[link] for link in links[key_group]]
+                replacements[key_group] = former, former.with_parts(links[key_group][-1].head, added)
+        try:
+            replaced = self._stacks.replace_many(replacements)
+        except OSError as error:
+            for copy in copies:
+                copy.fail(error)
+            return 0
+        return sum(
+            self._note_added(copy, links[key_group], replacements[key_group][1] if key_group in replaced else None)
+            for copy in copies
+            if links[key_group := copy.address[1]]
+        )
+
+    def _note_added(self, copy: CopyProgress, links: Sequence[Link], stack: Stack | None) -> int:
+        """Record in ``copy`` that these links were added, and merge its new ``stack`` if it is large.
+
+        Without a stack another process has removed or advanced the copy. Return how many links were added.
+        """
+        if stack is None:
+            error = OutOfDate(
+                "Another process advanced or removed the copy.",
+                remedy="Do nothing. The next piece of upkeep plans it again.",
+                id="RIFFLE-0466",
+            )
+            self._planner.accept_if_advanced(copy, error)
             return 0
         try:
-            stack = self._replace(copy, links, parts)
             self._parts.merge_if_large(copy.address[1], stack, timer_at_head(copy.entry, stack.head))
-        except OutOfDate as error:
-            self._planner.accept_if_advanced(copy, error)
         except DamagedCopy as error:
             self._planner.drop_damaged(copy, error)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
             copy.fail(error)
         else:
             copy.head = links[-1].head
@@ -342,29 +374,6 @@ class StackFollower:
             copy.fetched += sum(link.length for link in links)
             return len(links)
         return 0
-
-    def _replace(self, copy: CopyProgress, links: Sequence[Link], parts: Mapping[Link, StackedPart]) -> Stack:
-        """Put the copy's stack with these links added in its place, and return it.
-
-        Raises ``OutOfDate`` if another process removed or advanced the copy.
-        """
-        key_group = copy.address[1]
-        former = self._stacks.read(key_group)
-        if former is None:
-            raise OutOfDate(
-                "The copy was removed while it was advanced.",
-                remedy="Do nothing. The next piece of upkeep restores it.",
-                id="RIFFLE-0465",
-            )
-        if former.head == copy.head:
-            stack = former.with_parts(links[-1].head, [parts[link] for link in links])
-            if self._stacks.replace(key_group, former, stack):
-                return stack
-        raise OutOfDate(
-            "Another process advanced the copy.",
-            remedy="Do nothing. The next piece of upkeep plans it again.",
-            id="RIFFLE-0466",
-        )
 
     def create(self, copy: CopyProgress) -> bool:
         """Create a copy at the entry's base, from the fetched snapshot.

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state.copies import stack
+from riffle_spark.state.copies import journal_file
+from riffle_spark.state.copies.journal import encode_entry, first_seed
 from riffle_spark.state.log import paths
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
+from tests.kit.state.old_lists import write_list
 
 
 @pytest.fixture
@@ -36,27 +38,43 @@ def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes
 
 
 @pytest.mark.parametrize("bytes_left", [b"", b"0" * 17])
-def test_a_list_that_is_torn_is_no_copy(place: Place, bytes_left: bytes) -> None:
-    """A process that has not read it yet takes it for none and restores."""
+def test_copies_with_a_torn_journal_are_restored(place: Place, bytes_left: bytes) -> None:
+    """A process that has not read the journal yet restores all its copies."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
-    (path,) = place.folder.path.glob("stacks/totals/*.stack")
+    (path,) = place.folder.path.glob("stacks/totals/*.journal")
     path.write_bytes(bytes_left)
-    stack._cached_stacks.clear()  # private: as in a new process
+    journal_file._states.clear()  # private: as in a new process
     assert place.bring().restores == 1
     assert place.bring().restores == 0
 
 
-def test_a_list_of_another_key_group_is_no_copy(place: Place) -> None:
-    """Two lists that were swapped are not believed, though each is whole."""
+def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
+    """Its entries are whole, but their checksums include the name of the store."""
     place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     place.bring()
-    one, two = sorted(place.folder.path.glob("stacks/totals/*.stack"))
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-    stack._cached_stacks.clear()  # private: as in a new process
+    (path,) = place.folder.path.glob("stacks/totals/*.journal")
+    changes = place.folder.stacks("totals").listing().all_changes()
+    path.write_bytes(encode_entry(changes, first_seed("visits"))[0])
+    journal_file._states.clear()  # private: as in a new process
     assert place.bring().restores == 2
+
+
+def test_copies_of_an_earlier_version_are_not_restored(place: Place) -> None:
+    """Their lists of parts, one file per key-group, are read. The first batch writes them into a journal."""
+    place.seal(0, {1: {"a": 1}, 2: {"b": 1}, 3: {"c": 1}}, kept=True)
+    place.snapshot(2)
+    place.bring()
+    stacks = place.folder.stacks("totals").listing().stacks
+    (path,) = place.folder.path.glob("stacks/totals/*.journal")
+    path.unlink()
+    lists = [write_list(place.folder.path, "totals", key_group, stack) for key_group, stack in stacks.items()]
+    journal_file._states.clear()  # private: as in a new process
+    assert place.bring().hits == 3
+    place.seal(1, {1: {"a": 2}}, kept=True)
+    assert place.bring().restores == 0
+    assert [path for path in lists if path.exists()] == []
+    assert place.folder.stacks("totals").key_groups() == [1, 2, 3]
 
 
 def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
