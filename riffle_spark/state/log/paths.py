@@ -27,6 +27,7 @@ __all__ = [
     "STATUS",
     "STATUS_PAGE",
     "ObjectName",
+    "block_place",
     "check_store_name",
     "delta_name",
     "delta_place",
@@ -168,6 +169,11 @@ def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
 def merged_place(store: str, key_group: int, unique: str) -> Place:
     """Return where a merged part is stored, for its encryption: in a local file with this unique name."""
     return Place(f"merged/{store}/{key_group}/{unique}", snapshot_prefix(store, key_group))
+
+
+def block_place(store: str, name: str) -> Place:
+    """Return where a block is stored, for its encryption: in a local file with this unique name."""
+    return Place(f"block/{store}/{name}", f"block/{store}/{name}")
 
 
 def snapshot_id(version: int, attempt: str) -> str:
