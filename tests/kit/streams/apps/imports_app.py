@@ -16,5 +16,7 @@ def files(_: Iterable[int]) -> Iterable[str]:
 
 
 spark = SparkSession.builder.appName("imports").getOrCreate()
-print("imported", sorted(set(spark.sparkContext.range(2, numSlices=2).mapPartitions(files).collect())))
+# A barrier waits until two executors with a core each can run both tasks at once.
+tasks = spark.sparkContext.range(2, numSlices=2).barrier()
+print("imported", sorted(set(tasks.mapPartitions(files).collect())))
 spark.stop()
