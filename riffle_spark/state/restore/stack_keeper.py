@@ -136,7 +136,8 @@ class StackKeeper:
         The files are checked again, because time has passed and a merged part gets a checksum of its own.
         """
         self._parts.forget_verification()
-        self._parts.merge_some(opened)
+        with self._folder.protect_deltas():
+            self._parts.merge_some(opened)
 
     def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], AdvanceCounts]:
         """Return the stacks at the entries' heads, and what was done for them."""
