@@ -194,12 +194,12 @@ class _Query:
         """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots.
 
         A journal lists all copies of a member, so without it all of them are restored. Processes that have read it
-        notice the damage only when they continue in a new journal.
+        notice the damage only when they continue in a new journal. So journals of both members may be due at once.
         """
         entries = self.world.log().manifest.entries.values()
         snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
         links = [link for entry in entries for link in entry.chain]
-        return sum(snapshots if self.is_journal_harmed else snapshots[-2:]) + 2 * sum(link.length for link in links)
+        return sum(2 * snapshots if self.is_journal_harmed else snapshots[-2:]) + 2 * sum(link.length for link in links)
 
     def fault(self) -> str:
         """Compare the state in the store with the model."""
