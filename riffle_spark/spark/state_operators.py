@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.spark.engine.spark_progress import StateOperator
 from riffle_spark.spark.job_operators import JobOperator
@@ -17,6 +18,7 @@ _NAMES = {
     "groups": "applyInPandasWithState",
     "join": "symmetricHashJoin",
     "processor": "transformWithStateInPandasExec",
+    "sessions": "sessionWindowStateStoreSaveExec",
     "within": "dedupeWithinWatermark",
 }
 """Spark's names of its own operators, by the kind of stage."""
@@ -24,7 +26,9 @@ _NODES = {
     "dedupe": "StreamingDeduplicateExec",
     "dedupeWithinWatermark": "StreamingDeduplicateWithinWatermarkExec",
 }
-"""Spark's classes of these operators. All others appear in Spark's own progress as ``StateStoreSaveExec``."""
+"""Spark's classes of these operators. All others are ``StateStoreSaveExec``, with the name of the operator."""
+_ROWS_OF_PROCESSOR = "transformWithStateInPySparkExec"
+"""Spark's name of a processor of ``Row`` objects."""
 _METRICS = {
     "numRowsTotal": "numTotalStateRows",
     "numRowsUpdated": "numUpdatedStateRows",
@@ -59,7 +63,7 @@ def state_operator(operator: JobOperator, report: BatchReport, stored_rows: Mapp
     if isinstance(operator.compute, DistinctRows):
         metrics[_DUPLICATES] = figures.rows - figures.late_rows - figures.output_rows
     return {
-        "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
+        "operatorName": _operator_name(operator),
         "numRowsTotal": stored_rows.get(operator.store, 0),
         "numRowsUpdated": figures.rows_updated,
         "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
@@ -74,6 +78,16 @@ def state_operator(operator: JobOperator, report: BatchReport, stored_rows: Mapp
     }
 
 
+def _operator_name(operator: JobOperator) -> str:
+    """Return Spark's name of an operator. The operator of a ``foreachBatch`` job has the name of its store."""
+    kind = operator.store.partition(".")[0]
+    if kind not in _NAMES:
+        return operator.store
+    if kind == "processor" and getattr(operator.compute, "pandas", None) is None:
+        return _ROWS_OF_PROCESSOR
+    return _NAMES["sessions" if isinstance(operator.compute, SessionGroups) else kind]
+
+
 def state_operators(
     operators: Sequence[JobOperator], report: BatchReport, stored_rows: Mapping[str, int]
 ) -> list[StateOperator]:
@@ -82,10 +96,12 @@ def state_operators(
 
 
 def _spark_node(fields: Mapping[str, object], report: BatchReport) -> StateOperator:
-    node = _NODES.get(str(fields["operatorName"]), "StateStoreSaveExec")
+    name = str(fields["operatorName"])
+    node = _NODES.get(name, "StateStoreSaveExec")
     metrics = {metric: int(str(fields[field])) for field, metric in _METRICS.items()}
     duplicates = dict(fields["customMetrics"]).get(_DUPLICATES) if node == "StreamingDeduplicateExec" else None  # type: ignore[call-overload]
-    return StateOperator(node, report.slots, metrics | ({} if duplicates is None else {_DUPLICATES: duplicates}))
+    shown = name if name in {*_NAMES.values(), _ROWS_OF_PROCESSOR} else "stateStoreSave"
+    return StateOperator(node, shown, report.slots, metrics | ({} if duplicates is None else {_DUPLICATES: duplicates}))
 
 
 def observed_figures(report: BatchReport) -> dict[str, float]:

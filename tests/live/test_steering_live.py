@@ -19,7 +19,7 @@ from riffle_spark.state.log.record import Record
 from tests.kit.folders import CHECKOUT
 from tests.kit.streams.streaming import Feed, Kept, records, running, settings_in, start, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.newer_spark]
 MASTER = "local-cluster[2,1,600]"
 KEYS = [f"key-{n}" for n in range(80)]
 
@@ -27,11 +27,14 @@ KEYS = [f"key-{n}" for n in range(80)]
 class Steered:
     """A query on two executors that reads requests, and an operator's shell."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
         self._spark = spark
         self._folder = folder
         self.feed = Feed(folder / "in", "k string, v long")
-        self.settings = settings_in(folder, expected_executors=2, acceptable_recovery_lag=0, control="on")
+        options = {"expected_executors": 2, "acceptable_recovery_lag": 0, "control": "on", **settings}
+        self.settings = settings_in(folder, **options)
+        self.conf_file = folder / "riffle.toml"
+        self.conf_file.write_text("".join(f'{name} = "{value}"\n' for name, value in settings.items()))
         self.kept = Kept()
         compute = aggregate(rows=count(), total=sum_("v"))
         self.job: StatefulJob = Stateful("totals", "k", compute, settings=self.settings).into(self.kept)
@@ -68,16 +71,21 @@ class Steered:
 
         wait_for(looked, why)
 
-    def run(self, command: str, *arguments: str) -> dict[str, object]:
-        """Run a command in a process of its own; return its answer."""
+    def start_command(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command in a process of its own, which waits for the answer."""
         assert self.settings.root is not None
         words = [sys.executable, "-m", "riffle_spark", command, self.settings.root, *arguments, "--wait", "--json"]
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=120, check=False,
+        words += ["--conf-file", str(self.conf_file)]
+        return subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, cwd=self._folder,
         )  # fmt: skip
-        assert done.stdout, done.stderr
-        answer: dict[str, object] = json.loads(done.stdout)
+
+    def run(self, command: str, *arguments: str) -> dict[str, object]:
+        """Run a command in a process of its own; return its answer."""
+        output, errors = self.start_command(command, *arguments).communicate(timeout=120)
+        assert output, errors
+        answer: dict[str, object] = json.loads(output)
         return answer
 
     def record_of(self, answer: dict[str, object]) -> tuple[Record, int]:
@@ -113,8 +121,9 @@ def test_a_drain_and_a_pin_reach_an_idle_query(steered: Steered, capsys: pytest.
     steered.start()
     first, second = sorted(steered.owned())
     pinned = steered.run("pin", "0", first)
-    drained = steered.run("drain", second)
-    assert (pinned["state"], drained["state"]) == ("applied", "applied")
+    drained = steered.run("drain", second, "--until-empty", "--timeout", "60 s")
+    assert (pinned["state"], drained["state"], drained["is_empty"]) == ("applied", "applied", True)
+    assert steered.owned()[second] == 0
     assert [steered.record_of(answer)[0].kind for answer in (pinned, drained)] == ["orders", "orders"]
     steered.wait(lambda: steered.owned()[second] == 0, "the drained executor is empty")
     refused = steered.run("drain", first)

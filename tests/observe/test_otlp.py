@@ -72,6 +72,22 @@ def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path
     assert len(written[1]) > 50
 
 
+def test_counters_have_the_same_start_in_every_export(receiver: ScriptedServer, tmp_path: Path) -> None:
+    """The start of the driver, also for series that appear later. Another start would mean that a counter was reset."""
+    exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
+    batches = run_batches(tmp_path, 4)
+    for report, facts in batches:
+        exporter.export(report, facts, readings(report, facts))
+        exporter.export(None, replace(facts, time_ms=facts.time_ms + 60_000), readings(report, facts))
+    starts = {
+        (metric.WhichOneof("data"), point.start_time_unix_nano)
+        for request in received.metric_requests(receiver)
+        for metric, point in received.points_of(request)
+    }
+    assert len(received.metric_requests(receiver)) == 8
+    assert starts == {("sum", batches[0][1].time_ms * 1_000_000), ("gauge", 0)}
+
+
 def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServer, tmp_path: Path) -> None:
     """Counters are cumulative and monotonic, units are those of UCUM, and all points name their query."""
     exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)

@@ -15,9 +15,13 @@ from click.testing import CliRunner
 
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
+from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.rights import iam_policy
+from riffle_spark.offline.root_status import read_status
 from riffle_spark.offline.verify import verify
+from riffle_spark.protocol.batch.mailbox import last_number
+from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
 from tests.kit.servers.careless_proxy import proxy
 from tests.kit.servers.object_server import ObjectServer
@@ -86,7 +90,7 @@ def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
     (folder / "keys").write_text(f"plain\na = {'A' * 43}=\n")
     (folder / "keys").chmod(0o600)
     (folder / "riffle.toml").write_text(f'encryption_keys = "file:{folder}/keys"\n')
-    checkpoint, at = str(folder / "checkpoint"), ["--root", root]
+    checkpoint, at = str(folder / "checkpoint"), [root]
     return {
         "verify": ["verify", *at], "plan": ["plan", *at], "what if": ["plan", *at, "--add", "1", "--converge"],
         "capacity": ["capacity", *at, "--rows-per-second", "9", "--rows-per-worker", "9"],
@@ -94,7 +98,20 @@ def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
         "dispatch": ["dispatch", *at, "--to", "key_group", "--key-groups", "16"],
         "rollback": ["rollback", *at, "--checkpoint", checkpoint, "--to", "35"],
         "adopt": ["adopt", *at, "--checkpoint", str(folder / "other")],
+        "requests": ["requests", *at], "status": ["status", *at], "log": ["log", *at], "stores": ["stores", *at],
+        "where": ["where", *at, "key-1"], "ls": ["ls", root],
     }  # fmt: skip
+
+
+def watch_and_steer(world: World, status: StatusExporter, version: int) -> None:
+    """Let the driver put and replace its status, and a command its requests, in certain batches."""
+    if version in (0, 20):
+        world.clock.advance(100)
+        status.export(None, world.driver.facts(), ())
+    if version in (1, 2):
+        steered = CliRunner().invoke(main, ["rebalance", world.home.root, "--json"])
+        assert steered.exit_code == 0, steered.output
+        assert json.loads(steered.output)["number"] == version
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -116,9 +133,17 @@ def test_a_job_runs_where_every_other_call_is_denied(
     with proxy(object_server.endpoint, guard) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         monkeypatch.setenv("AWS_DEFAULT_REGION", f"us-east-{uuid.uuid4().hex[:4]}")
-        world = World(tmp_path / "local", root=root, snapshot_chain_links=2)
+        world = World(tmp_path / "local", root=root, snapshot_chain_links=2, control="on", status_page=True)
+        monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)
+        moves = world.driver.ownership.moves.recent
+        status = StatusExporter(
+            open_store(root, world.home.options), lambda: world.settings, moves, "test", lambda _: None
+        )
         for version in range(36):
             world.batch(version, one(version, f"key-{version % 3}"))
+            watch_and_steer(world, status, version)
+        assert read_status(root).facts.answered == last_number(world.driver.mailbox.answers) == 2
+        assert {paths.MAILBOX, paths.STATUS, paths.STATUS_PAGE} <= set(open_store(root).list(""))
         world.cluster.lose("1", disk=True)
         world.start()
         world.batch(36, one(36, "key-0"))

@@ -7,7 +7,9 @@ Spark's state store becomes a state operator of the progress, and each node that
 ``foreachBatch`` runs plans of its own, so the plan of the batch is read at that time and never executed. Before
 ``foreachBatch`` returns, this module puts nodes in front of it:
 
-1. for each stage a node of Spark's own class for that kind of operator, with the figures of the stage as its metrics;
+1. for each stage a node with Spark's name for that kind of operator, with the figures of the stage as its metrics. A
+   node of a join, a session window, a function or a processor cannot be made, because it needs arguments that a wrapped
+   query does not have. It is a ``StateStoreSaveExec`` whose class, compiled when it is first needed, has another name;
 2. one node that observes the remaining figures of the batch, which are a constant.
 
 The nodes have one child each, so the leaves of the plan stay those of the sources, and Spark still counts their rows.
@@ -23,7 +25,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from riffle_spark.spark import compat
-from riffle_spark.spark.compat.java import MODULE, looked_up, nil, opened_field, scala_seq
+from riffle_spark.spark.compat.java import MODULE, cache_of, looked_up, nil, opened_field, scala_seq
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 
@@ -34,6 +36,9 @@ _EXECUTION = "org.apache.spark.sql.execution"
 _PLACES = (f"{_EXECUTION}.streaming", f"{_EXECUTION}.streaming.operators.stateful")
 """The packages of the nodes until Spark 4.0, and since 4.1."""
 _UNION = f"{_EXECUTION}.UnionExec"
+_SAVE = "StateStoreSaveExec"
+_SAVE_NAME = "stateStoreSave"
+_NAMED_CLASS = "RiffleStateOperatorExec"
 _OBSERVED: Final = "riffle_spark"
 """The name in ``observedMetrics``."""
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -49,11 +54,12 @@ _WITHOUT_IDS = "1"
 class StateOperator:
     """The figures of a stage for Spark's progress.
 
-    ``node`` is the class of Spark's operator, ``partitions`` the number of slots. ``metrics`` has figures by the names
-    of the node's metrics, such as ``numUpdatedStateRows``.
+    ``node`` is the class of Spark's operator, ``name`` its name in Spark's progress. ``partitions`` is the number of
+    slots. ``metrics`` has figures by the names of the node's metrics, such as ``numUpdatedStateRows``.
     """
 
     node: str
+    name: str
     partitions: int
     metrics: Mapping[str, int]
 
@@ -118,21 +124,21 @@ class _OperatorNodes:
     def __init__(self, jvm: Any, operators: Sequence[StateOperator], plan: Any) -> None:
         """Build a node for each operator, the first operator on top, in front of a plan."""
         self._jvm = jvm
-        self._kinds = [(operator.node, operator.partitions) for operator in operators]
+        self._kinds = _kinds_of(operators)
         self._union = looked_up(jvm, _UNION)(scala_seq(jvm, [plan]))
         self._metrics: list[Any] = []
         self._values: list[dict[str, int]] = []
         self._accumulators: list[dict[str, Any]] = []
         self._top = self._union
-        for number, (node, partitions) in reversed(list(enumerate(self._kinds))):
-            self._top = _state_node(jvm, number, node, partitions, self._top)
+        for number, operator in reversed(list(enumerate(operators))):
+            self._top = _state_node(jvm, number, operator, self._top)
             self._metrics.insert(0, self._top.metrics())
             self._accumulators.append({})
             self._values.append({})
 
     def fit(self, operators: Sequence[StateOperator]) -> bool:
         """Return whether the nodes are those of these operators."""
-        return self._kinds == [(operator.node, operator.partitions) for operator in operators]
+        return self._kinds == _kinds_of(operators)
 
     def before(self, plan: Any, operators: Sequence[StateOperator]) -> Any:
         """Return the nodes with a plan below them and the figures of these operators. Only changed figures are set."""
@@ -152,18 +158,50 @@ class _OperatorNodes:
         return self._top
 
 
-def _state_node(jvm: Any, number: int, node: str, partitions: int, child: Any) -> Any:
+def _kinds_of(operators: Sequence[StateOperator]) -> list[tuple[str, str, int]]:
+    """Return what the nodes of operators depend on."""
+    return [(operator.node, operator.name, operator.partitions) for operator in operators]
+
+
+def _state_node(jvm: Any, number: int, operator: StateOperator, child: Any) -> Any:
     """Return a state operator. Its other arguments are empty, because they matter only to its execution."""
     info_class = _node_class(jvm, "StatefulOperatorStateInfo")
     run = looked_up(jvm, "java.util.UUID", "randomUUID")()
     none = looked_up(jvm, "scala.None$", MODULE)
     optional = [none] * (info_class.getConstructors()[0].getParameterCount() - _INFO_ARGUMENTS)
-    info = looked_up(jvm, str(info_class.getName()))("", run, number, 0, partitions, *optional)
+    info = looked_up(jvm, str(info_class.getName()))("", run, number, 0, operator.partitions, *optional)
     some_info = looked_up(jvm, "scala.Some")(info)
-    new_node = looked_up(jvm, str(_node_class(jvm, node).getName()))
-    if node == "StateStoreSaveExec":
-        return new_node(nil(jvm), some_info, none, none, none, _STATE_FORMAT, child)
-    return new_node(nil(jvm), child, some_info, none, none)
+    new_node = looked_up(jvm, str(_node_class(jvm, operator.node).getName()))
+    if operator.node != _SAVE:
+        return new_node(nil(jvm), child, some_info, none, none)
+    arguments = (nil(jvm), some_info, none, none, none, _STATE_FORMAT, child)
+    if operator.name == _SAVE_NAME:
+        return new_node(*arguments)
+    values = looked_up(jvm, "java.util.List", "of")(operator.name, *arguments).toArray()
+    return _named_class(jvm).getConstructors()[0].newInstance(values)
+
+
+def _named_class(jvm: Any) -> Any:
+    """Return a subclass of ``StateStoreSaveExec`` whose first argument is its name in Spark's progress.
+
+    It is compiled by the compiler that Spark uses for its own code, once per JVM.
+    """
+    cache = cache_of(jvm)
+    if _NAMED_CLASS not in cache:
+        parent = _node_class(jvm, _SAVE)
+        types = [str(each.getName()) for each in parent.getConstructors()[0].getParameterTypes()]
+        names = [f"a{number}" for number in range(len(types))]
+        parameters = ", ".join(f"{each} {name}" for each, name in zip(types, names, strict=True))
+        compiler = looked_up(jvm, "org.codehaus.janino.SimpleCompiler")()
+        compiler.setParentClassLoader(parent.getClassLoader())
+        compiler.cook(
+            f"public class {_NAMED_CLASS} extends {parent.getName()} {{ private final String operatorName;"
+            f" public {_NAMED_CLASS}(String operatorName, {parameters})"
+            f" {{ super({', '.join(names)}); this.operatorName = operatorName; }}"
+            " public String shortName() { return operatorName; } }"
+        )
+        cache[_NAMED_CLASS] = compiler.getClassLoader().loadClass(_NAMED_CLASS)
+    return cache[_NAMED_CLASS]
 
 
 def _node_class(jvm: Any, name: str) -> Any:

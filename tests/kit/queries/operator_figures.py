@@ -32,13 +32,6 @@ from tests.kit.queries.record_shapes import session
 __all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes", "registered"]
 
 FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
-SHOWN_AS = {
-    "applyInPandasWithState": "stateStoreSave",
-    "sessionWindowStateStoreSaveExec": "stateStoreSave",
-    "symmetricHashJoin": "stateStoreSave",
-    "transformWithStateInPandasExec": "stateStoreSave",
-}
-"""The names under which other operators of Spark appear for wrapped queries."""
 RECORDED = DATA / "state_operators.json"
 WAIT_MS = 30_000
 Progress = Mapping[str, Any]
@@ -141,9 +134,8 @@ def difference(ours: Changes, theirs: Changes, left_out: frozenset[str] = frozen
         return f"{len(ours)} batches with changes, expected {len(theirs)}: {ours}, expected {theirs}"
     compared = [0, *(place for place, field in enumerate(FIELDS, 1) if field not in left_out)]
     for number, (batch, expected) in enumerate(zip(ours, theirs, strict=True)):
-        shown = [[SHOWN_AS.get(name, name), *figures] for name, *figures in expected]
-        if any(row[place] != other[place] for row, other in zip(batch, shown, strict=True) for place in compared):
-            return f"batch {number} with changes: {batch}, expected {shown}"
+        if any(row[place] != other[place] for row, other in zip(batch, expected, strict=True) for place in compared):
+            return f"batch {number} with changes: {batch}, expected {expected}"
     return ""
 
 

@@ -93,6 +93,33 @@ class TestDirectory:
             assert disk.read(root / name, root.parent) == name.encode()
             assert disk.linked[-1] == (root / name, name.encode()), "a name never shows bytes that may be lost"
 
+    def test_a_replaced_object_is_durable_before_the_call_returns(
+        self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Requests and the status are replaced: the new bytes are synced before they get the name, and the folder after
+        that. Otherwise a power loss could bring back requests that were answered.
+        """
+        store.put_if_absent("requests.json", b"first")
+        stored = store.get_if_changed("requests.json")
+        assert stored is not None
+        events: list[tuple[str, Path]] = []
+        rename = os.replace
+
+        def sync(file: int) -> None:
+            path = Path(f"/proc/self/fd/{file}").readlink()
+            events.append(("synced", path if path == root else path.parent))
+
+        def move(source: Path, target: Path) -> None:
+            events.append(("replaced", Path(target)))
+            rename(source, target)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", move)
+        assert store.replace_if_unchanged("requests.json", b"second", stored.tag)
+        unfinished = root / ".unfinished"
+        assert events[-3:] == [("synced", unfinished), ("replaced", root / "requests.json"), ("synced", root)]
+        assert (root / "requests.json").read_bytes() == b"second"
+
     def test_a_name_that_is_taken_is_durable_before_that_is_told(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
