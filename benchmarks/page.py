@@ -20,7 +20,19 @@ __all__ = ["PAGE", "filled", "shown", "whole_page"]
 
 TEXTS = RESULTS.parent
 PAGE = TEXTS.parent / "docs" / "numbers.md"
-ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "calls", "cost", "driver", "demo")
+ORDER = (
+    "throughput",
+    "blocks",
+    "skew",
+    "peers",
+    "elasticity",
+    "processor",
+    "assignor",
+    "calls",
+    "cost",
+    "driver",
+    "demo",
+)
 HEAD = """# Numbers
 
 <!-- Made by `./run bench page` from benchmarks/*.md and benchmarks/results/*.json: do not edit. -->

@@ -112,8 +112,8 @@ class Home:
     key: str = ""
 
     def to_json(self) -> str:
-        """Return the message as one line of JSON."""
-        return json_line({**fields_of(self), "live": sorted(self.live)})
+        """Return the message as one line of JSON. All orders of a batch have the same home, so its text is kept."""
+        return _home_text(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
@@ -122,6 +122,11 @@ class Home:
             body = json.loads(text)
             options = StoreOptions.from_fields(body["options"])
             return cls(**{**body, "options": options, "live": frozenset(body["live"])})
+
+
+@lru_cache(4)
+def _home_text(home: Home) -> str:
+    return json_line({**fields_of(home), "live": sorted(home.live)})
 
 
 @dataclass(frozen=True)
@@ -332,9 +337,17 @@ class Receipt:
     peak_memory_mb: float = 0.0
     error: tuple[str, str, str, str, str] | None = None
 
-    def link(self, part: Part) -> Link:
-        """Return the link that the log stores for one of this attempt's parts."""
-        return Link(Head(self.version, self.attempt), part.start, part.length, part.checksum, part.rows)
+    def link(self, part: Part, head: Head | None = None) -> Link:
+        """Return the link that the log stores for one of this attempt's parts.
+
+        ``head`` is the receipt's ``head``. A caller with many parts passes it, so that their links share one object.
+        """
+        return Link(head or self.head, part.start, part.length, part.checksum, part.rows)
+
+    @property
+    def head(self) -> Head:
+        """The head that this attempt's parts lead to."""
+        return Head(self.version, self.attempt)
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""

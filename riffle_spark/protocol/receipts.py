@@ -87,13 +87,13 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
     """Return the manifest entries that the parts of these receipts extend, by (store, key-group)."""
-    return {
-        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).add_link(
-            receipt.link(part), part.timer_ms
-        )
-        for receipt in receipts
-        for part in receipt.parts
-    }
+    changes: dict[Address, Entry] = {}
+    for receipt in receipts:
+        head = receipt.head
+        for part in receipt.parts:
+            address = (receipt.store, part.key_group)
+            changes[address] = manifest.entry(*address).add_link(receipt.link(part, head), part.timer_ms)
+    return changes
 
 
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:

@@ -36,9 +36,8 @@ NO_LAG = CopyLag(0, 0)
 
 def lag_without_copy(entry: Entry) -> CopyLag:
     """Return the lag of a member without a copy of a key-group: the whole state that ``entry`` lists."""
-    snapshot = entry.snapshot
-    records = (snapshot.rows if snapshot else 0) + sum(link.rows for link in entry.chain)
-    return CopyLag(records, (snapshot.length if snapshot else 0) + entry.chain_bytes)
+    size = entry.measure()
+    return CopyLag(size.rows, size.bytes)
 
 
 @dataclass(slots=True)
@@ -160,19 +159,25 @@ class ReportedCopies:
         links = self.missing_links(member, address, entry)
         if links is None:
             return lag_without_copy(entry)
-        if not links:
-            return NO_LAG
+        return self._lag_of_links(member, links) if links else NO_LAG
+
+    def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:
+        """Return the records and bytes of those links that the member did not seal itself."""
         sealed = self._sealed.get(member, ())
         remote_links = [link for link in links if link.head.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
-    def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry:
-        """Return the entry by which upkeep brings a member's copy up to date.
+    def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry | None:
+        """Return the entry by which upkeep brings a member's copy up to date, ``None`` if the copy lacks nothing.
 
         It has the links that the copy lacks, or the whole state if that is fewer bytes.
         """
         links = self.missing_links(member, address, entry)
+        if links == ():
+            return None
         head = self._heads.get(member, {}).get(address, EMPTY_HEAD)
-        if not links or head == EMPTY_HEAD or self.lag(member, address, entry).bytes > lag_without_copy(entry).bytes:
+        if links is None or head == EMPTY_HEAD:
+            return entry
+        if self._lag_of_links(member, links).bytes > lag_without_copy(entry).bytes:
             return entry
         return Entry(None, tuple(links), entry.timer_ms, cut=head)

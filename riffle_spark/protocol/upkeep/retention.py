@@ -68,8 +68,12 @@ class Retention:
         """
         self._records.append((record.sequence, now_ms, record.full))
         outputs = {link.object for _, link in record.outputs}
-        added = Counter(link.object for entry in changes.values() for link in entry.chain)
-        removed = Counter(link.object for a in changes for link in manifest.entries.get(a, EMPTY).chain)
+        added: Counter[str] = Counter()
+        removed: Counter[str] = Counter()
+        for address, entry in changes.items():
+            removed_links, added_links = entry.changed_links(manifest.entries.get(address, EMPTY))
+            removed.update(link.object for link in removed_links)
+            added.update(link.object for link in added_links)
         added.update(outputs - self._outputs)
         removed.update(self._outputs - outputs)
         self._outputs = outputs

@@ -31,7 +31,7 @@ from riffle_spark.protocol.upkeep.snapshots import (
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -413,16 +413,18 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
         targets = assignment.target
         standbys = {task: tuple(m for m in members if m == targets.get(task)) for task, members in standbys.items()}
     follows: dict[MemberId, list[Follow]] = {}
+    live = ownership.membership.live
     sorted_stores = sorted(stores)
+    stores_of = {group: placement.groups.stores_of(group, sorted_stores) for group in placement.groups.names}
     for members_by_task in (assignment.warmups, standbys):
         for task, members in sorted(members_by_task.items()):
-            addresses = [(s, task.key_group) for s in placement.groups.stores_of(task.group, sorted_stores)]
+            addresses = [(store, task.key_group) for store in stores_of.get(task.group, ())]
             for member in members:
-                if member not in ownership.membership.live:
+                if member not in live:
                     continue
                 for address in addresses:
-                    entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and known_copies.missing_links(member, address, entry) != ():
-                        follow = Follow(*address, known_copies.entry_to_follow(member, address, entry))
-                        follows.setdefault(member, []).append(follow)
+                    entry = manifest.entries.get(address, EMPTY)
+                    missing = known_copies.entry_to_follow(member, address, entry) if entry.head != EMPTY_HEAD else None
+                    if missing is not None:
+                        follows.setdefault(member, []).append(Follow(*address, missing))
     return follows

@@ -95,6 +95,8 @@ class Entry:
     chain: tuple[Link, ...] = ()
     timer_ms: int | None = None
     cut: Head | None = None
+    _chain_size: "tuple[int, int] | None" = field(default=None, init=False, compare=False, repr=False)
+    """The rows and bytes of all links, once they were counted or follow from the entry before."""
 
     @property
     def head(self) -> Head:
@@ -111,9 +113,18 @@ class Entry:
         return self.snapshot.head if self.snapshot else EMPTY_HEAD
 
     @property
+    def chain_size(self) -> tuple[int, int]:
+        """The number of rows and of bytes of all links of the chain. They are counted once per entry."""
+        size = self._chain_size
+        if size is None:
+            size = (sum(link.rows for link in self.chain), sum(link.length for link in self.chain))
+            object.__setattr__(self, "_chain_size", size)
+        return size
+
+    @property
     def chain_bytes(self) -> int:
         """The number of bytes of all links of the chain."""
-        return sum(link.length for link in self.chain)
+        return self.chain_size[1]
 
     def links_after(self, head: Head) -> tuple[Link, ...] | None:
         """Return the links that lead from ``head`` to the entry's head, or ``None`` if ``head`` is not on the chain."""
@@ -147,16 +158,32 @@ class Entry:
 
     def measure(self) -> Size:
         """Return the size of the snapshot and all links."""
-        rows = self.snapshot.rows if self.snapshot else 0
-        length = self.snapshot.length if self.snapshot else 0
-        for link in self.chain:
-            rows += link.rows
-            length += link.length
+        rows, length = self.chain_size
+        if self.snapshot:
+            rows += self.snapshot.rows
+            length += self.snapshot.length
         return Size(rows, length, len(self.chain))
 
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
         """Return the entry with ``link`` at the end of its chain, and with this timer."""
-        return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
+        entry = Entry(self.snapshot, (*self.chain, link), timer_ms, self.cut)
+        if self._chain_size is not None:
+            rows, length = self._chain_size
+            object.__setattr__(entry, "_chain_size", (rows + link.rows, length + link.length))
+        return entry
+
+    def changed_links(self, previous: "Entry") -> "tuple[tuple[Link, ...], tuple[Link, ...]]":
+        """Return the links that ``previous`` has and this entry lacks, and the links that only this entry has.
+
+        If the two chains do not overlap as the chains of successive records do, all links of both are returned.
+        """
+        before = previous.chain
+        after = self.chain
+        removed = before.index(after[0]) if after and after[0] in before else len(before)
+        shared = len(before) - removed
+        if before[removed:] != after[:shared]:
+            return before, after
+        return before[:removed], after[shared:]
 
     def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
         """Return the entry with the snapshot in place of the links up to it; ``None`` if no link has the snapshot's

@@ -205,7 +205,7 @@ class Real:
 
     def follow(self) -> tuple[bool, int]:
         """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
-        told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry)
+        told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
         brought = self.keeper(self.folder).advance({0: told})[1]
         self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
@@ -233,7 +233,7 @@ def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], cha
             else:
                 could = real.copies.missing_links(MEMBER, ADDRESS, real.entry) is not None
                 before = real.copies.of_member(MEMBER).get(ADDRESS)
-                told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry)
+                told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry) or real.entry
                 same, restores = real.follow()
                 assert same
                 assert real.copies.lag(MEMBER, ADDRESS, real.entry) == CopyLag(0, 0)

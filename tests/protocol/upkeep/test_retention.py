@@ -84,6 +84,14 @@ class Model:
         record = self._record(sequence)
         self.tracker.record_commit(record, before, changes, self.now)
         self.tracker.retire(sequence, unused)
+        self.check_counters()
+
+    def check_counters(self) -> None:
+        """Compare the tracker's counters with those of the whole newest manifest, counted from nothing."""
+        recounted = Retention(self.versions, self.for_ms)
+        newest = len(self.manifests) - 1
+        recounted.start(0, self._record(newest), self.manifests[-1], self.now)
+        assert self.tracker._references == recounted._references
 
     def _record(self, sequence: int) -> Record:
         return replace(PLAIN, sequence=sequence, written_ms=self.now, full=sequence - sequence % FULL_EVERY)

@@ -52,6 +52,40 @@ def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data:
     assert after.links_after(EMPTY_HEAD) is None
 
 
+@given(VERSIONS, st.data())
+def test_counted_sizes_of_chains_are_those_of_their_links(versions: list[int], data: st.DataObject) -> None:
+    """The rows and bytes of a chain are the sums over its links, whether it was counted, extended or cut."""
+    grown = EMPTY
+    for number, version in enumerate(versions):
+        if data.draw(st.booleans()):
+            assert grown.chain_bytes == sum(link.length for link in grown.chain)
+        has_snapshot = data.draw(st.booleans())
+        if grown.chain and has_snapshot:
+            grown = grown.replace_by_snapshot(snapshot_at(data.draw(st.sampled_from(grown.chain)))) or grown
+        grown = grown.add_link(Link(Head(version, attempt()), 0, 10 * number + 1, 0, number))
+        sizes = (sum(link.rows for link in grown.chain), sum(link.length for link in grown.chain))
+        assert grown.chain_size == sizes
+        assert grown.measure().deltas == len(grown.chain)
+        assert grown == Entry(grown.snapshot, grown.chain)
+
+
+@given(VERSIONS, st.data())
+def test_changed_links_are_the_difference_of_two_chains(versions: list[int], data: st.DataObject) -> None:
+    """Successive entries differ by the links that a snapshot replaced and those that were added; others by all."""
+    before = entry(*versions)
+    after = before
+    if data.draw(st.booleans()):
+        after = before.replace_by_snapshot(snapshot_at(data.draw(st.sampled_from(before.chain)))) or before
+    kept = after.chain
+    added = tuple(link(32 + number) for number in range(data.draw(st.integers(0, 2))))
+    for new_link in added:
+        after = after.add_link(new_link)
+    replaced = before.chain[: len(before.chain) - len(kept)]
+    assert after.changed_links(before) == (replaced, added)
+    other = Entry(chain=(before.chain[-1], link(40), *before.chain[:-1]))
+    assert other.changed_links(before) in {(before.chain, other.chain), (before.chain[:-1], other.chain[1:])}
+
+
 def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
     """Of an entry before that is a snapshot alone, too, whose successor may have another one."""
     before = Entry(snapshot_at(link(4)))
