@@ -174,7 +174,7 @@ def _text_of_progress(request: "MailboxRequest", seen: "DrainProgress") -> str:
         for number, noun in ((seen.owned, "key-group"), (seen.standbys, "standby"), (seen.warmups, "warm-up"))
         if number
     ]
-    return f"{request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
+    return f"Member {request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
 
 
 def _end_of_drain(listed: "ListedRequest", left: "DrainProgress | None", *, as_json: bool) -> None:
@@ -186,13 +186,13 @@ def _end_of_drain(listed: "ListedRequest", left: "DrainProgress | None", *, as_j
             f"Nothing is known about {member} since the answer, because the query wrote no status.",
         )
     elif left.is_empty:
-        code, text = 0, f"{member} is empty. Its executor can be stopped."
+        code, text = 0, f"Member {member} is empty. Its executor can be stopped."
     elif not left.is_drained:
-        code, text = 1, f"Another request has ended the drain of {member}."
+        code, text = 1, f"Another request has ended the drain of member {member}."
     elif left.stopped:
         code, text = _NOT_RUNNING, f"{left.stopped} The drain continues when it runs."
     else:
-        code, text = _NOT_IN_TIME, f"{member} is not empty yet. The drain continues."
+        code, text = _NOT_IN_TIME, f"Member {member} is not empty yet. The drain continues."
     if as_json:
         counts = {} if left is None else {"owned": left.owned, "standbys": left.standbys, "warmups": left.warmups}
         echo(json.dumps({**listed.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}))

@@ -139,6 +139,7 @@ class _Query:
         self.damager = Damager(folder / "local", self.chance)
         self.version = self.told_late = 0
         self.cost = 0, 0
+        self.is_journal_harmed = False
         for _ in range(WARM_UP):
             self.batch()
         assert self.fault() == ""
@@ -146,8 +147,8 @@ class _Query:
     def trial(self, number: int) -> Trial:
         """Damage a file, run some batches and compare."""
         damage, fetched, late = self.damager.damage(), 0, 0
-        harms_journal = journal_file.JOURNAL in damage
-        restore = self.restore_bytes(harms_journal)
+        self.is_journal_harmed |= journal_file.JOURNAL in damage
+        restore = self.restore_bytes()
         if self.chance.random() < LOST_SHARE:
             self.lose_one(str(number))
         for _ in range(BATCHES_A_TRIAL):
@@ -155,7 +156,7 @@ class _Query:
                 fetched += self.batch()
                 late += self.told_late
                 # A chain that is long now may be cut by the last batch.
-                restore = max(restore, self.restore_bytes(harms_journal))
+                restore = max(restore, self.restore_bytes())
             except AssertionError as error:
                 return Trial(number, damage, f"wrong rows: {error}", fetched)
             except RiffleError as error:
@@ -189,14 +190,16 @@ class _Query:
         assert not difference, sorted(difference)[:2]
         return report.fetched_bytes
 
-    def restore_bytes(self, harms_journal: bool) -> int:
-        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots. A journal lists
-        all copies of a member, so without it all of them are restored.
+    def restore_bytes(self) -> int:
+        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots.
+
+        A journal lists all copies of a member, so without it all of them are restored. Processes that have read it
+        notice the damage only when they continue in a new journal. So journals of both members may be due at once.
         """
         entries = self.world.log().manifest.entries.values()
         snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
         links = [link for entry in entries for link in entry.chain]
-        return sum(snapshots if harms_journal else snapshots[-2:]) + 2 * sum(link.length for link in links)
+        return sum(2 * snapshots if self.is_journal_harmed else snapshots[-2:]) + 2 * sum(link.length for link in links)
 
     def fault(self) -> str:
         """Compare the state in the store with the model."""
