@@ -26,8 +26,8 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, run_ahead
 from riffle_spark.state.restore.reader import Reader, next_range_bytes
+from riffle_spark.state.restore.stack_follower import StackFollower
 from riffle_spark.state.restore.stack_keeper import StackKeeper
-from riffle_spark.state.restore.stack_parts import StackFollower
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Follower", "restore_tables"]
