@@ -22,7 +22,7 @@ from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import follow as follow_module
 from riffle_spark.state.restore import prefetch as budget_module
 from riffle_spark.state.restore import reader as reader_module
-from riffle_spark.state.restore import stack_parts
+from riffle_spark.state.restore import stack_follower, stack_parts
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
@@ -214,7 +214,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
             os.truncate(file, file.stat().st_size - left.pop())
         return kept
 
-    monkeypatch.setattr(stack_parts, "write_parts", lost)
+    monkeypatch.setattr(stack_follower, "write_parts", lost)
     receipt = upkept.troubled()
     assert {kg for _, kg, _, _ in receipt.unfinished} == {1, 2}
     assert all("RIFFLE-0384" in error for error in receipt.errors)

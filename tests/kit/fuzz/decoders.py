@@ -464,7 +464,7 @@ def _statuses() -> list[bytes]:
     )
     whole = status.Status(
         facts,
-        batches=(status.BatchSummary(3, 9, 5, {"run": 0.5}, 0),),
+        batches=(status.BatchSummary(3, 9, 5, {"run": 0.5, "total": 0.6}, 0),),
         moves=(status.MoveSummary(9, 3, 1, "totals", "owner", "", "m1", "balance", topic="clicks", partition=0),),
         warnings=(status.WarningSummary(9, "RIFFLE-0809", "dead letters"),),
         settings={"num_standbys": "1"},
