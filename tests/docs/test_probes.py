@@ -43,7 +43,7 @@ def commands() -> dict[str, list[str]]:
     }
     return {
         "first": shlex.split(block("")),
-        "cron": ["sh", "-c", block("cron").split(maxsplit=5)[5]],
+        "cron": ["sh", "-c", block("text cron").split(maxsplit=5)[5]],
         "startup": container["startupProbe"]["exec"]["command"],
         "liveness": container["livenessProbe"]["exec"]["command"],
         "airflow": ["sh", "-c", ast.literal_eval(arguments["bash_command"])],
