@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.drivers.load import DriverLoad, code_ms, rss_mb
+from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.side import answer, in_process
 
 __all__ = ["CASES", "batches_of", "main", "play_here"]
@@ -107,10 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    names = options.only.split(",")
-    unknown = sorted(set(names) - set(CASES))
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    names = wanted_names(parser, options.only, CASES)
     figures: dict[str, float] = {}
     for name in names:
         print(f"{name} ...", file=sys.stderr)

@@ -30,6 +30,7 @@ from benchmarks.elastic.replay import replay
 from benchmarks.elastic.returning import returning
 from benchmarks.elastic.scale import scale
 from benchmarks.elastic.spark_scale_out import spark_scale_out
+from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from riffle_spark.errors import RiffleError
 
@@ -136,10 +137,7 @@ def main() -> int:
     if options.side:
         answer(_run_case(json.loads(options.side)))
         return 0
-    names = options.only.split(",")
-    unknown = sorted(set(names) - set(CASES))
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    names = wanted_names(parser, options.only, CASES)
     try:
         with at_revision(options.against) if options.against else nullcontext() as baseline:
             result = run(options.keys, names, baseline, options.rounds or (3 if baseline else 1))

@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.servers import S3Server
+from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.side import answer, in_process
 from benchmarks.kit.streams import session, source
@@ -86,7 +87,7 @@ def _progress(query: StreamingQuery, batches: int, cpu: BatchCpu) -> list[Any]:
     deadline = time.monotonic() + LIMIT_S
     while query.isActive and time.monotonic() < deadline:
         progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
-        cpu.saw(len(progress), is_last=len(progress) >= batches)
+        cpu.record_batches(len(progress), is_last=len(progress) >= batches)
         if len(progress) >= batches:
             return progress
         time.sleep(POLL_S)
@@ -145,10 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    names = options.only.split(",")
-    unknown = sorted(set(names) - set(PARTS))
-    if unknown:
-        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    names = wanted_names(parser, options.only, PARTS)
     figures: dict[str, float] = {}
     for name in names:
         plain, compared = (_played(side, options) for side in SIDES[name])

@@ -26,6 +26,7 @@ from typing import Any
 import boto3
 
 from apps.demo.servers import S3Server
+from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from benchmarks.totals.engines import play_here
 from benchmarks.totals.figures import CASES, PARTS, Side, figures, repetitions, sides_of
@@ -120,10 +121,7 @@ def main() -> int:
         answer(play_here(json.loads(options.side)))
         return 0
     options.rounds = options.rounds or (2 if options.against else 1)
-    names = options.only.split(",")
-    unknown = sorted(set(names) - set(PARTS))
-    if unknown:
-        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    names = wanted_names(parser, options.only, PARTS)
     try:
         with at_revision(options.against) if options.against else nullcontext() as baseline:
             result = run(names, options, baseline)

@@ -153,7 +153,7 @@ def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> N
     deadline = time.monotonic() + seconds
     while query.isActive and time.monotonic() < deadline:
         done = sum(entry["numInputRows"] > 0 for entry in query.recentProgress)
-        cpu.saw(done, is_last=done >= files)
+        cpu.record_batches(done, is_last=done >= files)
         if done >= files:
             return
         time.sleep(POLL_SECONDS)

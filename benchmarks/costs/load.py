@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from benchmarks.costs.counting_store import CountingStore
 from benchmarks.costs.figures import Counted, Space
+from benchmarks.kit.incoming import incoming_batch
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
@@ -100,15 +100,7 @@ class CostLoad:
         )
         rows = pa.table([pa.array(keys), values], schema=INPUT)
         work = SimWork(self._cluster, rows, [self._operator], {STORE: SimSink()})
-        incoming = IncomingBatch(
-            version=self._version,
-            query_id="query",
-            run_id="run",
-            offsets=f"offsets-{self._version}",
-            input_digest=None,
-            time_ms=self._clock.wall_ms(),
-            watermark_ms=None,
-        )
+        incoming = incoming_batch(self._version, self._clock.wall_ms())
         self._driver.process(incoming, [self._operator], work)
         self._background.run()
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.drivers.executors import CpuMeter, MadeUpExecutors, MadeUpWork
+from benchmarks.kit.incoming import incoming_batch
 from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.paths import LOG
@@ -89,7 +89,7 @@ class DriverLoad:
             sent = messages.sent
             received = messages.received
             started_s = self.meter.seconds()
-            self._driver.process(self._incoming(), [self._operator], self._work)
+            self._driver.process(incoming_batch(self._version, self._clock.wall_ms()), [self._operator], self._work)
             self._background.run()
             measured.cpu_s.append(self.meter.seconds() - started_s)
             measured.commit_s.append(self._step_s["after record"] - self._step_s["after sink"])
@@ -112,17 +112,6 @@ class DriverLoad:
 
     def _reached(self, step: str) -> None:
         self._step_s[step] = self.meter.seconds()
-
-    def _incoming(self) -> IncomingBatch:
-        return IncomingBatch(
-            version=self._version,
-            query_id="query",
-            run_id="run",
-            offsets=f"offsets-{self._version}",
-            input_digest=None,
-            time_ms=self._clock.wall_ms(),
-            watermark_ms=None,
-        )
 
 
 def code_ms(record: Record, repeats: int) -> tuple[float, float]:

@@ -114,6 +114,15 @@ def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player:
     return {name: round(value, 3) for name, value in figures.items() if not math.isnan(value)}
 
 
+def wanted_names(parser: argparse.ArgumentParser, only: str, names: Collection[str]) -> list[str]:
+    """Return the names in ``only``, a list with commas. Exit with the parser's error if one is not among ``names``."""
+    wanted = only.split(",")
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(names)}")
+    return wanted
+
+
 def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     """Return the options of the command line, with ``names``, the cases that are wanted; exit if one is unknown."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,10 +134,7 @@ def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.names = options.only.split(",")
-    unknown = sorted(set(options.names) - set(cases))
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(cases)}")
+    options.names = wanted_names(parser, options.only, cases)
     options.rounds = options.rounds or (2 if options.against else 1)
     return options
 

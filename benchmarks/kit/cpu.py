@@ -64,8 +64,8 @@ class BatchCpu:
         self._first: tuple[int, float, float] | None = None
         self._last: tuple[int, float, float] | None = None
 
-    def saw(self, batches: int, *, is_last: bool = False) -> None:
-        """Take note that so many batches are done. Only the first call after the warm-up and the last one measure."""
+    def record_batches(self, batches: int, *, is_last: bool = False) -> None:
+        """Record that so many batches are done. Only the first call after the warm-up and the last one measure."""
         if batches >= self._warm_up and (self._first is None or is_last):
             sample = (batches, *self._read(self._pids))
             self._first = self._first or sample

@@ -66,7 +66,7 @@ def measure(
     writer: DataStreamWriter, checkpoint: Path, batches: int, seconds: float, cpu: BatchCpu | None = None
 ) -> list[float]:
     """Run a query until so many batches are done, or its time is over; return the seconds of each that had rows,
-    trigger to trigger. ``cpu`` is told how many batches are done.
+    trigger to trigger. ``cpu`` measures the CPU time of these batches.
     """
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
@@ -87,7 +87,7 @@ def _wait(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu | N
             first = last["batchId"]
         done = 0 if last is None or first is None else last["batchId"] - first
         if cpu is not None:
-            cpu.saw(done, is_last=done >= batches)
+            cpu.record_batches(done, is_last=done >= batches)
         if done >= batches > 0:
             return
         time.sleep(0.1)

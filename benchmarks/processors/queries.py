@@ -103,7 +103,7 @@ def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> N
     while query.isActive and time.monotonic() < deadline:
         last = query.lastProgress
         done = 0 if last is None else last["batchId"] + 1
-        cpu.saw(done, is_last=done >= files)
+        cpu.record_batches(done, is_last=done >= files)
         if done >= files:
             return
         time.sleep(POLL_SECONDS)

@@ -133,8 +133,8 @@ def test_cpu_counts_from_the_end_of_the_warm_up() -> None:
     times = iter([(10.0, 1.0), (16.0, 2.5)])
     cpu = BatchCpu(60, [], lambda _: next(times))
     for batches in (0, 30, 59, 61, 62, 63):
-        cpu.saw(batches)
-    cpu.saw(64, is_last=True)
+        cpu.record_batches(batches)
+    cpu.record_batches(64, is_last=True)
     assert cpu.figures() == {"cpu_ms": 2_000.0, "server_cpu_ms": 500.0}
     assert BatchCpu(5, []).figures() == {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,23 +13,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 
-from riffle_spark.console.main import main
 from riffle_spark.keygroups import key_groups
-from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, FailureFacts, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from tests.kit.root_commands import query_with_standbys, read_json, run_command, write_status
 from tests.kit.servers.object_server import ObjectServer
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World
 from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -38,36 +36,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
-    world = Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1)
-    world.feed(FULL_EVERY + 2)
-    return world
-
-
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def _json(*arguments: object) -> dict[str, Any]:
-    done = _run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    shown: dict[str, Any] = json.loads(done.output)
-    return shown
-
-
-def _write_status(query: World, **changes: object) -> None:
-    """Write a status as the driver does, as of the newest record."""
-    now_ms = read_status(query.home.root).now_ms
-    source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
-    of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}
-    facts = replace(DriverFacts(now_ms, "q", "counts", source=source), **of_facts)  # type: ignore[arg-type]
-    status = Status(facts, product="0.1.0", **changes)  # type: ignore[arg-type]
-    query.memory.delete([paths.STATUS])
-    assert query.memory.put_if_absent(paths.STATUS, encode(status))
+    return query_with_standbys(tmp_path / "local")
 
 
 def test_without_a_status_the_log_shows_the_members(query: Elastic) -> None:
     """A root of an earlier version, or with `status_interval = 0`: members and owners are those of the log."""
-    shown = _json("status", query.home.root)
+    shown = read_json("status", query.home.root)
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
     assert (shown["health"], shown["version"], shown["lag_records"]) == ("unknown", tail.version, None)
@@ -76,7 +50,7 @@ def test_without_a_status_the_log_shows_the_members(query: Elastic) -> None:
     assert owned == {member["id"]: [*tail.owners.values()].count(member["id"]) for member in members}
     owners = [members[number]["id"] for number in shown["facts"]["groups"][0]["owners"]]
     assert owners == [tail.owners[str(key_group)] for key_group in range(6)]
-    text = _run("status", query.home.root)
+    text = run_command("status", query.home.root)
     assert text.exit_code == 0
     assert "none written: lag, moves and warnings are unknown" in text.output
     assert f"batch {tail.version}, " in text.output
@@ -88,12 +62,12 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
     batches = tuple(BatchSummary(n, now_ms - 60_000 + n * 30_000, 600, {"total": 0.5}) for n in range(3))
     moves = (MoveSummary(60_000, 2, 4, "query", "owner", "m1", "m2", "member joined"),)
     warnings = (WarningSummary(60_000, "RIFFLE-0809", "Batch 2 has 3 dead letters."),)
-    _write_status(query, time_ms=now_ms, batches=batches, moves=moves, warnings=warnings)
-    shown = _json("status", query.home.root)
+    write_status(query, time_ms=now_ms, batches=batches, moves=moves, warnings=warnings)
+    shown = read_json("status", query.home.root)
     assert (shown["lag_records"], shown["lag_seconds"]) == (75, 3.0)
     assert (shown["batches_per_minute"], shown["rows_per_second"], shown["batch_seconds"]) == (2.0, 20.0, 0.5)
     assert shown["status"]["moves"][0]["reason"] == "member joined"
-    text = _run("status", query.home.root).output
+    text = run_command("status", query.home.root).output
     for part in (
         "counts, riffle_spark 0.1.0",
         "2 per minute, 20 rows/s in all stores, 500 ms each",
@@ -108,19 +82,19 @@ def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> N
 def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) -> None:
     """``--html`` writes a page with the numbers of ``--json``, and shows nothing."""
     file = tmp_path / "status.html"
-    assert _run("status", query.home.root, "--html", file).exit_code == 1
+    assert run_command("status", query.home.root, "--html", file).exit_code == 1
     assert not file.exists()
-    _write_status(query, batches=tuple(BatchSummary(n, n * 30_000, 600, {"total": 0.5}) for n in range(3)))
-    done = _run("status", query.home.root, "--html", file)
+    write_status(query, batches=tuple(BatchSummary(n, n * 30_000, 600, {"total": 0.5}) for n in range(3)))
+    done = run_command("status", query.home.root, "--html", file)
     assert (done.exit_code, done.output) == (0, "")
     page = file.read_text("utf-8")
-    shown = _json("status", query.home.root)
+    shown = read_json("status", query.home.root)
     (data,) = re.findall(r'<script id="status" type="application/json">(.*?)</script>', page)
     stored = {**shown["status"], "facts": shown["facts"], "format": None}
     assert {**json.loads(data), "format": None} == stored
     for figure in (f'value="{shown["lag_records"]}"', f'value="{shown["batches_per_minute"]}"'):
         assert figure in page
-    missing = _run("status", query.home.root, "--html", tmp_path / "no" / "status.html")
+    missing = run_command("status", query.home.root, "--html", tmp_path / "no" / "status.html")
     assert missing.exit_code == 2
     assert "Name a file in a folder that exists" in missing.output
 
@@ -185,51 +159,51 @@ def test_the_health_names_what_is_wrong(
 def test_the_status_shows_the_failure_of_a_query_in_text_json_and_page(query: Elastic, tmp_path: Path) -> None:
     """Class, id and time of the error are everywhere, and the probe fails."""
     now_ms = read_status(query.home.root).now_ms
-    _write_status(query, state="failed", failure=FailureFacts("UserFunctionError", "RIFFLE-0500", now_ms))
-    text = _run("status", query.home.root).output
+    write_status(query, state="failed", failure=FailureFacts("UserFunctionError", "RIFFLE-0500", now_ms))
+    text = run_command("status", query.home.root).output
     assert "failed. The query failed with UserFunctionError (RIFFLE-0500) " in text
-    shown = _json("status", query.home.root)
+    shown = read_json("status", query.home.root)
     assert (shown["health"], shown["status"]["state"]) == ("failed", "failed")
     assert shown["facts"]["failure"] == {"error": "UserFunctionError", "id": "RIFFLE-0500", "time_ms": now_ms}
-    assert _run("status", query.home.root, "--html", tmp_path / "page.html").exit_code == 0
+    assert run_command("status", query.home.root, "--html", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text("utf-8")
     assert 'id="failure">UserFunctionError (<code>RIFFLE-0500</code>) at <data' in page
-    assert _run("status", query.home.root, "--max-age", "1d").exit_code == 1
+    assert run_command("status", query.home.root, "--max-age", "1d").exit_code == 1
 
 
 def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> None:
     """Seconds of a batch without a total."""
-    _write_status(query, batches=(BatchSummary(1, 1, 1, {"total": 0.5, "run": 0.4}),))
+    write_status(query, batches=(BatchSummary(1, 1, 1, {"total": 0.5, "run": 0.4}),))
     data = query.memory.get(paths.STATUS)
     assert data is not None
     query.memory.delete([paths.STATUS])
     assert query.memory.put_if_absent(paths.STATUS, data.replace(b'"total":0.5,', b""))
-    done = _run("status", query.home.root, "--json")
+    done = run_command("status", query.home.root, "--json")
     assert done.exit_code == 1
     assert "RIFFLE-1310" in done.output
 
 
 def test_the_probe_is_an_exit_code(query: Elastic) -> None:
     """0 for a query that is alive, 1 otherwise, 2 for a wrong duration."""
-    assert _run("status", query.home.root, "--max-age", "5m").exit_code == 1
-    _write_status(query)
-    assert _run("status", query.home.root, "--max-age", "36500d").exit_code == 0
-    assert _run("status", query.home.root, "--max-age", "soon").exit_code == 2
+    assert run_command("status", query.home.root, "--max-age", "5m").exit_code == 1
+    write_status(query)
+    assert run_command("status", query.home.root, "--max-age", "36500d").exit_code == 0
+    assert run_command("status", query.home.root, "--max-age", "soon").exit_code == 2
 
 
 def test_the_log_lists_records_with_what_a_rollback_may_go_to(query: Elastic) -> None:
     """Each retained batch is a target, each record before the promise is none."""
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
-    records = _json("log", query.home.root, "--limit", 100)["records"]
+    records = read_json("log", query.home.root, "--limit", 100)["records"]
     assert [record["sequence"] for record in records] == sorted(record["sequence"] for record in records)
     assert records[-1]["version"] == tail.version
     for record in records:
         named = str(record["version"]) if record["kind"] == "batch" else f"record:{record['sequence']}"
         assert record["rollback_to"] == (None if record["sequence"] < tail.promised else named)
         assert (record["changed_rows"] > 0) == (record["sealed_bytes"] > 0) == (record["kind"] == "batch")
-    assert len(_json("log", query.home.root, "--limit", 3)["records"]) == 3
-    text = _run("log", query.home.root).output
+    assert len(read_json("log", query.home.root, "--limit", 3)["records"]) == 3
+    text = run_command("log", query.home.root).output
     assert "CHANGED ROWS" in text
     assert str(tail.version) in text
 
@@ -238,7 +212,7 @@ def test_the_log_shows_which_key_groups_moved(query: Elastic) -> None:
     """A lost executor: its key-groups have another owner in the next record."""
     query.cluster.lose("2")
     query.feed(3)
-    records = _json("log", query.home.root, "--limit", 4)["records"]
+    records = read_json("log", query.home.root, "--limit", 4)["records"]
     moved = [move for record in records for move in record["owner_moves"]]
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
@@ -248,7 +222,7 @@ def test_the_log_shows_which_key_groups_moved(query: Elastic) -> None:
 
 def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
     """Rows, bytes and parts are those of the manifest; the largest key-groups come first."""
-    (store,) = _json("stores", query.home.root)["stores"]
+    (store,) = read_json("stores", query.home.root)["stores"]
     log = Log(query.memory, query.home.root)
     log.open()
     entries = log.manifest.entries
@@ -258,7 +232,7 @@ def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
     sizes = [size for _, _, size in store["largest"]]
     assert sizes == sorted(sizes, reverse=True)
     assert store["skew"] == pytest.approx(sizes[0] * 6 / store["bytes"])
-    text = _run("stores", query.home.root).output
+    text = run_command("stores", query.home.root).output
     assert "LARGEST KEY-GROUPS" in text
     assert "KiB" in text
 
@@ -268,17 +242,17 @@ def test_where_names_the_owner_that_the_log_has(query: Elastic) -> None:
     tail = Log(query.memory, query.home.root).open()
     assert tail is not None
     for key_group, keys in enumerate(query.keys):
-        place = _json("where", query.home.root, keys[0])
+        place = read_json("where", query.home.root, keys[0])
         assert place["key_group"] == key_group
         assert place["owner"]["id"] == tail.owners[str(key_group)]
         assert tuple(standby["id"] for standby in place["standbys"]) == tail.standbys[str(key_group)]
-    assert "Owner" in _run("where", query.home.root, query.keys[0][0]).output
+    assert "Owner" in run_command("where", query.home.root, query.keys[0][0]).output
 
 
 def test_a_root_without_a_log_is_refused_by_every_command(tmp_path: Path) -> None:
     """Exit code 1 and the remedy."""
     for command in (("status",), ("log",), ("stores",), ("where", "k")):
-        done = _run(command[0], f"file://{tmp_path}/none", *command[1:])
+        done = run_command(command[0], f"file://{tmp_path}/none", *command[1:])
         assert done.exit_code == 1, done.output
         assert "holds no state" in done.output
 
@@ -294,7 +268,7 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
     wrapped.append(replace(PLAIN, version=7, query_id="q2"), Manifest())
     damaged = open_store(f"file://{prefix}/zz")
     damaged.put_if_absent(paths.record_name(0), b"damaged")
-    done = _run("ls", f"file://{prefix}", "--json")
+    done = run_command("ls", f"file://{prefix}", "--json")
     assert done.exit_code == 1
     queries = json.loads(done.output)["queries"]
     assert [(query["root"], query["health"]) for query in queries] == [
@@ -303,10 +277,10 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
         (f"file://{prefix}/zz", "damaged"),
     ]
     assert [query.get("version") for query in queries] == [4, 7, None]
-    text = _run("ls", f"file://{prefix}/orders")
+    text = run_command("ls", f"file://{prefix}/orders")
     assert text.exit_code == 0
     assert "q1" in text.output
-    assert "No query" in _run("ls", f"file://{prefix}/none").output
+    assert "No query" in run_command("ls", f"file://{prefix}/none").output
 
 
 KEYS = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("name", pa.string())])
@@ -343,7 +317,7 @@ def test_where_hashes_typed_and_composite_keys_as_the_query_does(
     root = f"file://{tmp_path}/state"
     _root_with_key(root, *names)
     columns = [pa.array([value], type=KEYS.field(name).type) for name, value in zip(names, values, strict=True)]
-    place = _json("where", root, key)
+    place = read_json("where", root, key)
     assert place["key_group"] == key_groups(columns, 1000)[0]
     assert place["owner"] is None
 
@@ -355,7 +329,7 @@ def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, 
     """The error names the columns and their types."""
     root = f"file://{tmp_path}/state"
     _root_with_key(root, *names)
-    done = _run("where", root, key)
+    done = run_command("where", root, key)
     assert done.exit_code == 1
     assert "RIFFLE-1315" in done.output
     assert "id (int64)" in done.output
@@ -368,10 +342,10 @@ def test_where_takes_a_partition_if_the_query_dispatches_by_partition(tmp_path: 
     log.open()
     shards = (("orders", 0), ("orders", 3), ("a:b", 1))
     log.append(replace(PLAIN, version=1, dispatch="partition", shards=shards, owners={"1": "m"}), Manifest())
-    assert _json("where", root, "orders:3")["key_group"] == 1
-    assert _json("where", root, "a:b:1")["key_group"] == 2
+    assert read_json("where", root, "orders:3")["key_group"] == 1
+    assert read_json("where", root, "a:b:1")["key_group"] == 2
     for key, id in (("orders", "RIFFLE-1316"), ("orders:9", "RIFFLE-0239")):
-        done = _run("where", root, key)
+        done = run_command("where", root, key)
         assert (done.exit_code, id in done.output) == (1, True), done.output
 
 
@@ -383,9 +357,9 @@ def test_where_asks_for_the_store_if_the_keys_differ(tmp_path: Path) -> None:
     state = pa.schema([("v", pa.int64())])
     texts = {name: PlainColumns(name, pa.schema([KEYS.field(name)]), state).to_text() for name in ("id", "name")}
     log.append(replace(PLAIN, version=1, schemas=texts), Manifest())
-    assert "RIFFLE-1314" in _run("where", root, "7").output
-    assert "Unknown store 'nme'" in _run("where", root, "7", "--store", "nme").output
-    assert _json("where", root, "7", "--store", "name")["key_group"] == key_groups([pa.array(["7"])], 8)[0]
+    assert "RIFFLE-1314" in run_command("where", root, "7").output
+    assert "Unknown store 'nme'" in run_command("where", root, "7", "--store", "nme").output
+    assert read_json("where", root, "7", "--store", "name")["key_group"] == key_groups([pa.array(["7"])], 8)[0]
 
 
 @pytest.mark.cluster
@@ -403,8 +377,8 @@ def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
     exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
     assert counted == {"get": 2, "put": 2}
     options = ("--s3-endpoint", object_server.options.s3.endpoint)
-    shown = _json("status", root, *options)
+    shown = read_json("status", root, *options)
     assert (shown["version"], shown["facts"]["time_ms"], shown["status"]["state"]) == (3, 1_070_000, "idle")
-    assert _json("log", root, *options)["records"][0]["version"] == 3
-    assert _json("where", root, "7", *options)["key_group"] == key_groups([pa.array([7])], 8)[0]
-    assert [query["root"] for query in _json("ls", root.rpartition("/")[0], *options)["queries"]] == [root]
+    assert read_json("log", root, *options)["records"][0]["version"] == 3
+    assert read_json("where", root, "7", *options)["key_group"] == key_groups([pa.array([7])], 8)[0]
+    assert [query["root"] for query in read_json("ls", root.rpartition("/")[0], *options)["queries"]] == [root]

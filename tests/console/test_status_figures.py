@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from riffle_spark.console.main import main
 from riffle_spark.observe.rates import Rates, rates_of
 from riffle_spark.observe.readings import readings
 from riffle_spark.observe.status import BatchSummary, Status, WarningSummary, encode
@@ -23,9 +19,8 @@ from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
+from tests.kit.root_commands import query_with_standbys, read_json, run_command, write_status
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -33,31 +28,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
-    world = Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1)
-    world.feed(FULL_EVERY + 2)
-    return world
-
-
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def _json(*arguments: object) -> dict[str, Any]:
-    done = _run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    shown: dict[str, Any] = json.loads(done.output)
-    return shown
-
-
-def _write_status(query: World, **changes: object) -> None:
-    """Write a status as the driver does, as of the newest record."""
-    now_ms = read_status(query.home.root).now_ms
-    source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
-    of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}
-    facts = replace(DriverFacts(now_ms, "q", "counts", source=source), **of_facts)  # type: ignore[arg-type]
-    status = Status(facts, product="0.1.0", **changes)  # type: ignore[arg-type]
-    query.memory.delete([paths.STATUS])
-    assert query.memory.put_if_absent(paths.STATUS, encode(status))
+    return query_with_standbys(tmp_path / "local")
 
 
 def test_rates_are_those_of_the_last_five_minutes() -> None:
@@ -82,22 +53,22 @@ def test_requests_of_the_last_ten_minutes_have_a_price(query: Elastic) -> None:
         counters = {"requests/batch/put": 1000 * minute if minute < 20 else 20_000, "requests/upkeep/get": 10 * minute}
         exporter.export(None, DriverFacts(now_ms + minute * 60_000 - 1_800_000, "q", counters=counters), ())
         if minute == 15:
-            halfway = _json("status", query.home.root)
+            halfway = read_json("status", query.home.root)
             assert halfway["requests_per_hour"] == 60 * 1010
-    shown = _json("status", query.home.root)
+    shown = read_json("status", query.home.root)
     assert shown["status"]["requests"] == {"seconds": 600.0, "by_kind": {"get": 100}}
     assert shown["requests_per_hour"] == 600
     assert shown["dollars_per_hour"] == pytest.approx(600 * 0.0004 / 1000)
-    stores = _json("stores", query.home.root)
+    stores = read_json("stores", query.home.root)
     assert (stores["requests_per_hour"], stores["dollars_per_hour"]) == (600, shown["dollars_per_hour"])
     for command in ("status", "stores"):
-        assert "600 per hour, about 0.00024 USD per hour" in _run(command, query.home.root).output
+        assert "600 per hour, about 0.00024 USD per hour" in run_command(command, query.home.root).output
 
 
 def test_stores_has_no_price_without_a_status(query: Elastic) -> None:
     """The log does not have the requests."""
-    assert _json("stores", query.home.root)["requests_per_hour"] is None
-    assert re.search(r"Requests +unknown", _run("stores", query.home.root).output)
+    assert read_json("stores", query.home.root)["requests_per_hour"] is None
+    assert re.search(r"Requests +unknown", run_command("stores", query.home.root).output)
 
 
 def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: Elastic, tmp_path: Path) -> None:
@@ -119,16 +90,16 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
     query.memory.delete([paths.STATUS])
     assert query.memory.put_if_absent(paths.STATUS, encode(Status(facts, "paused", settings={"num_standbys": "1"})))
     values = {(r.metric.name, r.labels): r.value for r in readings(None, facts)}
-    shown = _json("status", query.home.root)["facts"]
+    shown = read_json("status", query.home.root)["facts"]
     for member in shown["members"]:
         labels = (member["executor"],)
         assert values["riffle_owned_state_bytes", labels] == member["state_bytes"]
         assert values["riffle_owned_state_rows", labels] == member["state_rows"]
     assert values["riffle_local_disk_limit_ratio", ()] == shown["disk_limit"] == 0.7
     assert (values["riffle_paused", ()], shown["paused_since_ms"]) == (1, 1_000)
-    text = _run("status", query.home.root).output
+    text = run_command("status", query.home.root).output
     page = tmp_path / "page.html"
-    assert _run("status", query.home.root, "--html", page).exit_code == 0
+    assert run_command("status", query.home.root, "--html", page).exit_code == 0
     html = page.read_text("utf-8")
     largest = max(facts.members, key=lambda member: member.state_bytes or 0)
     assert largest.state_bytes
@@ -141,8 +112,10 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
 def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(query: Elastic) -> None:
     """Ten of them, by records."""
     source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
-    _write_status(query, source=source)
-    lines = _run("status", query.home.root).output.split("LAG, WORST FIRST (10 of 12 partitions)\n")[1].split("\n")
+    write_status(query, source=source)
+    lines = (
+        run_command("status", query.home.root).output.split("LAG, WORST FIRST (10 of 12 partitions)\n")[1].split("\n")
+    )
     assert [line.split()[:3] for line in lines[1:4]] == [["orders", str(n), str(n * 10)] for n in (11, 10, 9)]
     assert not lines[11]
 
@@ -154,22 +127,22 @@ def test_the_log_of_a_period_has_its_records_moves_and_warnings(query: Elastic) 
     query.clock.advance(1_000)
     query.settle()
     query.feed(3)
-    records = _json("log", query.home.root, "--limit", 1000)["records"]
+    records = read_json("log", query.home.root, "--limit", 1000)["records"]
     first = next(record for record in records if record["moves"] and record["sequence"] > 5)
     since, until = first["time_ms"], records[-2]["time_ms"]
     warnings = tuple(WarningSummary(ms, "RIFFLE-0801", f"At {ms}.") for ms in (since - 1, since, until, until + 1))
-    _write_status(query, warnings=warnings)
+    write_status(query, warnings=warnings)
     period = ("--since", _iso(since), "--until", _iso(until))
-    shown = _json("log", query.home.root, *period)
+    shown = read_json("log", query.home.root, *period)
     assert shown["records"] == [record for record in records if since <= record["time_ms"] <= until]
     assert [warning["time_ms"] for warning in shown["warnings"]] == [since, until]
-    text = _run("log", query.home.root, *period).output
+    text = run_command("log", query.home.root, *period).output
     assert "MOVES\n" in text
     assert first["moves"][0]["reason"] in text
     assert f"At {until}." in text
     assert f"At {until + 1}." not in text
-    assert "No retained record" in _run("log", query.home.root, "--since", "1s").output
-    assert _json("log", query.home.root, "--until", _iso(since), "--limit", 1)["records"][0]["time_ms"] <= since
+    assert "No retained record" in run_command("log", query.home.root, "--since", "1s").output
+    assert read_json("log", query.home.root, "--until", _iso(since), "--limit", 1)["records"][0]["time_ms"] <= since
 
 
 def _iso(time_ms: int) -> str:

@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.scenario_of_root import (
     Changes,
@@ -20,6 +18,7 @@ from riffle_spark.offline.scenario_of_root import (
 from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
+from tests.kit.root_commands import query_with_standbys, run_command
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.partitioned_query import Played
 from tests.kit.simulated.world import World, totals
@@ -30,13 +29,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
-    world = Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1)
-    world.feed(FULL_EVERY + 2)
-    return world
-
-
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return query_with_standbys(tmp_path / "local")
 
 
 def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
@@ -57,15 +50,16 @@ def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
 
 def test_what_if_members_join_and_go(query: Elastic) -> None:
     """Two join: six key-groups on four members; one goes by its executor's name: the other has them all at once."""
-    done = _run("plan", "--root", query.home.root, "--add", 2, "--json")
+    done = run_command("plan", "--root", query.home.root, "--add", 2, "--json")
     now, then = json.loads(done.output)["converge"]["phases"]
     assert (now["clients"], then["clients"]) == (2, 4)
     assert sorted(len(held["active"]) for held in then["assignment"].values()) == [1, 1, 2, 2]
     assert then["net_stateful_active_moves"] == then["fewest_stateful_active_moves"] == 2
-    gone = json.loads(_run("plan", "--root", query.home.root, "--drop", "1", "--json").output)["converge"]["phases"][1]
+    planned = json.loads(run_command("plan", "--root", query.home.root, "--drop", "1", "--json").output)
+    gone = planned["converge"]["phases"][1]
     assert [len(held["active"]) for held in gone["assignment"].values()] == [6]
     assert gone["moves"]["active_placed_not_caught_up"] == 0
-    assert "new0" in _run("plan", "--root", query.home.root, "--add", 1).output
+    assert "new0" in run_command("plan", "--root", query.home.root, "--add", 1).output
 
 
 def test_racks_may_go_and_come(tmp_path: Path) -> None:
@@ -85,7 +79,7 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
     said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
     assert [each.member.rack for each in said.add] == ["c", "a", "c"]
-    refused = _run("plan", "--root", world.home.root, "--drop-rack", "c")
+    refused = run_command("plan", "--root", world.home.root, "--drop-rack", "c")
     assert "Unknown rack 'c'" in refused.output
 
 
@@ -155,15 +149,15 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
         (("--root", query.home.root, "--add-rack", "a"), "requires --add"),
         (("--root", query.home.root, "--drop", "1", "--drop", "2"), "RIFFLE-0153"),
     ):
-        assert text in _run("plan", *words).output
-    more = _run("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
+        assert text in run_command("plan", *words).output
+    more = run_command("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
     assert "new1" in more.output
 
 
 def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
     """State is that of the root, and rows in flight are as large as stored ones."""
     asked = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(_run("capacity", "--root", query.home.root, *asked).stdout)
+    found = json.loads(run_command("capacity", "--root", query.home.root, *asked).stdout)
     sizes = sizes_of_root(query.home.root)
     assert found["disk_bytes"] == sizes.state_bytes
     assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
@@ -181,7 +175,7 @@ def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> 
     assert sizes_of_root(root).key_groups == len(tail.shards) < 16
     hashed = Played(World(tmp_path / "hashed", dispatch="hashed", key_groups=16))
     hashed.batches(1)
-    assert "RIFFLE-0149" in _run("plan", "--root", hashed.world.home.root).output
+    assert "RIFFLE-0149" in run_command("plan", "--root", hashed.world.home.root).output
 
 
 def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_has_is_refused(tmp_path: Path) -> None:

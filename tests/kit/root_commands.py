@@ -1,0 +1,53 @@
+"""Run commands that read a root, as a user does, and write the status that they show."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.observe.status import Status, encode
+from riffle_spark.offline.root_status import read_status
+from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.world import World
+
+__all__ = ["query_with_standbys", "read_json", "run_command", "write_status"]
+
+
+def query_with_standbys(folder: Path) -> Elastic:
+    """Return a query over two executors with a standby each, whose newest full record lists its members.
+
+    ``folder`` gets the local copies.
+    """
+    world = Elastic(folder, executors=("1", "2"), num_standbys=1)
+    world.feed(FULL_EVERY + 2)
+    return world
+
+
+def run_command(*arguments: object) -> Result:
+    """Run `riffle` with these arguments."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def read_json(*arguments: object) -> dict[str, Any]:
+    """Return what `riffle` with these arguments and `--json` prints. It must succeed."""
+    result = run_command(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    shown: dict[str, Any] = json.loads(result.output)
+    return shown
+
+
+def write_status(query: World, **changes: object) -> None:
+    """Write a status as the driver does, as of the newest record, with other fields of the status or of its facts."""
+    now_ms = read_status(query.home.root).now_ms
+    source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
+    of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}
+    facts = replace(DriverFacts(now_ms, "q", "counts", source=source), **of_facts)  # type: ignore[arg-type]
+    status = Status(facts, product="0.1.0", **changes)  # type: ignore[arg-type]
+    query.memory.delete([paths.STATUS])
+    assert query.memory.put_if_absent(paths.STATUS, encode(status))
