@@ -187,14 +187,20 @@ class Upkeep:
     def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
         """Record a commit: objects that it no longer lists may be deleted later.
 
+        After a savepoint was deleted, a scan soon finds what only the savepoint kept.
+
         ``manifest`` is the manifest before its ``changes``.
         """
+        deleted_savepoints = [each for each in self._deletes.savepoints if each not in record.savepoints]
         self._deletes.set_tail(record)
         self._promised = record.promised
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot_name(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
         self._retention.retire(record.sequence, unused)
+        if deleted_savepoints:
+            self._retention.retire(record.sequence, [paths.savepoint_name(each.id) for each in deleted_savepoints])
+            self._scans.hasten()
         self._forget_taken()
 
     def _forget_taken(self) -> None:

@@ -20,6 +20,7 @@ from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 from riffle_spark.state.log.recorded_moves import RecordedMoves
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
 __all__ = [
     "FORMAT",
@@ -35,8 +36,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 6
+FORMAT = 7
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_MOVES_FORMAT = 6
+"""The format with the reasons of moves."""
 _ROW_COUNTS_FORMAT = 5
 """The format with the number of rows of each store."""
 _STALE_STORES_FORMAT = 4
@@ -50,11 +53,12 @@ _MAGIC = "riffle-log"
 _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
-Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "savepoint"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
 _SINCE_5 = ("row_counts",)
 _SINCE_6 = ("moves",)
+_SINCE_7 = ("savepoints", "previous_offsets")
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -76,8 +80,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str,)),
     **dict.fromkeys(_MAPS, (dict,)),
     **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms", "delivers_as"), (int, type(None))),
-    **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
-    **dict.fromkeys(("outputs", "shards", "members", "moves"), (list,)),
+    **dict.fromkeys(("offsets", "input_digest", "previous_offsets"), (str, type(None))),
+    **dict.fromkeys(("outputs", "shards", "members", "moves", "savepoints"), (list,)),
     "delivers_after_commit": (bool,),
 }
 _VALUES: Mapping[str, tuple[type, type]] = {
@@ -122,6 +126,8 @@ class Record:
     weights              load of the key-groups
     orders               operator requests (docs/formats.md)
     watermarks           reserved
+    savepoints           records that are kept until their savepoint is deleted. No object that they list is deleted
+    previous_offsets     of the object of a savepoint, and of a rollback to it: the offset-log entry of the batch before
     ==================== ==============================================================================================
     """
 
@@ -162,6 +168,8 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
     row_counts: Mapping[str, int] = field(default_factory=dict)
     moves: tuple[RecordedMoves, ...] = ()
+    savepoints: tuple[RecordedSavepoint, ...] = ()
+    previous_offsets: str | None = None
 
     @property
     def delivery_rollbacks(self) -> int:
@@ -189,6 +197,11 @@ def encode(record: Record) -> bytes:
     body["moves"] = [moves.to_json() for moves in record.moves]
     if not record.moves:
         del body["moves"]
+    body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
+    if not record.savepoints:
+        del body["savepoints"]
+    if record.previous_offsets is None:
+        del body["previous_offsets"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
@@ -199,8 +212,10 @@ def encode(record: Record) -> bytes:
 
 def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
+    if record.savepoints or record.previous_offsets is not None or record.kind == "savepoint":
+        return FORMAT  # older packages would delete what the savepoints keep
     if record.moves:
-        return FORMAT
+        return _MOVES_FORMAT
     if record.row_counts:
         return _ROW_COUNTS_FORMAT
     if record.stale_stores:
@@ -305,7 +320,7 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
 
 def _record_of_body(body: dict[str, object], record_format: int, *, with_entries: bool) -> Record:
     """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6))
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
@@ -323,6 +338,8 @@ def _record_of_body(body: dict[str, object], record_format: int, *, with_entries
     values["shards"] = tuple(map(_parse_shard, cast("list[list[object]]", body.get("shards", []))))
     values["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
     values["moves"] = tuple(map(RecordedMoves.from_json, cast("list[list[object]]", body.get("moves", []))))
+    savepoints = cast("list[list[object]]", body.get("savepoints", []))
+    values["savepoints"] = tuple(map(RecordedSavepoint.from_json, savepoints))
     record = Record(**values)  # type: ignore[arg-type]
     _check_references(record)
     assigned = record.weights.get("assigned")
