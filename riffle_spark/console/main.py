@@ -35,6 +35,7 @@ COMMANDS = {
     "savepoint": ("savepoints", "Keep batches of a query until their savepoints are deleted, and list them."),
     "set": ("steering", "Change live settings of a running query."),
     "simulate": ("plan", "Simulate a cluster over time."),
+    "state": ("state", "Show the state of keys, and what changed in it."),
     "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
     "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
     "undrain": ("steering", "Let a drained member of a running query own key-groups again."),
