@@ -36,7 +36,7 @@ def fork_command(
     from riffle_spark.offline.rollback_targets import parse_target
     from riffle_spark.worker.member_folders import options_of
 
-    targets = [text for text in (at, savepoint and f"savepoint:{savepoint}") if text is not None]
+    targets = [f"{kind}{text}" for kind, text in (("", at), ("savepoint:", savepoint)) if text is not None]
     if len(targets) != 1:
         raise click.UsageError("The batch is required, once.\n  What to do: Give one of --at and --savepoint.")
     with usage_errors():

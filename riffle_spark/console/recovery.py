@@ -105,8 +105,8 @@ def rollback_command(  # noqa: PLR0913 - the command's options
     from riffle_spark.offline.rollback_targets import parse_target
     from riffle_spark.worker.member_folders import options_of
 
-    texts = (to, to_time and f"time:{to_time}", to_savepoint and f"savepoint:{to_savepoint}")
-    targets = [text for text in texts if text is not None]
+    options_given = (("", to), ("time:", to_time), ("savepoint:", to_savepoint))
+    targets = [f"{kind}{text}" for kind, text in options_given if text is not None]
     if len(targets) != 1:
         raise click.UsageError(
             "The target is required, once.\n  What to do: Give one of --to, --to-time and --to-savepoint."

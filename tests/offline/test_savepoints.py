@@ -117,8 +117,9 @@ def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> Non
     feed(world, 6, 6)
     with pytest.raises(FencedError, match="RIFFLE-0508"):
         savepoints.create("a")
-    world.start()
-    feed(world, 7, 20)
+    for first, last in ((7, 8), (9, 14)):  # the object has the epoch of the next driver; the one after that deletes it
+        world.start()
+        feed(world, first, last)
     assert world.memory.list(paths.SAVEPOINTS) == []
     assert Savepoints(world.home.root).tail.savepoints == ()
 
@@ -397,8 +398,9 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
     return lambda: steps[0] >= crash_at
 
 
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
-    tmp_path: Path, states: dict[int, State]
+    tmp_path: Path, states: dict[int, State], stride: int
 ) -> None:
     """Between any two requests and any two changes of the checkpoint."""
     crash_at, died = 1, True
@@ -424,7 +426,7 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
         world.start()
         feed(world, 6, 7)
         assert missing(world) == []
-        crash_at += 1
+        crash_at += stride
     assert crash_at > 15
 
 
