@@ -329,8 +329,8 @@ def json_of_array(array: pa.Array) -> list[object]:
     if pa.types.is_fixed_size_list(kind):
         elements = json_of_array(array.values)
         starts = range(array.offset * kind.list_size, (array.offset + len(array)) * kind.list_size, kind.list_size or 1)
-        rows = [elements[start : start + kind.list_size] for start in starts] if kind.list_size else [[]] * len(array)
-        return [None if null else row for null, row in zip(_null_list(array), rows, strict=True)]
+        lists = [elements[start : start + kind.list_size] for start in starts] if kind.list_size else [[]] * len(array)
+        return [None if null else values for null, values in zip(_null_list(array), lists, strict=True)]
     return [_json_of_leaf(value, kind) for value in _leaf_values(array)]
 
 
@@ -340,11 +340,11 @@ def _null_list(array: pa.Array) -> list[bool]:
     return nulls
 
 
-def _split(elements: list[object], array: pa.Array) -> list[object]:
+def _split(elements: Sequence[object], array: pa.Array) -> list[object]:
     """Return the elements of each list of an array. ``elements`` are those of the whole child array."""
     offsets = array.offsets.to_pylist()
     return [
-        None if null else elements[start:end]
+        None if null else list(elements[start:end])
         for null, start, end in zip(_null_list(array), offsets[:-1], offsets[1:], strict=True)
     ]
 

@@ -393,7 +393,7 @@ class Log:
         sequence = self._next_sequence()
         is_full = (
             self.tail is None
-            or draft.kind in ("rollback", "adopt", "dispatch")
+            or draft.kind in ("rollback", "adopt", "dispatch", "state")
             or sequence - self.tail.full >= FULL_EVERY
         )
         full_members = self._full.members if self._full else ()

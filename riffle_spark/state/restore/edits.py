@@ -46,6 +46,7 @@ __all__ = [
     "EditedState",
     "StoredState",
     "check_edit",
+    "count_state_rows",
     "edit_state",
     "mask_of_keys",
     "read_key_group",
@@ -127,10 +128,11 @@ def check_edit(edit: EditOfState, text: Mapping[str, str]) -> tuple[StoreSchema,
     _check_variable(edit, schema, kind)
     missing = [name for name in schema.routing if name not in edit.keys.column_names]
     if missing or (edit.sets and edit.keys.column_names != schema.key.names):
+        needed = ", ".join(schema.key.names if edit.sets else schema.routing)
         # Cause: Without the columns by which rows are routed, the key-group of a key is unknown.
         raise ConfigError(
-            f"The keys lack column {(missing or schema.key.names)[0]!r} of store {edit.store!r}.",
-            remedy=f"Give the columns {', '.join(schema.routing if missing else schema.key.names)}.",
+            f"The keys of store {edit.store!r} lack a column.",
+            remedy=f"Give the columns {needed}.",
             where=edit.store,
             id="RIFFLE-1592",
         )
@@ -266,8 +268,16 @@ def _edit_rows(edit: EditOfState, schema: PlainColumns, kind: StoreKind, state: 
     )
 
 
+def count_state_rows(schema: StoreSchema, kind: StoreKind, rows: pa.Table) -> int:
+    """Return how many state rows the rows of a snapshot are, as ``Record.row_counts`` counts them.
+
+    Sessions are lists in one row per key. Elements of variables count without timers.
+    """
+    return schema.either(lambda plain: _count_rows(plain, kind, rows), lambda _: _count_elements(rows))
+
+
 def _count_rows(schema: PlainColumns, kind: StoreKind, rows: pa.Table) -> int:
-    """Return how many state rows these rows are: sessions are lists in one row per key."""
+    """Return ``count_state_rows`` of a store with one row per key."""
     if kind != "session":
         return int(rows.num_rows)
     lists = next(name for name in schema.state.names if name != schema.due)
