@@ -227,7 +227,7 @@ def set_value(  # noqa: PLR0913 - the options of a command
     except ValueError as error:
         raise ConfigError(
             f"The value is not JSON: {error}.",
-            remedy='Give an object by state column, such as {"total": 7}.',
+            remedy="Give a JSON object by state column, or the value of a variable.",
             where="--value",
             id="RIFFLE-1598",
         ) from error

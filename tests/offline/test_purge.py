@@ -159,12 +159,13 @@ def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_pa
     ids = made_ids(3_000)
     gone = ids[:1_000]
     batches = 2 if kind == "processor" else 5
-    with Harness(KINDS[kind](), ROWS if kind != "processor" else IDS, snapshot_chain_links=3) as query:
-        feed = lambda some: query.feed(rows(some).select(query._input.names))  # noqa: E731
+    columns = ROWS if kind != "processor" else IDS
+    with Harness(KINDS[kind](), columns, snapshot_chain_links=3) as query:
+        feed = lambda some: query.feed(rows(some).select(columns.names))  # noqa: E731
         for _ in range(batches):
             feed(chance.sample(ids, 1_500))
         pq.write_table(pa.table({"id": ids[900:1_000]}), tmp_path / "earlier.parquet")
-        store = query._operator.store
+        store = next(iter(tail_of(query).schemas))
         delete_keys(query.root, store, KeyChoice(file=tmp_path / "earlier.parquet"), WHY, execute=True)
         query.restart()
         feed(ids[1_000:1_200])

@@ -57,9 +57,15 @@ def tail_of(query: Harness) -> Record:
     return tail
 
 
+def store_of(query: Harness) -> str:
+    """Return the name of the only store."""
+    (store,) = tail_of(query).schemas
+    return store
+
+
 def delete(query: Harness, key: str, **options: Any) -> tuple[str, ...]:
     """Delete a key and restart the query; return the steps."""
-    plan = delete_keys(query.root, query._operator.store, KeyChoice(key), WHY, execute=True, **options)
+    plan = delete_keys(query.root, store_of(query), KeyChoice(key), WHY, execute=True, **options)
     query.restart()
     return plan.steps
 
@@ -238,7 +244,7 @@ def test_a_processors_deleted_key_is_as_if_it_had_never_arrived(name: str) -> No
             if repr(row) == gone
         )
         text = json.dumps(list(values.values()), default=str)
-        delete_keys(query.root, query._operator.store, KeyChoice(text), WHY, execute=True)
+        delete_keys(query.root, store_of(query), KeyChoice(text), WHY, execute=True)
         query.restart()
         assert contents(query) == contents(other)
         for batch in case.batches[half:]:
@@ -309,14 +315,14 @@ def test_one_variable_is_deleted_and_the_others_stay() -> None:
         assert tail_of(query).edit["variable"] == "tags"
         assert set(query.state("tags")) == {("bob",)}
         assert set(query.state("last")) == set(query.timers()) == {("ann",), ("bob",)}
-        assert tail_of(query).row_counts == {query._operator.store: 5}
+        assert tail_of(query).row_counts == {store_of(query): 5}
 
 
 def test_variables_are_set() -> None:
     """A value, a list and a map are replaced as a whole. A value with a TTL counts as written in the newest batch."""
     with everything() as query:
         query.feed([{"user": "ann"}, {"user": "bob"}])
-        store = query._operator.store
+        store = store_of(query)
         for variable, value in (
             ("last", "41"),
             ("seen", '[{"at": 1, "n": 2}, {"at": 3, "n": null}]'),
@@ -359,7 +365,7 @@ def test_values_of_variables_that_do_not_fit_are_refused(variable: str, value: s
     with everything() as query:
         query.feed([{"user": "ann"}])
         with pytest.raises(ConfigError, match=problem):
-            set_value(query.root, query._operator.store, "ann", value, WHY, variable=variable)
+            set_value(query.root, store_of(query), "ann", value, WHY, variable=variable)
 
 
 def test_a_value_with_a_due_time_ends_by_it() -> None:

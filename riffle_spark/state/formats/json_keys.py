@@ -82,7 +82,7 @@ def describe_key(key: pa.Schema) -> str:
     if len(key) == 1 and _is_text(key.field(0).type):
         return f"{described}: the text as it is, or [null] for the null key"
     form = "a JSON value" if len(key) == 1 else "a JSON list in this order, or a JSON object by column"
-    return f'{described} as {form}; bytes as {{"{_BYTES}": "..."}}'
+    return f"{described} as {form}; bytes as an object with base64"
 
 
 def _key_values(text: str, key: pa.Schema) -> Sequence[object]:

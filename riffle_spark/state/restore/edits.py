@@ -178,7 +178,7 @@ def edit_state(
     chunks: list[bytes] = []
     start = key_count = rows_added = 0
     encrypt = stored.keys.new_encryption() if stored.keys is not None else None
-    for key_group, state in _states(stored, schema, edit, key_groups):
+    for key_group, state in _read_states(stored, schema, edit, key_groups):
         if only_present and not mask_of_keys(state, edit.keys).any():
             continue
         with _misfits(edit):
@@ -212,7 +212,7 @@ def _edit_key_group(schema: StoreSchema, kind: StoreKind, edit: EditOfState, sta
     )
 
 
-def _states(
+def _read_states(
     stored: StoredState, schema: StoreSchema, edit: EditOfState, key_groups: Sequence[int]
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the state of each key-group, read one at a time into a temporary folder."""
@@ -292,7 +292,7 @@ def _misfits(edit: EditOfState) -> Iterator[None]:
     except Misfit as error:
         raise ConfigError(
             f"The value does not fit store {edit.store!r}: {error}.",
-            remedy='Give the value as JSON of this type. Bytes are {"base64": "..."}, dates and times are texts.',
+            remedy="Give the value as JSON of this type. Bytes are an object with base64, dates and times are texts.",
             where=edit.store,
             id="RIFFLE-1594",
         ) from error
