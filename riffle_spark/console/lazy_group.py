@@ -36,4 +36,11 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.lazy[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, self._help_line(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _help_line(self, ctx: click.Context, name: str) -> str:
+        """Return the line of a command in the help of the group."""
+        if name in self.lazy:
+            return self.lazy[name][1]
+        command = super().get_command(ctx, name)
+        return command.get_short_help_str(limit=120) if command is not None else ""

@@ -31,7 +31,7 @@ COMMANDS = {
     "rollback": ("recovery", "Roll a query's state and Spark's offsets back together."),
     "set": ("steering", "Change live settings of a running query."),
     "simulate": ("plan", "Simulate a cluster over time."),
-    "state": ("state", "Repair the state of a query: delete keys, or set a key's value."),
+    "state": ("state", "Show the state of keys, what changed in it, and repair it."),
     "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
     "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
     "undrain": ("steering", "Let a drained member of a running query own key-groups again."),

@@ -71,24 +71,26 @@ Choose a duration of at least twice `status_interval`, and longer than the longe
 
 def page() -> str:
     """Return the page."""
+    return _INTRODUCTION + "\n".join(_section(name) for name in sorted(COMMANDS))
+
+
+def _section(name: str) -> str:
+    """Return the section of a command, and those of its subcommands."""
     context = click.Context(main, info_name="riffle")
-    return _INTRODUCTION + "\n".join(text for name in sorted(COMMANDS) for text in _sections(main, context, name))
-
-
-def _sections(group: click.Group, context: click.Context, command_name: str, prefix: str = "") -> Iterator[str]:
-    """Yield the section of a command, and those of its own commands if it is a group."""
-    command = group.get_command(context, command_name)
+    command = main.get_command(context, name)
     assert command is not None
-    name = prefix + command_name
-    yield _section(command, context, name)
+    sections = [_section_of(name, command, context)]
     if isinstance(command, click.Group):
         inner = click.Context(command, info_name=name, parent=context)
-        for inner_name in command.list_commands(inner):
-            yield from _sections(command, inner, inner_name, f"{name} ")
+        for subcommand in command.list_commands(inner):
+            nested = command.get_command(inner, subcommand)
+            assert nested is not None
+            sections.append(_section_of(f"{name} {subcommand}", nested, context))
+    return "\n".join(sections)
 
 
-def _section(command: click.Command, context: click.Context, name: str) -> str:
-    """Return the section of the command with this whole name."""
+def _section_of(name: str, command: click.Command, context: click.Context) -> str:
+    """Return the section of one command. ``name`` has the names of its groups before its own."""
     usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name, parent=context)))
     text = "\n\n".join(_paragraphs(command.help or ""))
     rows = "".join(_rows(command))

@@ -59,8 +59,8 @@ def parse_key(text: str, key: pa.Schema, store: str) -> pa.Table:
     """Return a key as a table with the columns of ``key`` and one row.
 
     ``text`` is JSON: a list with the value of each column, or an object by column. The value alone is enough for a
-    single column. Text of a single text column is taken as it is, unless it is a JSON list with one text or null, or an
-    object with the column: ``[null]`` is the null key. Text that is not JSON is the value of a single column.
+    single column. Text of a single text column is taken as it is, unless it is a JSON list or object: ``[null]`` is the
+    null key. Text that is not JSON is the value of a single column.
 
     Raises ``ConfigError`` with the columns and their types if the text does not fit.
     """
@@ -94,7 +94,7 @@ def _key_values(text: str, key: pa.Schema) -> Sequence[object]:
         if not is_single:
             raise
         return [text]
-    if is_single and _is_text(key.field(0).type) and not _is_wrapped_text(value, key.names[0]):
+    if is_single and _is_text(key.field(0).type) and not isinstance(value, list | dict):
         return [text]
     if isinstance(value, dict) and not (is_single and value.keys() == {_BYTES} and key.names != [_BYTES]):
         unknown = sorted(value.keys() - set(key.names))
@@ -106,13 +106,6 @@ def _key_values(text: str, key: pa.Schema) -> Sequence[object]:
     if len(values) != len(key):
         raise ValueError(f"it has {len(key)} columns, and {len(values)} values were given")
     return values
-
-
-def _is_wrapped_text(value: object, name: str) -> bool:
-    """Return whether JSON stands for a key of one text column, and is not that text itself."""
-    if isinstance(value, dict):
-        return value.keys() in ({name}, {_BYTES})
-    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | dict | None)
 
 
 def _is_text(kind: pa.DataType) -> bool:
