@@ -49,7 +49,9 @@ def log_command(
     moves of its records with their reasons are shown, too. Warnings are those that the driver's status still has, the
     last 20.
 
-    Exit code 1: the root has no log, or a record is damaged. 3: the store cannot be reached or read.
+    Missing and damaged records are left out; `riffle verify` finds them.
+
+    Exit code 1: the root has no log, or its newest record is damaged. 3: the store cannot be reached or read.
     """
     from riffle_spark.observe.json_values import to_plain
     from riffle_spark.offline.periods import ALWAYS

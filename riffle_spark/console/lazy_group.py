@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import cast
 
 import click
@@ -21,7 +22,7 @@ class LazyGroup(click.Group):
     object ``<command>_command``.
     """
 
-    lazy: Mapping[str, tuple[str, str]] = {}
+    lazy: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""

@@ -1,8 +1,9 @@
 """The commands `riffle state ...`: the state of a key, its history, and what changed between two batches."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -26,18 +27,20 @@ _STATES_SHOWN = 20
 class _StateGroup(LazyGroup):
     """The commands on the state of a query. Those that change it are in modules of their own."""
 
-    lazy = {
-        "delete": ("state_edits", "Delete keys from a store of a stopped query."),
-        "set": ("state_edits", "Set the value of a key in a store of a stopped query."),
-    }
+    lazy: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "delete": ("state_edits", "Delete keys from a store of a stopped query."),
+            "set": ("state_edits", "Set the value of a key in a store of a stopped query."),
+        }
+    )
 
 
 @click.group("state", cls=_StateGroup)
 def state_command() -> None:
     """Show the state of keys, what changed in it, and repair it.
 
-    Commands that show state read the root alone, also while the query runs. Encrypted state needs the setting encryption_keys in
-    the configuration file, and the right to the keys.
+    Commands that show state read the root alone, also while the query runs. Encrypted state needs the setting
+    encryption_keys in the configuration file, and the right to the keys.
 
     KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
     "name": "a"}. NULL is null, and [null] for a text column. Bytes are {"base64": "AAE="}. Dates, times and decimals

@@ -242,10 +242,11 @@ def _has_group_names(record: Record) -> bool:
     return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
-def decode(data: bytes, name: str, *, with_entries: bool = True) -> Record:
+def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: bool = False) -> Record:
     """Return the record of ``data``. ``name`` is its object's name.
 
-    Without entries, the record is as if no key-group had changed. That is much faster for many key-groups.
+    Without entries, the record is as if no key-group had changed. With ``changed_only`` it has the entries that its own
+    batch changed, each with its newest link alone. Both are much faster for many key-groups.
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
@@ -268,7 +269,10 @@ def decode(data: bytes, name: str, *, with_entries: bool = True) -> Record:
         )
     try:
         body = bounded_json.parse_json(_unpack(packed, header), len(packed))
-        record = _record_of_body(cast("dict[str, object]", body), record_format, with_entries=with_entries)
+        selection: Literal["all", "changed", "none"] = "all" if with_entries else "none"
+        record = _record_of_body(
+            cast("dict[str, object]", body), record_format, "changed" if changed_only else selection
+        )
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         # Cause: The checksum matches, so the record was written like this, by another version or program.
@@ -317,16 +321,24 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
     return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
 
 
-def _record_of_body(body: dict[str, object], record_format: int, *, with_entries: bool) -> Record:
-    """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
+def _record_of_body(
+    body: dict[str, object], record_format: int, selection: Literal["all", "changed", "none"]
+) -> Record:
+    """Return the record of a parsed body with all its entries, the changed ones or none.
+
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
+    """
     later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
     entries: Mapping[Address, Entry] = {}
-    if with_entries:
-        entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
-        entry_rows.check_entries(entries)
+    columns = cast("dict[str, object]", body["entries"])
+    if selection == "all":
+        entries = entry_rows.entries_from_json(columns)
+    elif selection == "changed":
+        entries = entry_rows.changed_entries_from_json(columns, cast(int, body["version"]), cast(int, body["epoch"]))
+    entry_rows.check_entries(entries)
     values["entries"] = entries
     for name in ("standbys", "initial_states"):
         values[name] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(name, {})).items()}
