@@ -167,8 +167,8 @@ def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) 
     rows = pa.table([pa.array(range(len(column))), column], names=["k", "x"])
     from riffle_spark.offline import export
 
-    file = pq.read_table(pa.BufferReader(export._parquet(rows, {"a": "b"})))  # private: a root stores fewer types
-    read = export._stored_column(file, pa.field("x", kind))  # private: as above
+    file = pq.read_table(pa.BufferReader(export._parquet(rows, {"a": "b"})))
+    read = export._stored_column(file, pa.field("x", kind))
     assert read.type == kind
     assert repr(read.to_pylist()) == repr(column.to_pylist())
     assert file.schema.metadata[b"a"] == b"b"
@@ -221,7 +221,13 @@ def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         file.unlink()
         with pytest.raises(ConfigError, match="is missing"):
             load_state(new, str(out), WHY, key_groups=8, execute=True)
-        for wrong in ({**body, "format": 2}, {**body, "schema": {"key": "x"}}, [], {**body, "version": "1"}):
+        bodies: tuple[object, ...] = (
+            {**body, "format": 2},
+            {**body, "schema": {"key": "x"}},
+            [],
+            {**body, "version": "1"},
+        )
+        for wrong in bodies:
             (out / EXPORT_FILE).write_text(json.dumps(wrong))
             with pytest.raises(ConfigError, match="no export that can be read"):
                 load_state(new, str(out), WHY, key_groups=8)
