@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class CountedCalls:
     def __init__(self, spark: SparkSession) -> None:
         self.by_thread: Counter[int] = Counter()
         context: Any = spark.sparkContext
-        client = type(context._jvm._gateway_client)
+        client = type(context._jvm._gateway_client)  # private: Py4J counts no calls itself
         send = client.send_command
 
         def counting(gateway: Any, *args: Any, **options: Any) -> Any:
@@ -115,7 +116,8 @@ class SideQuery:
     def totals(self) -> dict[str, float]:
         """Return what the side has done since its start: jobs, stages, tasks, plans and calls."""
         context: Any = self._spark.sparkContext
-        rules = context._jvm.org.apache.spark.sql.catalyst.rules.RuleExecutor.dumpTimeSpent()
+        jvm = context._jvm  # private: only the JVM has the counts of its rules
+        rules = jvm.org.apache.spark.sql.catalyst.rules.RuleExecutor.dumpTimeSpent()
         ran = {name: int(runs) for name, runs in re.findall(r"(org\.\S+) .* / (\d+) *$", rules, re.MULTILINE)}
         scheduler = context._jsc.sc().dagScheduler()
         return {
@@ -123,7 +125,7 @@ class SideQuery:
             "stages": scheduler.nextStageId(),
             **{name: ran.get(rule, 0) for name, rule in _RULES.items()},
             "calls of all threads": sum(self._calls.by_thread.values()),
-            "batches": self.query.lastProgress["batchId"] + 1,
+            "batches": (self.query.lastProgress or {"batchId": -1})["batchId"] + 1,
         }
 
     def result(self, before: Mapping[str, float]) -> dict[str, Any]:
@@ -146,8 +148,6 @@ class SideQuery:
 
 def _seconds_of(timestamp: str) -> float:
     """Return Spark's timestamp of a trigger as Unix seconds."""
-    from datetime import datetime
-
     return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
@@ -288,13 +288,15 @@ def _sides(options: argparse.Namespace, base: Path, server: S3Server) -> Iterato
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Run all sides in turns; return the figures by side."""
-    with tempfile.TemporaryDirectory(prefix="riffle-small-") as folder, S3Server(Path(folder) / "s3") as server:
-        with _sides(options, Path(folder), server) as sides:
-            for number in range(options.turns):
-                order = list(sides.values())
-                for side in order if number % 2 == 0 else reversed(order):
-                    side.take_turn(options.seconds)
-            return {name: figures_of(side, side.end()) for name, side in sides.items()}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="riffle-small-")))
+        server = stack.enter_context(S3Server(folder / "s3"))
+        sides = stack.enter_context(_sides(options, folder, server))
+        for number in range(options.turns):
+            order = list(sides.values())
+            for side in order if number % 2 == 0 else reversed(order):
+                side.take_turn(options.seconds)
+        return {name: figures_of(side, side.end()) for name, side in sides.items()}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -315,7 +317,9 @@ def main(arguments: Sequence[str]) -> None:
     names = list(dict.fromkeys(name for each in figures.values() for name in each))
     print(f"{'':<32}" + "".join(f"{side:>12}" for side in figures))
     for name in names:
-        print(f"{name:<32}" + "".join(f"{each[name]:>12.1f}" if name in each else " " * 12 for each in figures.values()))
+        print(
+            f"{name:<32}" + "".join(f"{each[name]:>12.1f}" if name in each else " " * 12 for each in figures.values())
+        )
 
 
 if __name__ == "__main__":

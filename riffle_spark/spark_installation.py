@@ -4,17 +4,29 @@ Nothing is imported and no JVM is started, so this also works without Java and w
 """
 
 import re
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NEWEST_PYTHON", "OLDEST_PYTHON", "SparkInstallation", "find_spark", "python_problem", "read_spark"]
+__all__ = [
+    "NEWEST_PYTHON",
+    "OLDEST_PYTHON",
+    "RENAMING_MANAGER",
+    "SparkInstallation",
+    "find_spark",
+    "python_problem",
+    "read_spark",
+]
 
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
 SPARK_3_5_NEWEST_PYTHON: Final = (3, 11)
+RENAMING_MANAGER: Final = "FileSystemBasedCheckpointFileManager"
+"""The class that writes checkpoint files with Hadoop's ``FileSystem``. Its package differs between lines of Spark."""
 
 _CORE = re.compile(r"spark-core_(?P<scala>[\d.]+)-(?P<version>[^/]+)\.jar\Z")
 _HADOOP = re.compile(r"hadoop-client-api-(?P<version>[^/]+)\.jar\Z")
@@ -76,6 +88,16 @@ class SparkInstallation:
         """The Maven coordinate of the ``s3a://`` file system. It works only in the version of Hadoop's client."""
         release = _RELEASE.match(self.hadoop)
         return f"org.apache.hadoop:hadoop-aws:{release[0] if release else self.hadoop}" if self.hadoop else ""
+
+    @property
+    def renaming_checkpoint_manager(self) -> str:
+        """The full name of ``RENAMING_MANAGER``, as Spark's jar has it, or empty if it does not."""
+        for jar in self.jars:
+            if jar.startswith("spark-sql_"):
+                with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(self.home / "jars" / jar) as archive:
+                    names = [name for name in archive.namelist() if name.endswith(f"/{RENAMING_MANAGER}.class")]
+                    return names[0].removesuffix(".class").replace("/", ".") if names else ""
+        return ""
 
     def has_jar(self, name: str) -> bool:
         """Return whether a jar's name starts with ``name``."""

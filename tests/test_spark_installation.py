@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_jars_below_spark_home_count_before_those_of_pyspark(tmp_path: Path) -> 
     spark = read_spark(tmp_path / "pyspark", str(tmp_path / "home"))
     assert (spark.pyspark_version, spark.version, spark.line, spark.scala) == ("4.0.5", "3.5.1", (3, 5), "2.12")
     assert spark.has_jar("spark-sql-kafka-0-10")
+
+
+@pytest.mark.parametrize("package", ["streaming", "streaming.checkpointing"])
+def test_the_class_that_renames_checkpoint_files_is_found_in_sparks_jar(tmp_path: Path, package: str) -> None:
+    """It has another package since Spark 4.1."""
+    name = f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
+    spark = installed(tmp_path, "4.0.5", "spark-sql-api_2.13-4.0.5", "spark-sql_2.13-4.0.5")
+    with zipfile.ZipFile(tmp_path / "jars" / "spark-sql_2.13-4.0.5.jar", "w") as jar:
+        jar.writestr("org/apache/spark/sql/Dataset.class", b"")
+        jar.writestr(f"{name.replace('.', '/')}$.class", b"")
+        jar.writestr(f"{name.replace('.', '/')}.class", b"")
+    assert spark.renaming_checkpoint_manager == name
+
+
+def test_a_jar_that_is_damaged_or_lacks_the_class_gives_none(tmp_path: Path) -> None:
+    """Spark then uses its default."""
+    assert not installed(tmp_path / "damaged", "4.0.5", "spark-sql_2.13-4.0.5").renaming_checkpoint_manager
+    assert not installed(tmp_path / "without", "4.0.5").renaming_checkpoint_manager
+    spark = installed(tmp_path / "lacking", "4.0.5", "spark-sql_2.13-4.0.5")
+    with zipfile.ZipFile(tmp_path / "lacking" / "jars" / "spark-sql_2.13-4.0.5.jar", "w") as jar:
+        jar.writestr("org/apache/spark/sql/Dataset.class", b"")
+    assert not spark.renaming_checkpoint_manager
 
 
 @pytest.mark.parametrize(("version", "scala"), [("3.5.4", "2.12"), ("4.1.0", "2.13")])

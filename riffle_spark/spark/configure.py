@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
+from riffle_spark.spark.checkpoint_files import MANAGER, manager_for
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.job_wiring import home_of, settings_of
@@ -33,6 +34,9 @@ _POLL_SECONDS = 0.2
 
 def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = False) -> SparkSession.Builder:
     """Set the Spark configuration that placement needs, and add connectors in the versions of the installed Spark.
+
+    For checkpoints on a local disk it also sets ``spark.sql.streaming.checkpointFileManagerClass`` to a faster class.
+    It does not with ``s3a=True`` or if another file system is configured, because that class needs an atomic rename.
 
     Values that you have set are kept. If such a value hinders placement, a warning names it. Under ``spark-submit``,
     packages must be passed on its command line (``--packages``); a warning prints the argument. Raises ``ConfigError``
@@ -65,6 +69,10 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True, s3a: bool = 
             _logger.warning(
                 "[RIFFLE-0271] %s = %s hinders placement.\n  What to do: Set it to %s.", name, present, value
             )
+    spark = find_spark(os.environ)
+    manager = None if spark is None or MANAGER in conf else manager_for(spark, conf, os.environ, s3a=s3a)
+    if manager is not None:
+        builder = builder.config(MANAGER, manager)
     return _add_packages(builder, conf, kafka=kafka, s3a=s3a)
 
 

@@ -17,6 +17,7 @@ from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, WatermarkPolicy, WatermarkSource
 from riffle_spark.protocol.source_lag import offsets_of_entry
 from riffle_spark.settings import Settings
+from riffle_spark.spark.checkpoint_files import checkpoint_warning
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Pulse
@@ -174,9 +175,9 @@ class RunningJob:
         self._progress = SparkProgress()
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
-        warning = unbounded_batches(batch)
-        if warning is not None:
-            _logger.warning("%s", warning)
+        for warning in (unbounded_batches(batch), checkpoint_warning(batch)):
+            if warning is not None:
+                _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":

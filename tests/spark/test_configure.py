@@ -35,3 +35,58 @@ def test_packages_that_are_set_are_kept() -> None:
     assert added == f"org.apache.hadoop:hadoop-aws:3.3.6,a:b:1,{packages()}"
     by_file = SparkSession.builder.config("spark.jars", "/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar")
     assert "spark.jars.packages" not in options(configure(by_file))
+
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+LOCAL = "FileSystemBasedCheckpointFileManager"
+
+
+@pytest.fixture
+def no_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run without Hadoop's configuration files, which may name another file system."""
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+
+
+@pytest.mark.usefixtures("no_hadoop")
+@pytest.mark.parametrize(
+    "conf", [{}, {"spark.sql.streaming.checkpointLocation": "/tmp/c"}, {"spark.hadoop.fs.defaultFS": "file:///"}]
+)
+def test_checkpoints_on_a_local_disk_are_written_by_the_faster_class(conf: dict[str, str]) -> None:
+    """As long as nothing names another file system."""
+    builder = SparkSession.builder
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    assert options(configure(builder))[MANAGER].endswith(f".{LOCAL}")
+
+
+@pytest.mark.usefixtures("no_hadoop")
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"spark.sql.streaming.checkpointLocation": "s3a://bucket/c"},
+        {"spark.sql.streaming.checkpointLocation": "hdfs://host/c"},
+        {"spark.hadoop.fs.defaultFS": "S3A://bucket"},
+        {"spark.hadoop.fs.default.name": "hdfs://host"},
+    ],
+)
+def test_checkpoints_elsewhere_are_written_by_sparks_default(conf: dict[str, str]) -> None:
+    """The class for local disks needs an atomic rename."""
+    builder = SparkSession.builder
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    assert MANAGER not in options(configure(builder))
+
+
+@pytest.mark.usefixtures("no_hadoop")
+def test_checkpoints_in_s3a_or_by_hadoops_files_are_written_by_sparks_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session with s3a may have its checkpoints there. Hadoop's files may name any file system."""
+    assert MANAGER not in options(configure(SparkSession.builder, s3a=True))
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    assert MANAGER not in options(configure(SparkSession.builder))
+
+
+@pytest.mark.usefixtures("no_hadoop")
+def test_a_class_for_checkpoints_that_is_set_is_kept() -> None:
+    """Whatever it is."""
+    assert options(configure(SparkSession.builder.config(MANAGER, "mine")))[MANAGER] == "mine"

@@ -22,6 +22,7 @@ __all__ = [
     "application_id",
     "await_executors",
     "batch_facts",
+    "checkpoint_location",
     "connected",
     "executors",
     "expected_executors",
@@ -243,6 +244,12 @@ def query_name(batch: DataFrame) -> str:
     """Return the name of a micro-batch's query, empty if it has none or is unknown."""
     execution = running_query(batch)
     return str(execution.name() or "") if execution is not None else ""
+
+
+def checkpoint_location(batch: DataFrame) -> str:
+    """Return the URL of the checkpoint of a micro-batch's query, empty if it is unknown."""
+    execution = running_query(batch)
+    return "" if execution is None else str(execution.resolvedCheckpointRoot())
 
 
 def offset_sources(batch: DataFrame) -> list[Any]:

@@ -1,0 +1,153 @@
+"""Checkpoints that are written by Hadoop's ``FileSystem``: crashes between its steps, and a change of the class."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark.spark.checkpoint_files import MANAGER, unsafe_rename_warning
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark_installation import find_spark
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+
+KEYS = 5
+
+
+@pytest.fixture
+def managers(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets the class that writes checkpoints: the default or the one for local disks."""
+    installation = find_spark(os.environ)
+    assert installation is not None
+    classes = {"default": "", "renaming": installation.renaming_checkpoint_manager}
+    assert classes["renaming"]
+    before = spark.conf.get(MANAGER, None)
+
+    def choose(name: str) -> None:
+        spark.conf.unset(MANAGER) if name == "default" else spark.conf.set(MANAGER, classes[name])
+
+    yield choose
+    spark.conf.unset(MANAGER) if before is None else spark.conf.set(MANAGER, before)
+
+
+class Query:
+    """Running totals over files in a folder. Each run has a new job, as after a crash of the driver."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "kept" / "checkpoint"
+        self.sink = Kept()
+        self._spark = spark
+        self._feed = Feed(folder / "in", "k long, v long")
+        self._files = 0
+
+    def run(self, batches: int) -> None:
+        """Run so many batches of one file each."""
+        for number in range(self._files, self._files + batches):
+            self._feed.add([{"k": k, "v": number} for k in range(KEYS)])
+        self._files += batches
+        job = self._job()
+        job.stop(run_to_end(self._feed.stream(self._spark), job, self.checkpoint))
+
+    def _job(self) -> StatefulJob:
+        compute = aggregate(rows=count(), total=sum_("v"))
+        settings = settings_in(self.folder / "kept")
+        return Stateful("totals", "k", compute, settings=settings).into(self.sink)
+
+    def check(self) -> None:
+        """Assert that every file was added to every key once."""
+        expected = {"rows": self._files, "total": sum(range(self._files))}
+        assert self.sink.latest("k") == dict.fromkeys(range(KEYS), expected)
+
+    def restore(self, copy: Path) -> None:
+        """Replace checkpoint, state and local copies by those of a copy."""
+        (self.folder / "kept").rename(self.folder / "later")
+        shutil.copytree(copy, self.folder / "kept")
+
+
+def undo_rename(entry: Path, *, only_checksum: bool) -> None:
+    """Move an entry of a log of Spark, or only its checksum, back to the name before the rename."""
+    temporary = entry.with_name(f".{entry.name}.0a1b2c3d-0000-4000-8000-000000000000.tmp")
+    entry.with_name(f".{entry.name}.crc").rename(entry.with_name(f".{temporary.name}.crc"))
+    if not only_checksum:
+        entry.rename(temporary)
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+@pytest.mark.smoke
+def test_a_query_continues_with_the_other_class(
+    spark: SparkSession, tmp_path: Path, managers: Callable[[str], None]
+) -> None:
+    """The classes write the same files. The second start reads those of the first, the third those of both."""
+    query = Query(spark, tmp_path)
+    for name in ("default", "renaming", "default"):
+        managers(name)
+        query.run(2)
+        query.check()
+    assert {path.name for path in (query.checkpoint / "offsets").glob("[0-9]*")} == {str(n) for n in range(6)}
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+@pytest.mark.long
+@pytest.mark.parametrize("only_checksum", [False, True], ids=["before the rename", "before that of the checksum"])
+@pytest.mark.parametrize("log", ["offsets", "commits"])
+def test_a_crash_between_the_steps_of_a_rename_loses_and_doubles_nothing(
+    spark: SparkSession, tmp_path: Path, managers: Callable[[str], None], log: str, only_checksum: bool
+) -> None:
+    """The driver dies before the file has its name, or after that and before the checksum has its name.
+
+    A crash in the offset log is before the batch, one in the commit log after it.
+    """
+    managers("renaming")
+    query = Query(spark, tmp_path)
+    query.run(2)
+    shutil.copytree(tmp_path / "kept", tmp_path / "before")
+    query.run(1)
+    entry = query.checkpoint / log / "2"
+    assert entry.with_name(".2.crc").exists()
+    if log == "offsets":
+        # Spark lists the files of a batch before it writes the batch's offsets.
+        entries = [entry, query.checkpoint / "sources" / "0" / "2"]
+        written = {path: path.read_bytes() for each in entries for path in (each, each.with_name(".2.crc"))}
+        query.restore(tmp_path / "before")
+        for path, data in written.items():
+            path.write_bytes(data)
+        assert not (query.checkpoint / "commits" / "2").exists()
+    undo_rename(entry, only_checksum=only_checksum)
+    query.run(2)
+    query.check()
+    assert not [path.name for path in entry.parent.glob("[0-9]*") if not path.stat().st_size]
+
+
+@pytest.mark.spark
+def test_the_location_of_a_checkpoint_is_read_from_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """As a URL, in each batch."""
+    feed = Feed(tmp_path / "in", "k long")
+    feed.add([{"k": 1}])
+    locations: list[str] = []
+    run_to_end(
+        feed.stream(spark), lambda batch, _: locations.append(inventory.checkpoint_location(batch)), tmp_path / "c"
+    )
+    assert locations == [f"file:{tmp_path}/c"]
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "S3", "gs"])
+def test_a_checkpoint_in_an_object_store_is_warned_of(scheme: str) -> None:
+    """Only with the class that needs an atomic rename, in any package."""
+    name = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    warning = unsafe_rename_warning(name, f"{scheme}://bucket/c")
+    assert warning is not None
+    assert "RIFFLE-1450" in warning
+    assert f"{scheme}://bucket/c" in warning
+    assert unsafe_rename_warning("", f"{scheme}://bucket/c") is None
+    other = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+    assert unsafe_rename_warning(other, f"{scheme}://bucket/c") is None
+    assert unsafe_rename_warning(name, "file:/c") is None
+    assert unsafe_rename_warning(name, "hdfs://host/c") is None
