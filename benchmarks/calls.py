@@ -1,4 +1,5 @@
-"""Count what a batch costs where the machine does not matter: Python's calls in a slot, and sealed bytes.
+"""Count what a batch costs where the machine does not matter: Python's calls in a slot, operations on files, and sealed
+bytes.
 
 ./run bench calls [--save] [--json]
 
@@ -30,8 +31,9 @@ def count_costs(folder: Path) -> dict[str, float]:
     """Return the counts by name.
 
     ``*.calls``: calls that the product's own code makes in a slot of 1,000 changed keys in 16 key-groups.
-    ``*.calls_a_key_group``: the same for each further key-group. ``*.sealed_bytes_a_key`` and
-    ``*.snapshot_bytes_a_key``: bytes of deltas and snapshots.
+    ``*.calls_a_key_group``: the same for each further key-group. ``*.file_operations`` and
+    ``*.file_operations_a_key_group``: files that the slot opens, creates, removes or locks.
+    ``*.sealed_bytes_a_key`` and ``*.snapshot_bytes_a_key``: bytes of deltas and snapshots.
     """
     costs: dict[str, float] = {}
     for name, load in LOADS.items():
@@ -41,6 +43,9 @@ def count_costs(folder: Path) -> dict[str, float]:
         taken_bytes, taken_rows = slot.snapshots()
         costs[f"{name}.calls"] = ran.slot.ours
         costs[f"{name}.calls_a_key_group"] = (wide.slot.ours - ran.slot.ours) / KEY_GROUPS
+        costs[f"{name}.file_operations"] = ran.slot.file_operations
+        further_operations = wide.slot.file_operations - ran.slot.file_operations
+        costs[f"{name}.file_operations_a_key_group"] = further_operations / KEY_GROUPS
         costs[f"{name}.sealed_bytes_a_key"] = ran.receipt.sealed_bytes / KEYS
         costs[f"{name}.snapshot_bytes_a_key"] = taken_bytes / taken_rows
     return costs

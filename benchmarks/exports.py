@@ -114,7 +114,7 @@ def compare(rows: int, pairs: int, warm: int) -> dict[str, float]:
             for name, url in (("off", ""), ("on", receiver)):
                 feeds.write(base / name / "all", feeds.drawn(KEYS, rows, warm + pairs))
                 sides.append(SideProcess(["benchmarks.exports", "--side", str(base / name), url], HERE))
-            measured = run_pairs((sides[0], sides[1]), pairs, warm)
+            measured, _ = run_pairs((sides[0], sides[1]), pairs, warm)
             for side in sides:
                 side.stop()
     finally:

@@ -3,7 +3,7 @@
     ./run bench page
 
 A text names figures: `{batch_ms}` stands for value and unit, `{batch_ms:repetitions}` for how often it was measured.
-`{batch_ms:if_measured}` may stand for a figure that no run has yet. A benchmark that never ran has no section.
+`{batch_ms:if_measured}` may stand for a figure that no run has yet. All figures of a benchmark that never ran are such.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PAGE", "filled", "shown", "whole_page"]
 
 TEXTS = RESULTS.parent
 PAGE = TEXTS.parent / "docs" / "numbers.md"
-ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "calls", "demo")
+ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "calls", "cost", "driver", "demo")
 HEAD = """# Numbers
 
 <!-- Made by `./run bench page` from benchmarks/*.md and benchmarks/results/*.json: do not edit. -->
@@ -37,7 +37,7 @@ SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 def whole_page() -> str:
     """Return the page."""
-    measured = {name: read(RESULTS / f"{name}.json") for name in ORDER if (RESULTS / f"{name}.json").exists()}
+    measured = {name: read(RESULTS / f"{name}.json") for name in ORDER}
     sections = [_section(name, runs) for name, runs in measured.items()]
     return "\n".join([HEAD, *sections, _runs_section([run for runs in measured.values() for run in runs])])
 

@@ -1,13 +1,20 @@
-"""Compare the CPU time of batches with those of another commit, in interleaved pairs.
+"""Compare the CPU time of batches with those of another commit or another Spark, in interleaved pairs.
 
 ./run bench pairs COMMIT [--pairs 20] [--warm 15] [--only window,session,...] [--json]
+./run bench pairs --python .venv-3.5.9/bin/python [...]
 
 For each query two drivers run at once: one on the product of COMMIT, one on this tree's. Each waits for its turn. A
 pair is one batch of either, with equal rows; every other pair starts with the other driver. The figure of a batch is
 the CPU time of the driver's whole process tree: Python, the JVM and the Python workers. The ratio of a query is the
-median over its pairs, with the 95 % interval of a bootstrap with a fixed seed.
+median over its pairs, with the 95 % interval of a bootstrap with a fixed seed. The wall times are there too, and mean
+something only on idle cores.
 
-The exit code is 1 if an interval lies above 1.03, so that the slowdown is not explained by chance.
+With ``--python`` both drivers have this tree's product. The other one runs in the environment of that interpreter,
+which has another Spark (``./run setup --spark 3.5.9`` makes it). A ratio of at least 0.9 then means that the other
+Spark has at least 0.9 of this Spark's rate.
+
+The exit code is 1 if the interval of the CPU times lies above 1.03, so that the slowdown is not explained by chance.
+With ``--python`` it is 1 if a median of the CPU times is below 0.9.
 """
 
 from __future__ import annotations
@@ -19,8 +26,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +40,7 @@ import riffle_spark as riffle
 from benchmarks.blocks import block_feeds as feeds
 from benchmarks.blocks.block_feeds import Batch
 from benchmarks.blocks.block_queries import BLOCKS
+from benchmarks.kit.cpu import tree_cpu_s
 from benchmarks.kit.side import HERE, Code, at_revision
 from benchmarks.kit.streams import session
 from benchmarks.processors.classes import CountingInPandas
@@ -41,12 +50,13 @@ WARM_BATCHES = 15
 ROWS = 100_000
 KEYS = 50_000
 SLOWER_ALLOWED = 1.03
+RATE_WANTED = 0.9
+OF_SPARK = ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+"""Environment variables that name this process's Spark and Python."""
 RESAMPLES = 10_000
 SEED = 20_260_101
-QUERIES = ("window", "session", "dedup", "join", "groups", "chain", "totals", "frames")
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-CHILDREN_TIMES = slice(11, 15)
-"""utime, stime, cutime and cstime in ``/proc/PID/stat``, counted from behind the program's name."""
+ON_EACH_SPARK = ("window", "session", "dedup", "join", "groups", "chain", "totals")
+QUERIES = (*ON_EACH_SPARK, "frames")
 
 
 def _totals(frame: DataFrame) -> DataFrame:
@@ -94,29 +104,34 @@ def run_side(query: str, folder: Path) -> None:
 class SideProcess:
     """A driver of one side that waits for its turn."""
 
-    def __init__(self, command: Sequence[str], code: Code) -> None:
+    def __init__(self, command: Sequence[str], code: Code, python: str = sys.executable) -> None:
         """Start ``python -m command`` in the folder of ``code``, and wait until it prints ``ready``.
 
         It runs one batch per line of its standard input, and prints ``done`` after each.
         """
+        inherited = dict(os.environ)
+        if python != sys.executable:
+            inherited = {name: value for name, value in inherited.items() if name not in OF_SPARK}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [python, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=code.folder,
-            env={**os.environ, **code.environment},
+            env={**inherited, **code.environment},
         )
         self._expect("ready")
 
-    def batch_cpu_s(self) -> float:
-        """Run one batch; return the CPU seconds of all processes below the driver."""
+    def batch_seconds(self) -> tuple[float, float]:
+        """Run one batch; return the CPU seconds of all processes below the driver, and the seconds that passed."""
         cpu_before = tree_cpu_s(self._process.pid)
+        began = time.perf_counter()
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self._expect("done")
-        return tree_cpu_s(self._process.pid) - cpu_before
+        passed = time.perf_counter() - began
+        return tree_cpu_s(self._process.pid) - cpu_before, passed
 
     def stop(self) -> None:
         """End the driver."""
@@ -132,51 +147,45 @@ class SideProcess:
         raise RuntimeError(f"a driver ended before it was {word}, with exit code {self._process.wait(60)}")
 
 
-def tree_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its descendants have used, also those that ended and were reaped."""
-    ticks = 0
-    waiting = [pid]
-    while waiting:
-        current = waiting.pop()
-        try:
-            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
-            children = [path.read_text().split() for path in Path(f"/proc/{current}/task").glob("*/children")]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        ticks += sum(map(int, fields[CHILDREN_TIMES]))
-        waiting += [int(child) for several in children for child in several]
-    return ticks / TICKS_PER_SECOND
-
-
 @contextmanager
-def _sides(query: str, baseline: Code, batches: int) -> Iterator[tuple[SideProcess, SideProcess]]:
+def _sides(query: str, baseline: Code, python: str, batches: int) -> Iterator[tuple[SideProcess, SideProcess]]:
     base = Path(tempfile.mkdtemp(prefix="riffle-pairs-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, base, ignore_errors=True)
         sides = []
-        for name, code in (("before", baseline), ("now", HERE)):
+        for name, code, interpreter in (("before", baseline, python), ("now", HERE, sys.executable)):
             feeds.write(base / name / "all", _batches(query, batches))
-            sides.append(SideProcess(["benchmarks.pairs", "--side", query, str(base / name)], code))
+            sides.append(SideProcess(["benchmarks.pairs", "--side", query, str(base / name)], code, interpreter))
             stack.callback(sides[-1].stop)
         yield sides[0], sides[1]
 
 
-def compare(query: str, baseline: Code, pairs: int, warm: int) -> dict[str, float]:
-    """Return the median ratio of CPU times (now to before), its 95 % interval, and both medians in seconds."""
-    with _sides(query, baseline, warm + pairs) as sides:
-        measured = run_pairs(sides, pairs, warm)
+def compare(query: str, baseline: Code, python: str, pairs: int, warm: int) -> dict[str, float]:
+    """Return the median ratio of CPU times (now to before), its 95 % interval, and both medians in seconds.
+
+    The same figures of the wall times have names that begin with ``wall_``.
+    """
+    with _sides(query, baseline, python, warm + pairs) as sides:
+        cpu_s, wall_s = run_pairs(sides, pairs, warm)
+    return {**_figures(cpu_s), **{f"wall_{name}": value for name, value in _figures(wall_s).items()}}
+
+
+def _figures(measured: npt.NDArray[np.float64]) -> dict[str, float]:
     before_s, now_s = np.median(measured, axis=0)
     return {**ratio_of(measured), "before_s": before_s, "now_s": now_s}
 
 
-def run_pairs(sides: tuple[SideProcess, SideProcess], pairs: int, warm: int) -> npt.NDArray[np.float64]:
-    """Run ``warm`` batches, then ``pairs`` batches on both sides; return the CPU seconds, one row per pair."""
-    times: list[list[float]] = []
+def run_pairs(
+    sides: tuple[SideProcess, SideProcess], pairs: int, warm: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Run ``warm`` batches, then ``pairs`` batches on both sides; return CPU and wall seconds, one row per pair."""
+    times: list[list[tuple[float, float]]] = []
     for number in range(warm + pairs):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        seconds = {index: sides[index].batch_cpu_s() for index in order}
+        seconds = {index: sides[index].batch_seconds() for index in order}
         times.append([seconds[0], seconds[1]])
-    return np.array(times[warm:])
+    measured = np.array(times[warm:])
+    return measured[:, :, 0], measured[:, :, 1]
 
 
 def ratio_of(measured: npt.NDArray[np.float64]) -> dict[str, float]:
@@ -188,25 +197,30 @@ def ratio_of(measured: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare all queries; return 1 if one is slower than chance explains."""
+    """Compare all queries; return 1 if one is slower than chance explains, or than another Spark may be."""
     parser = argparse.ArgumentParser(prog="./run bench pairs", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("commit")
+    parser.add_argument("commit", nargs="?", help="compare with the product of this commit")
+    parser.add_argument("--python", help="compare with this tree's product in the environment of this interpreter")
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--warm", type=int, default=WARM_BATCHES)
-    parser.add_argument("--only", default=",".join(QUERIES))
+    parser.add_argument("--only", help="these queries, separated by commas")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if (options.commit is None) == (options.python is None):
+        parser.error("name either a commit or --python")
+    queries = options.only.split(",") if options.only else [*QUERIES] if options.commit else [*ON_EACH_SPARK]
     figures = {}
-    with at_revision(options.commit) as baseline:
-        for query in options.only.split(","):
-            figures[query] = {
-                name: round(float(value), 4)
-                for name, value in compare(query, baseline, options.pairs, options.warm).items()
-            }
+    with at_revision(options.commit) if options.commit else nullcontext(HERE) as baseline:
+        for query in queries:
+            measured = compare(query, baseline, options.python or sys.executable, options.pairs, options.warm)
+            figures[query] = {name: round(float(value), 4) for name, value in measured.items()}
             if not options.json:
                 print(query, figures[query], flush=True)
     if options.json:
-        print(json.dumps({"commit": options.commit, "pairs": options.pairs, "cpu": figures}))
+        compared = {"commit": options.commit} if options.commit else {"python": options.python}
+        print(json.dumps({**compared, "pairs": options.pairs, "cpu": figures}))
+    if options.python:
+        return int(any(figure["ratio"] < RATE_WANTED for figure in figures.values()))
     return int(any(figure["low"] > SLOWER_ALLOWED for figure in figures.values()))
 
 

@@ -61,14 +61,14 @@ def raise_if_memory(error: BaseException) -> None:
         raise MemoryError(str(error)) from error
 
 
-def command(verb: str, *flags: str, **options: object) -> str:
-    """Return a ``riffle`` command line for a remedy, quoted for a shell.
+def command(verb: str, *flags: str, root: str, **options: object) -> str:
+    """Return the command line of ``riffle`` for a remedy, quoted for a shell. ``root`` is the first argument.
 
     >>> command("rollback", "--execute", root="file:///my state", checkpoint="CHECKPOINT", to=7)
-    "riffle rollback --root 'file:///my state' --checkpoint CHECKPOINT --to 7 --execute"
+    "riffle rollback 'file:///my state' --checkpoint CHECKPOINT --to 7 --execute"
     """
     arguments = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
-    return " ".join(["riffle", verb, *arguments, *flags])
+    return " ".join(["riffle", verb, shlex.quote(root), *arguments, *flags])
 
 
 class RiffleError(Exception):

@@ -134,6 +134,7 @@ def test_the_package_can_be_imported_without_any_optional_one(package: str) -> N
     assert without(package, f"from riffle_spark import {names}\nprint('imported')") == "imported\n"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_driver_without_pandas_is_told_what_to_install() -> None:
     """PySpark needs pandas for every function on Arrow tables: a job and a wrapped stream say so before a batch."""

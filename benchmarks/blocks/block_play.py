@@ -20,6 +20,7 @@ from apps.demo.servers import DiskS3Server
 from benchmarks.blocks.block_feeds import write
 from benchmarks.blocks.block_queries import BLOCKS, Block
 from benchmarks.kit import cases
+from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.side import HERE, Code, in_process
 from benchmarks.kit.streams import HEAP, median, session
 
@@ -72,9 +73,10 @@ def play(side: Side, code: Code = HERE) -> Played:
         DiskS3Server(Path(base) / "s3") as server,
     ):
         spec = asdict(side) | {"folder": f"{base}/side"}
-        spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
+        spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint, "server_pids": server.pids}
         result = in_process("benchmarks.blocks", spec, side.limit_s + START_SECONDS, server.environment, code)
-    return Played(result["seconds"], result["rows"], side.measured, result["removed"])
+    cpu = {name: result.get(name, math.nan) for name in ("cpu_ms", "server_cpu_ms")}
+    return Played(result["seconds"], result["rows"], side.measured, result["removed"], **cpu)
 
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,13 +131,15 @@ def _stateful(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
 
 def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dict[str, Any]:
     """Wait for all files and return what each batch that had rows took, trigger to trigger."""
+    cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     try:
-        _wait(query, files, spec["limit_s"])
+        _wait(query, files, spec["limit_s"], cpu)
         progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
         removed = [sum(operator["numRowsRemoved"] for operator in entry["stateOperators"]) for entry in progress]
         if spec["closes"] and spec["engine"] != "stateful" and not all(removed[-spec["measured"] :]):
             raise RuntimeError(f"rows left the state in {removed}, not in each of the last {spec['measured']} batches")
         return {
+            **cpu.figures(),
             "seconds": [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress],
             "removed": removed,
             "rows": progress[-1]["numInputRows"],
@@ -144,11 +148,13 @@ def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dic
         query.stop()
 
 
-def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
+def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> None:
     """Wait for so many batches with rows: Spark's own has others between them, when it has caught up."""
     deadline = time.monotonic() + seconds
     while query.isActive and time.monotonic() < deadline:
-        if sum(entry["numInputRows"] > 0 for entry in query.recentProgress) >= files:
+        done = sum(entry["numInputRows"] > 0 for entry in query.recentProgress)
+        cpu.saw(done, is_last=done >= files)
+        if done >= files:
             return
         time.sleep(POLL_SECONDS)
     failure = query.exception()

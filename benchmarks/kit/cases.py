@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from benchmarks.kit.side import HERE, Code, alternately, at_revision
@@ -43,11 +43,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a side took: seconds of every batch with rows, and rows in the last one."""
+    """What a side took: seconds of every batch with rows, and rows in the last one.
+
+    ``cpu_ms`` is the CPU of the side's processes per measured batch, ``server_cpu_ms`` that of the S3 server.
+    """
 
     seconds: list[float]
     rows: int
     measured: int
+    cpu_ms: float = field(default=math.nan, kw_only=True)
+    server_cpu_ms: float = field(default=math.nan, kw_only=True)
 
     def median_s(self, until: int | None = None) -> float:
         """Return the median of the last measured batches, or of the last before batch ``until``."""

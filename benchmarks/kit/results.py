@@ -36,6 +36,7 @@ UNITS = (
     ("rounds", ""),
     ("ratio", "x"),
     ("over", "x"),
+    ("usd", "USD"),
     ("bytes", "bytes"),
     ("mb", "MB"),
     ("ms", "ms"),

@@ -13,6 +13,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from benchmarks.kit.cpu import BatchCpu
+
 __all__ = ["HEAP", "measure", "median", "peak_kb", "session", "source"]
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -60,28 +62,33 @@ def source(spark: SparkSession, rows: int, keys: int, named_first: int = 0) -> D
     return stream.selectExpr(f"if(value < {named_first}, value, {drawn}) as key", "value as amount")
 
 
-def measure(writer: DataStreamWriter, checkpoint: Path, batches: int, seconds: float) -> list[float]:
+def measure(
+    writer: DataStreamWriter, checkpoint: Path, batches: int, seconds: float, cpu: BatchCpu | None = None
+) -> list[float]:
     """Run a query until so many batches are done, or its time is over; return the seconds of each that had rows,
-    trigger to trigger.
+    trigger to trigger. ``cpu`` is told how many batches are done.
     """
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
-        _wait(query, batches, seconds)
+        _wait(query, batches, seconds, cpu)
         progress = [p for p in query.recentProgress if p["numInputRows"] > 0]
     finally:
         query.stop()
     return [p["durationMs"]["triggerExecution"] / 1000 for p in progress]
 
 
-def _wait(query: StreamingQuery, batches: int, seconds: float) -> None:
-    """A query that goes on where another one stopped counts its own batches."""
+def _wait(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu | None) -> None:
+    """Wait for the batches of this query, without those of an earlier query that it continues."""
     deadline = time.monotonic() + seconds
     first = None
     while query.isActive and time.monotonic() < deadline:
         last = query.lastProgress
         if last is not None and first is None:
             first = last["batchId"]
-        if last is not None and first is not None and last["batchId"] >= first + batches:
+        done = 0 if last is None or first is None else last["batchId"] - first
+        if cpu is not None:
+            cpu.saw(done, is_last=done >= batches)
+        if done >= batches > 0:
             return
         time.sleep(0.1)
     if query.exception() is not None:

@@ -32,7 +32,7 @@ class Side(cases.Side):
     """A load on ``riffle``, ``before`` or ``spark``, on which Spark, and how long it may take."""
 
     spark_version: str = NEW_SPARK
-    limit_s: float = 900.0
+    limit_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,11 @@ def play(side: Side, code: Code = HERE) -> Played:
         DiskS3Server(Path(base) / "s3") as server,
     ):
         spec = asdict(side) | {"folder": f"{base}/side"}
-        spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
+        spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint, "server_pids": server.pids}
         environment = {**_spark_environment(python), **server.environment}
         result = in_process("benchmarks.processor", spec, side.limit_s + START_SECONDS, environment, code, python)
-    return Played(result["seconds"], result["rows"], side.measured, result["worker_peak_mb"])
+    cpu = {name: result.get(name, math.nan) for name in ("cpu_ms", "server_cpu_ms")}
+    return Played(result["seconds"], result["rows"], side.measured, result["worker_peak_mb"], **cpu)
 
 
 def play_here(spec: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.servers.guard import descendants
+from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.streams import peak_kb, session
 from riffle_spark import StatefulProcessor
 
@@ -82,11 +83,13 @@ def run_spark(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
 
 def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dict[str, Any]:
     """Run the query over all files and return the seconds of each batch that had rows, trigger to trigger."""
+    cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     query = writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
     try:
-        _wait(query, files, spec["limit_s"])
+        _wait(query, files, spec["limit_s"], cpu)
         progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
         return {
+            **cpu.figures(),
             "seconds": [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress],
             "rows": progress[-1]["numInputRows"],
             "worker_peak_mb": _worker_peak_mb(),
@@ -95,11 +98,13 @@ def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dic
         query.stop()
 
 
-def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
+def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> None:
     deadline = time.monotonic() + seconds
     while query.isActive and time.monotonic() < deadline:
         last = query.lastProgress
-        if last is not None and last["batchId"] >= files - 1:
+        done = 0 if last is None else last["batchId"] + 1
+        cpu.saw(done, is_last=done >= files)
+        if done >= files:
             return
         time.sleep(POLL_SECONDS)
     failure = query.exception()

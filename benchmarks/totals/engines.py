@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark as riffle
+from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.streams import HEAP, measure, median, session, source
 
 __all__ = ["ENGINES", "Spec", "play_here"]
@@ -24,8 +25,8 @@ SETTLED = 3
 """How many batches beside which upkeep had nothing to do make a query count as settled."""
 Spec = dict[str, Any]
 """The specification of one side: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``warm_up`` batches
-before these, ``filled`` (rows a batch that first fill the state with all keys; 0 for none), ``folder``, and the state's
-``root`` at ``endpoint``.
+before these, ``filled`` (rows a batch that first fill the state with all keys; 0 for none), ``folder``, the state's
+``root`` at ``endpoint``, and ``server_pids``, the processes of that server.
 """
 
 
@@ -73,12 +74,13 @@ class _Ours:
             time.sleep(1)
         running.stop()
 
-    def steady(self) -> tuple[list[float], Sequence[Any]]:
+    def steady(self, cpu: BatchCpu) -> tuple[list[float], Sequence[Any]]:
         """Return the seconds of the measured batches, and their reports."""
         job = self._job()
         warm_up = self._spec["warm_up"]
         writer = self._writer(job, self._spec["rows"])
-        seconds = measure(writer, self._folder / "checkpoint", warm_up + self._spec["batches"], SECONDS)[warm_up:]
+        batches = warm_up + self._spec["batches"]
+        seconds = measure(writer, self._folder / "checkpoint", batches, SECONDS, cpu)[warm_up:]
         return seconds, _ran(job)[warm_up:][: len(seconds)]
 
     def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
@@ -110,8 +112,10 @@ def ours(spec: Spec, folder: Path) -> dict[str, Any]:
     if spec["filled"]:
         keys_held = query.fill()
         query.settle()
-    seconds, reports = query.steady()
+    cpu = _cpu(spec)
+    seconds, reports = query.steady(cpu)
     return {
+        **cpu.figures(),
         "seconds": seconds,
         "versions": [report.version for report in reports],
         "keys_held": keys_held,
@@ -135,7 +139,7 @@ def builtin_heap(spec: Spec, folder: Path) -> dict[str, Any]:
     return builtin(spec, folder, **HEAP)
 
 
-def apply_in_pandas(spec: Spec, folder: Path) -> dict[str, Any]:
+def apply_in_pandas(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
     """The same with ``applyInPandasWithState``."""
     import pandas as pd
 
@@ -147,15 +151,20 @@ def apply_in_pandas(spec: Spec, folder: Path) -> dict[str, Any]:
         state.update((count, total))
         yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
 
-    grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
+    grouped = source(session(**conf), spec["rows"], spec["keys"]).groupBy("key")
     stream = grouped.applyInPandasWithState(
         totals, "key long, count long, total long", "count long, total long", "update", "NoTimeout"
     )
     return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
 
 
+def apply_in_pandas_heap(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The same with ``applyInPandasWithState`` on Spark's default store."""
+    return apply_in_pandas(spec, folder, **HEAP)
+
+
 def transform_with_state(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The same with ``transformWithStateInPandas``."""
+    """The same with ``transformWithStateInPandas``, for which Spark requires RocksDB."""
     from benchmarks.kit.pandas_totals import PandasTotals
 
     grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
@@ -167,7 +176,13 @@ def transform_with_state(spec: Spec, folder: Path) -> dict[str, Any]:
 
 def _theirs(spec: Spec, folder: Path, writer: DataStreamWriter) -> dict[str, Any]:
     batches = spec["warm_up"] + spec["batches"]
-    return {"seconds": measure(writer, folder / "checkpoint", batches, SECONDS)[spec["warm_up"] :]}
+    cpu = _cpu(spec)
+    seconds = measure(writer, folder / "checkpoint", batches, SECONDS, cpu)[spec["warm_up"] :]
+    return {**cpu.figures(), "seconds": seconds}
+
+
+def _cpu(spec: Spec) -> BatchCpu:
+    return BatchCpu(spec["warm_up"], spec["server_pids"])
 
 
 ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
@@ -177,5 +192,6 @@ ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "builtin": builtin,
     "builtin_heap": builtin_heap,
     "apply_in_pandas": apply_in_pandas,
+    "apply_in_pandas_heap": apply_in_pandas_heap,
     "transform_with_state": transform_with_state,
 }

@@ -44,23 +44,28 @@ CASES = {
     "fixed": Case(rows=100, batches=60, warm_up=60),
     "one_million_keys": Case(rows=100_000, keys=1_000_000, batches=20, filled=1_000_000),
     "ten_million_keys": Case(rows=100_000, keys=10_000_000, batches=20, filled=1_000_000),
-    "encrypted": Case(rows=100_000, batches=30),
-    "python": Case(rows=20_000, batches=5),
-    "python_fixed": Case(rows=100),
+    "tail": Case(rows=100_000, batches=300, warm_up=60),
+    "encrypted": Case(rows=100_000, batches=30, warm_up=60),
+    "python": Case(rows=20_000, batches=5, warm_up=10),
+    "python_fixed": Case(rows=100, warm_up=10),
 }
 PARTS: dict[str, tuple[Side, ...]] = {
-    "rows": (Side("ours", "rows"), Side("builtin", "rows"), Side("builtin_heap", "rows")),
-    "million": (Side("ours", "million"), Side("builtin", "million"), Side("builtin_heap", "million")),
-    "fixed": (Side("ours", "fixed"), Side("builtin", "fixed"), Side("builtin_heap", "fixed")),
+    "rows": (Side("ours", "rows"), Side("builtin_heap", "rows"), Side("builtin", "rows")),
+    "million": (Side("ours", "million"), Side("builtin_heap", "million"), Side("builtin", "million")),
+    "fixed": (Side("ours", "fixed"), Side("builtin_heap", "fixed"), Side("builtin", "fixed")),
+    "tail": (Side("ours", "tail"), Side("builtin_heap", "tail")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
     "python": (
+        Side("apply_in_pandas_heap", "python"),
         Side("apply_in_pandas", "python"),
         Side("transform_with_state", "python"),
         Side("transform_with_state", "python_fixed"),
     ),
 }
 """What can be measured by itself, by name."""
+_CPU_NAMES = {"rows": ("", ""), "million": ("", "_million"), "fixed": ("fixed_", ""), "python": ("", "")}
+"""What stands before and after ``cpu_ms`` in the figure of a case."""
 
 
 def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
@@ -80,6 +85,7 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for side, seconds_of_side in batch_s.items():
         result |= _alone(side, seconds_of_side, results[side][0]["rows"])
+        result |= _cpu(side, results[side])
     for case, suffix in (("rows", ""), ("million", "_million")):
         for engine in ("builtin", "builtin_heap", "before"):
             result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
@@ -94,6 +100,10 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _against_python(batch_s)
     if Side("ours", "rows") in results:
         result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
+    for engine, name in (("ours", ""), ("builtin_heap", "_builtin_heap")):
+        if Side(engine, "tail") in seconds:
+            tail = seconds[Side(engine, "tail")]
+            result[f"p95_over_median{name}"] = round(_p95(tail) / statistics.median(tail), 3)
     if Side("ours", "ten_million_keys") in results:
         result["totals_keys_held"] = min(result_["keys_held"] for result_ in results[Side("ours", "ten_million_keys")])
     return result | _memory(results)
@@ -116,10 +126,26 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
         return {f"fixed_ms{engine}": milliseconds}
     if side.case == "encrypted":
         return {f"batch_ms_{'encrypted' if side.engine == 'encrypted' else 'plain' + engine}": milliseconds}
+    if side.case == "tail":
+        return {f"tail_batch_ms{engine}": milliseconds}
     if side.case.endswith("_keys"):
         return {f"totals_batch_ms_{side.case}{engine}": milliseconds}
     case = "_million" if side.case == "million" else ""
     return {f"rows_per_s{case}{engine}": round(rows / batch_s), f"batch_ms{case}{engine}": milliseconds}
+
+
+def _cpu(side: Side, rounds: Sequence[Found]) -> dict[str, float]:
+    """Return the CPU of a side per batch and, of ours, that of the S3 server: medians over rounds."""
+    if side.case not in _CPU_NAMES:
+        return {}
+    names = {"cpu_ms": "cpu_ms", **({"server_cpu_ms": "s3_cpu_ms"} if side.engine in ("ours", "before") else {})}
+    engine = "" if side.engine == "ours" else f"_{side.engine}"
+    prefix, suffix = _CPU_NAMES[side.case]
+    return {
+        f"{prefix}{name}{suffix}{engine}": round(statistics.median(round_[measured] for round_ in rounds))
+        for measured, name in names.items()
+        if all(measured in round_ for round_ in rounds)
+    }
 
 
 def _over(name: str, batch_s: Mapping[Side, float], dividend: Side, divisor: Side) -> dict[str, float]:
@@ -134,7 +160,11 @@ def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
     if own_s is None:
         return {}
     rows_ratio = CASES["rows"].rows / CASES["python"].rows
-    names = {"apply_in_pandas": "apply_in_pandas", "transform_with_state": "transform_with_state_in_pandas"}
+    names = {
+        "apply_in_pandas": "apply_in_pandas",
+        "apply_in_pandas_heap": "apply_in_pandas_heap",
+        "transform_with_state": "transform_with_state_in_pandas",
+    }
     return {
         f"ratio_vs_{name}": round(rows_ratio * batch_s[Side(engine, "python")] / own_s, 1)
         for engine, name in names.items()
@@ -146,7 +176,6 @@ def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any
     """Return what else is said of our batches: facts of the last round, snapshots of the one with fewest."""
     last = rounds[-1]
     return {
-        "p95_over_median": round(_p95(seconds) / statistics.median(seconds), 3),
         "batches": len(seconds),
         "snapshots": min(round_["snapshots"] for round_ in rounds),
         "snapshot_key_groups": min(round_["snapshot_key_groups"] for round_ in rounds),

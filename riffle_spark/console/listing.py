@@ -20,31 +20,37 @@ __all__ = ["ls_command"]
 def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """List the queries whose roots are below a prefix, with their age, lag and health.
 
-    HEALTH is `ok`, `stopped`, or one of these. `behind`: records are unread, and the last commit is older than three
-    status intervals. `silent`: the driver has not written its status for three intervals. `unknown`: there is no
-    status. `unreadable`: an object is damaged. AGE is the time since the last commit. Sends one LIST per folder, and
-    three requests per query.
+    HEALTH is `ok`, `paused`, `stopped`, `failed`, or one of these. `behind`: records are unread, and the last commit
+    is older than three status intervals. `silent`: the status is older than its interval. `skewed`: the driver's times
+    are in the future. `unknown`: there is no status. `damaged`: an object is damaged or missing. `unreadable`: this
+    version cannot read it. AGE is the time since the last commit. A folder is a root if its folder `log` has a record
+    of a query. Sends one LIST per folder, and four requests per query. At most 1,000 folders are looked into, those
+    near PREFIX first.
 
-    Exit code 0: all roots were read. 1: a root cannot be read. 3: the store cannot be reached or read.
+    Exit code 0: all roots were read. 1: a root cannot be read, or there are more folders. 3: the store cannot be
+    reached or read.
     """
     from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
-    from riffle_spark.offline.root_status import find_roots, read_status
+    from riffle_spark.offline.root_search import FOLDERS_MAX, find_roots
+    from riffle_spark.offline.root_status import read_status
     from riffle_spark.worker.member_folders import options_of
 
     options = options_of(read_settings(conf_file, s3_endpoint))
     table = Table("", ("ROOT", "QUERY", "HEALTH", "BATCH", "AGE", "LAG", "MEMBERS"))
     table.right = frozenset({"BATCH", "AGE", "LAG", "MEMBERS"})
     shown: list[dict[str, object]] = []
-    is_whole = True
-    for root in find_roots(prefix, options, depth):
+    search = find_roots(prefix, options, depth)
+    is_whole = search.is_complete
+    for root in search.roots:
         try:
             state = read_status(root, options)
         except RefusedError:
             raise
         except (CorruptStateError, ConfigError) as error:
             is_whole = False
-            shown.append({"root": root, "health": "unreadable", "error": str(error)})
-            table.add(root, None, "unreadable", None, None, None, None)
+            health = "damaged" if isinstance(error, CorruptStateError) else "unreadable"
+            shown.append({"root": root, "health": health, "error": str(error)})
+            table.add(root, None, health, None, None, None, None)
             continue
         shown.append({**state.to_json(), "query_name": state.facts.query_name, "query_id": state.facts.query_id})
         lag = None if state.lag_records is None else f"{show_count(state.lag_records)} records"
@@ -58,9 +64,18 @@ def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path
             len(state.facts.members),
         )
     if as_json:
-        echo(json.dumps({"prefix": prefix, "queries": shown}))
+        echo(json.dumps({"prefix": prefix, "is_complete": search.is_complete, "queries": shown}))
     elif shown:
         show_table(table)
     else:
         echo(f"No query has its root below {prefix}, down to {depth} folders.")
+    for query in () if as_json else filter(lambda query: "error" in query, shown):
+        echo(f"{query['root']}: {query['error']}", err=True)
+    if not search.is_complete:
+        # Cause: The prefix has many folders, for example those of a table with partitions.
+        echo(
+            f"[RIFFLE-1491] There are more than {FOLDERS_MAX} folders below {prefix}. The others were not looked "
+            "into.\n  What to do: Name a longer prefix, or reduce --depth.",
+            err=True,
+        )
     click.get_current_context().exit(0 if is_whole else 1)

@@ -22,6 +22,7 @@ COMMANDS = {
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
     "ls": ("listing", "List the queries below a prefix with their age, lag and health."),
     "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),
+    "moves": ("moves", "Show which key-groups of a query moved, when and why."),
     "pause": ("steering", "Hold a running query after its current batch."),
     "pin": ("steering", "Keep a key-group of a running query on a member."),
     "plan": ("plan", "Show the assignment of a scenario, or of a query with changed members."),

@@ -69,6 +69,12 @@ def status_command(
     Reads the root alone, while the query runs or after it. Members, lag and moves are those that the driver last wrote,
     at most a minute ago. The last commit is that of the log. Times are in UTC.
 
+    HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: by
+    an operator. `stopped`. `behind`: records are unread, or a batch runs, and the last commit is older than three
+    intervals of the status. `silent`: the status is more than 15 s older than its interval, so the driver is gone,
+    hangs, or cannot reach the store. `skewed`: the driver's times are more than 60 s in the future. `unknown`: there is
+    no status.
+
     Exit code 0: the status was read. 1: `--max-age` is exceeded, the root has no log, or an object is damaged. 3: the
     store cannot be reached or read.
     """
@@ -81,7 +87,7 @@ def status_command(
         if html is not None:
             _write_page(state, html)
         if as_json:
-            echo(json.dumps(_to_json(state, failure)))
+            echo(json.dumps(_to_json(state, failure), allow_nan=False))
         elif html is None:
             if watch:
                 click.clear()
@@ -153,6 +159,8 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
     health: str = state.health
     if status is not None and health == "ok":
         health = f"ok ({status.state})"
+    elif state.problem is not None:
+        health = f"{health}. {state.problem}"
     return [
         ("Query", f"{name}{version}"),
         ("Root", state.root),

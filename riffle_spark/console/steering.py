@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options, usage_errors
+from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_time
 from riffle_spark.setting_values import checked, seconds
 
 if TYPE_CHECKING:
-    from riffle_spark.offline.steering import ListedRequest, Mailroom
+    from riffle_spark.offline.steering import DrainProgress, ListedRequest, Mailroom
     from riffle_spark.protocol.batch.mailbox import MailboxRequest
 
 __all__ = [
@@ -30,8 +31,13 @@ __all__ = [
 ]
 
 _EXPIRES = "15 min"
-_NO_ANSWER = 4
-"""Exit code if no answer arrived in time."""
+_NOT_IN_TIME = 4
+"""Exit code if no answer arrived, or a drain did not end, in time."""
+_NOT_RUNNING = 5
+"""Exit code if the query has stopped or is silent, so that nothing answers the request now."""
+_HELP_OF_WAIT = (
+    "Wait for the answer, by default 60 s. Exit code 1: not applied. 4: no answer in time. 5: the query does not run."
+)
 
 
 def _key_group(_context: click.Context, _parameter: click.Parameter, value: str) -> int | list[object]:
@@ -86,7 +92,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
         flag_value="60 s",
         metavar="DURATION",
         callback=_duration,
-        help="Wait for the answer, by default 60 s. Exit code 1: not applied. 4: no answer in time.",
+        help=_HELP_OF_WAIT,
     )
     expires = click.option(
         "--expires",
@@ -109,35 +115,143 @@ def _mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom"
 
 def _show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
-    listed = mailroom.wait(request, wait or 0.0)
-    if as_json:
-        echo(json.dumps(listed.to_json()))
-    else:
-        echo(_line(listed))
-        if listed.state == "pending":
-            echo(f"See the answer with: riffle requests {shlex.quote(mailroom.root)}")
+    stop = _warn_of_stop(mailroom, request)
+    listed = mailroom.wait(request, 0.0 if stop else wait or 0.0)
+    _show(mailroom, listed, {"warning": stop}, as_json=as_json)
+    if listed.state == "pending" and stop:
+        click.get_current_context().exit(_NOT_RUNNING)
     if wait is not None and listed.state != "applied":
-        click.get_current_context().exit(_NO_ANSWER if listed.state == "pending" else 1)
+        click.get_current_context().exit(_NOT_IN_TIME if listed.state == "pending" else 1)
+
+
+def _warn_of_stop(mailroom: "Mailroom", request: "MailboxRequest") -> str:
+    """Return why the query does not run, after a warning. Empty if it runs, or has no status."""
+    stop = mailroom.describe_stop()
+    if stop:
+        # Cause: The query was stopped, has failed, or its driver does not reach the store. The request is stored.
+        echo(
+            f"[RIFFLE-1490] No driver answers requests now. {stop} The request is applied if the query starts before "
+            f"{show_time(request.expires_ms)}.\n"
+            "  What to do: Start the query, or repeat the command once it runs.",
+            err=True,
+        )
+    return stop
+
+
+def _show(mailroom: "Mailroom", listed: "ListedRequest", more: dict[str, object], *, as_json: bool) -> None:
+    """Print a request with its answer. ``more`` are further fields of the JSON object."""
+    if as_json:
+        echo(json.dumps({**listed.to_json(), **more}))
+        return
+    echo(_line(listed))
+    if listed.state == "pending":
+        echo(f"See the answer with: riffle requests {shlex.quote(mailroom.root)}")
+
+
+def _wait_until_empty(mailroom: "Mailroom", request: "MailboxRequest", seconds: float, *, as_json: bool) -> None:
+    """Wait up to ``seconds`` for the answer to a drain, and as long again until its member is empty.
+
+    Print progress, and exit with a code.
+    """
+    stop = _warn_of_stop(mailroom, request)
+    listed = mailroom.wait(request, 0.0 if stop else seconds)
+    if listed.state != "applied":
+        _show(mailroom, listed, {"warning": stop, "is_empty": False}, as_json=as_json)
+        not_in_time = _NOT_RUNNING if stop else _NOT_IN_TIME
+        click.get_current_context().exit(not_in_time if listed.state == "pending" else 1)
+    echo(_line(listed), err=as_json)
+    left: DrainProgress | None = None
+    for progress in mailroom.watch_drain(listed, seconds):
+        left = progress
+        echo(_text_of_progress(request, progress), err=as_json)
+    _end_of_drain(listed, left, as_json=as_json)
+
+
+def _text_of_progress(request: "MailboxRequest", seen: "DrainProgress") -> str:
+    """Return what a drained member still has, as a line of text."""
+    counts = [
+        f"{number} {noun if number == 1 else noun + 's'}"
+        for number, noun in ((seen.owned, "key-group"), (seen.standbys, "standby"), (seen.warmups, "warm-up"))
+        if number
+    ]
+    return f"{request.arguments['member']} has {', '.join(counts) or 'no copy that is needed'}"
+
+
+def _end_of_drain(listed: "ListedRequest", left: "DrainProgress | None", *, as_json: bool) -> None:
+    """Print how a drain ended that the command waited for. Exit with its code."""
+    member = listed.request.arguments["member"]
+    if left is None:
+        code, text = (
+            _NOT_IN_TIME,
+            f"Nothing is known about {member} since the answer, because the query wrote no status.",
+        )
+    elif left.is_empty:
+        code, text = 0, f"{member} is empty. Its executor can be stopped."
+    elif not left.is_drained:
+        code, text = 1, f"Another request has ended the drain of {member}."
+    elif left.stopped:
+        code, text = _NOT_RUNNING, f"{left.stopped} The drain continues when it runs."
+    else:
+        code, text = _NOT_IN_TIME, f"{member} is not empty yet. The drain continues."
+    if as_json:
+        counts = {} if left is None else {"owned": left.owned, "standbys": left.standbys, "warmups": left.warmups}
+        echo(json.dumps({**listed.to_json(), **counts, "is_empty": code == 0, "warning": "" if code == 0 else text}))
+    else:
+        echo(text)
+    click.get_current_context().exit(code)
 
 
 def _line(listed: "ListedRequest") -> str:
     """Return a request and its answer as a line of text."""
     request = listed.request
-    arguments = " ".join(f"{name}={value}" for name, value in request.arguments.items())
     error_id = f"  [{listed.answer.error_id}]" if listed.answer and listed.answer.error_id else ""
     text = f"  {listed.answer.text}" if listed.answer else ""
     head = f"{request.number:>6}  {show_time(request.time_ms)}  {listed.state:<10}  {request.user}@{request.host}"
-    return f"{head}  {request.command} {arguments}{error_id}{text}".rstrip()
+    return f"{head}  {_command_text(request)}{error_id}{text}"
 
 
-@_steers("drain")
+def _command_text(request: "MailboxRequest") -> str:
+    """Return the command of a request with its arguments."""
+    return " ".join([request.command, *(f"{name}={value}" for name, value in request.arguments.items())])
+
+
+@click.command("drain")
+@_request_options
 @click.argument("member")
-def drain_command(member: str) -> dict[str, object]:
+@click.option("--until-empty", is_flag=True, help="Wait until MEMBER is empty. Print what it still has.")
+@click.option(
+    "--timeout",
+    default="10 min",
+    show_default=True,
+    metavar="DURATION",
+    callback=_duration,
+    help="With --until-empty: wait so long.",
+)
+def drain_command(  # noqa: PLR0913 - the command's options
+    root: str,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    member: str,
+    until_empty: bool,
+    timeout: float,
+    expires: float,
+    wait: float | None,
+    as_json: bool,
+) -> None:
     """Move all key-groups away from MEMBER, so that its executor can be stopped.
 
-    MEMBER is the id of a member or of its executor.
+    MEMBER is the id of a member or of its executor. With --until-empty the command ends once MEMBER owns no key-group
+    and has no standby or warm-up.
+
+    Exit codes with --until-empty: 0: MEMBER is empty. 1: the drain was refused, has expired, or was ended. 4: no
+    answer, or not empty, in time. The drain continues. 5: the query does not run.
     """
-    return {"member": member}
+    mailroom = _mailroom(root, s3_endpoint, conf_file)
+    request = mailroom.post("drain", {"member": member}, expires)
+    if until_empty:
+        _wait_until_empty(mailroom, request, timeout, as_json=as_json)
+    else:
+        _show_answer(mailroom, request, wait, as_json=as_json)
 
 
 @_steers("undrain")
@@ -203,9 +317,20 @@ def set_command(settings: tuple[str, ...]) -> dict[str, object]:
 @store_options
 @json_option
 def requests_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
-    """List the requests to a query and their answers, oldest first."""
+    """List the requests to a query and their answers, oldest first.
+
+    STATE is `pending` without an answer. A refusal shows the id and the text of its error. Times are in UTC.
+    """
     listed = _mailroom(root, s3_endpoint, conf_file).requests()
     if as_json:
         echo(json.dumps({"requests": [each.to_json() for each in listed]}))
-    for each in [] if as_json else listed:
-        echo(_line(each))
+        return
+    table = Table("", ("NUMBER", "TIME", "STATE", "BY", "REQUEST", "ANSWER"), right=frozenset({"NUMBER"}))
+    for each in listed:
+        request = each.request
+        answer = " ".join(filter(None, (each.answer.error_id, each.answer.text))) if each.answer else ""
+        by = f"{request.user}@{request.host}"
+        table.add(request.number, show_time(request.time_ms), each.state, by, _command_text(request), answer or None)
+    if not listed:
+        echo("No requests. Commands such as riffle drain make them.")
+    show_table(table)

@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from math import isfinite
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = ["from_plain", "to_plain"]
@@ -30,7 +31,7 @@ def from_plain(kind: type[_T], plain: object) -> _T:
     """Return the value of type ``kind`` that ``to_plain`` converted.
 
     Fields that ``kind`` does not have are ignored, because a later version may have written them. Fields that are
-    missing get their default. Raises ``TypeError`` or ``ValueError`` for other values.
+    missing get their default. Raises ``TypeError`` or ``ValueError`` for other values, NaN and infinity included.
     """
     return cast(_T, _convert(kind, plain))
 
@@ -59,7 +60,7 @@ def _convert(kind: object, plain: object) -> object:
 def _convert_union(kinds: tuple[object, ...], plain: object) -> object:
     """Return ``plain`` as a value of the first type of a union that fits."""
     if type(plain) in kinds:
-        return plain
+        return _checked(plain, type(plain))
     for kind in kinds:
         try:
             return _convert(kind, plain)
@@ -77,9 +78,15 @@ def _convert_items(kind: object, items: object) -> list[object]:
 
 
 def _checked(plain: object, kind: type) -> object:
-    """Return ``plain``. Raises ``TypeError`` if it is not exactly of type ``kind``."""
+    """Return ``plain``.
+
+    Raises ``TypeError`` if it is not exactly of type ``kind``, and ``ValueError`` for NaN and infinity, which Python's
+    reader of JSON accepts.
+    """
     if type(plain) is not kind:
         raise TypeError(f"{str(plain)[:80]!r} is not of type {kind.__name__}")
+    if isinstance(plain, float) and not isfinite(plain):
+        raise ValueError(f"{plain} is not a finite number")
     return plain
 
 

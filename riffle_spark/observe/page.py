@@ -98,6 +98,7 @@ def _header(status: Status, name: str) -> Markup:
             "div",
             element("h1", name),
             element("p", status.state, class_=f"state {status.state}", id="state"),
+            _state_detail(status),
             element("p", ids, f", epoch {facts.epoch}", class_="quiet"),
         ),
         element("div", written, reload_, class_="written"),
@@ -105,6 +106,17 @@ def _header(status: Status, name: str) -> Markup:
         element("nav", element("ul", links), aria_label="Sections"),
         element("noscript", element("p", "The charts and maps need JavaScript. The tables have all numbers.")),
     )
+
+
+def _state_detail(status: Status) -> Markup:
+    """Return since when the query is paused, or the error that ended it."""
+    paused_since_ms, failure = status.facts.paused_since_ms, status.facts.failure
+    if status.state == "failed" and failure is not None:
+        error_id = [" (", element("code", failure.id), ")"] if failure.id else ""
+        return element("p", failure.error, error_id, " at ", time_part(failure.time_ms), " UTC", id="failure")
+    if status.state == "paused" and paused_since_ms is not None:
+        return element("p", "since ", time_part(paused_since_ms), " UTC", id="paused")
+    return Markup("")
 
 
 def _footer(status: Status) -> Markup:

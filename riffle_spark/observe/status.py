@@ -13,10 +13,11 @@ from typing import Final, Literal, cast
 
 from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.observe.json_values import from_plain, to_plain
-from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.protocol.facts import DriverFacts, MoveSummary
 
 __all__ = [
     "BATCHES_MAX",
+    "ENDED",
     "FORMAT",
     "MOVES_MAX",
     "WARNINGS_MAX",
@@ -40,7 +41,9 @@ _GZIP_FROM_BYTES: Final = 16 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BYTES_MAX: Final = 64 << 20
 
-State = Literal["running", "idle", "stopped"]
+State = Literal["running", "idle", "paused", "stopped", "failed"]
+ENDED: Final = frozenset({"stopped", "failed"})
+"""The states of a query that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,10 @@ class BatchSummary:
         version: the batch id.
         time_ms: when it was committed, in milliseconds since the epoch.
         rows: its input rows.
-        seconds: seconds by phase (``enter assign run deliver commit upkeep``) and in ``total``.
+        seconds: seconds by phase (``enter assign run deliver commit upkeep``) and in ``total``; empty if unknown.
         lag_records: records of the source that were unread after it; ``None`` if unknown.
+
+    Raises ``ValueError`` if ``seconds`` has phases and no total.
     """
 
     version: int
@@ -61,36 +66,10 @@ class BatchSummary:
     seconds: Mapping[str, float] = field(default_factory=dict)
     lag_records: int | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class MoveSummary:
-    """A key-group that changed a member.
-
-    Attributes:
-        time_ms: when the batch with the move was committed, in milliseconds since the epoch.
-        version: the batch.
-        key_group: the number of the key-group.
-        group: its co-location group.
-        role: ``owner``, ``standby`` or ``warmup``.
-        from_member: the member that it left; empty if it had none.
-        to_member: the member that it moved to.
-        reason: why it moved.
-        goal: what the assignment achieves by it.
-        topic: the topic of the key-group with dispatch by partition, else empty.
-        partition: the partition with dispatch by partition, else ``None``.
-    """
-
-    time_ms: int
-    version: int
-    key_group: int
-    group: str
-    role: str
-    from_member: str
-    to_member: str
-    reason: str
-    goal: str = ""
-    topic: str = ""
-    partition: int | None = None
+    def __post_init__(self) -> None:
+        """Check that the seconds have a total."""
+        if self.seconds and "total" not in self.seconds:
+            raise ValueError(f"batch {self.version} has seconds of {', '.join(self.seconds)}, but no total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +87,8 @@ class Status:
 
     Attributes:
         facts: what the driver knows.
-        state: ``running`` during or shortly after a batch, ``idle``, also while the query is paused, or ``stopped``,
-            also if an error ended it.
+        state: ``running`` during or shortly after a batch; ``idle``; ``paused`` by an operator
+            (``facts.paused_since_ms``); ``stopped``; ``failed`` if an error ended it (``facts.failure``).
         product: the version of riffle_spark that wrote it.
         interval_seconds: how often the driver writes the status, in seconds.
         batches: the last ``BATCHES_MAX`` batches, oldest first.
@@ -129,8 +108,9 @@ class Status:
 
 
 def to_json(status: Status) -> str:
-    """Return a status as one line of JSON."""
-    return json.dumps({"format": FORMAT, **cast("dict[str, object]", to_plain(status))}, separators=(",", ":"))
+    """Return a status as one line of JSON. Raises ``ValueError`` for a number that JSON does not have, such as NaN."""
+    plain = {"format": FORMAT, **cast("dict[str, object]", to_plain(status))}
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(text: str | bytes, where: str = "status.json") -> Status:

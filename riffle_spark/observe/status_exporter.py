@@ -3,7 +3,9 @@
 Theory of operation.
 
 1. The exporter collects the last batches, moves and warnings from the reports. At most once per interval it writes
-   them with the newest facts, also while the query is idle, and once more when the query ends.
+   them with the newest facts, also while the query is idle, and once more when the query stops or fails. After an
+   answer to an operator's request, after a pause begins or ends, and while a drained member loses copies, it writes at
+   most once a second, so that the operator sees the effect at once.
 2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
    started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
 3. If another process writes between the two requests, the write is skipped until the next interval.
@@ -13,13 +15,14 @@ Theory of operation.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.observe.page import page_of
 from riffle_spark.observe.readings import Reading
 from riffle_spark.observe.status import (
     BATCHES_MAX,
+    ENDED,
     MOVES_MAX,
     WARNINGS_MAX,
     BatchSummary,
@@ -32,7 +35,6 @@ from riffle_spark.observe.status import (
 )
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
-from riffle_spark.protocol.ownership.groups import GROUP
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
 from riffle_spark.state.objects.store import ObjectStore, TaggedObject, sent_since
@@ -41,6 +43,8 @@ __all__ = ["StatusExporter", "StatusHistory"]
 
 _RUNNING_MS: Final = 10_000
 """A query counts as running for so long after a batch."""
+_STEERED_MS: Final = 1_000
+"""Changes that operators asked for are written at most this often."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -63,13 +67,25 @@ _SHOWN_SETTINGS: Final = (
 """The settings that an operator needs to read a status. None of them is a secret."""
 
 
+_Steering: TypeAlias = tuple[int, int | None, tuple[tuple[str, int, int, int], ...]]
+
+
+def _steering(facts: DriverFacts) -> _Steering:
+    """Return what changes by operators: the newest answer, the pause, and the copies of drained members."""
+    drained = (member for member in facts.members if member.state == "drained")
+    return (
+        facts.answered,
+        facts.paused_since_ms,
+        tuple((each.id, each.owned, each.standbys, each.warmups) for each in drained),
+    )
+
+
 class StatusHistory:
-    """Collects what a status has beyond the facts: the last batches, moves and warnings."""
+    """Collects what a status has beyond the facts and the moves: the last batches and warnings."""
 
     def __init__(self) -> None:
         """Create an empty history."""
         self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
-        self._moves: deque[MoveSummary] = deque(maxlen=MOVES_MAX)
         self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
 
     def add(self, report: BatchReport, facts: DriverFacts) -> None:
@@ -80,17 +96,18 @@ class StatusHistory:
         lag = sum(partition.records for partition in facts.source) if facts.source else None
         time_ms = facts.commit_ms or facts.time_ms
         self._batches.append(BatchSummary(report.version, time_ms, report.rows, dict(report.seconds), lag))
-        self._moves.extend(_move(move, report.version, time_ms) for move in report.moves)
 
-    def status(self, facts: DriverFacts, state: State, settings: Settings, interval: float, product: str) -> Status:
-        """Return the status with these facts. ``interval`` is how often it is written, in seconds."""
+    def status(
+        self, facts: DriverFacts, state: State, settings: Settings, moves: Sequence[MoveSummary], product: str
+    ) -> Status:
+        """Return the status with these facts, settings and moves."""
         return Status(
             facts,
             state,
             product,
-            interval,
+            settings.status_interval,
             tuple(self._batches),
-            tuple(self._moves),
+            tuple(moves[-MOVES_MAX:]),
             tuple(self._warnings),
             {name: str(getattr(settings, name)) for name in _SHOWN_SETTINGS},
         )
@@ -106,24 +123,6 @@ def _warning(text: str, time_ms: int) -> WarningSummary:
     return WarningSummary(time_ms, warning_id, body)
 
 
-def _move(move: Mapping[str, str | int], version: int, time_ms: int) -> MoveSummary:
-    """Return a move of a report, made before a batch that was committed at ``time_ms``."""
-    partition = move.get("partition")
-    return MoveSummary(
-        time_ms,
-        version,
-        int(move["key_group"]),
-        str(move.get("group", GROUP)),
-        str(move["role"]),
-        str(move["from"]),
-        str(move["to"]),
-        str(move["reason"]),
-        str(move["goal"]),
-        str(move.get("topic", "")),
-        None if partition is None else int(partition),
-    )
-
-
 class StatusExporter:
     """Writes ``status.json`` and its page below the root. Implements ``observe.export.Exporter``."""
 
@@ -132,56 +131,78 @@ class StatusExporter:
     def __init__(
         self,
         objects: ObjectStore,
-        settings: Settings,
+        settings: Callable[[], Settings],
+        moves: Callable[[], Sequence[MoveSummary]],
         product: str,
         count_requests: Callable[[Mapping[str, int]], None],
     ) -> None:
         """Create the exporter of a query. Sends no request.
 
-        ``objects`` is a store below the root that nothing else uses. ``product`` is the version of riffle_spark.
-        ``count_requests`` is called with the requests of each write by kind.
+        ``objects`` is a store below the root that nothing else uses. ``settings`` returns the settings in effect,
+        ``moves`` the newest moves, oldest first. ``product`` is the version of riffle_spark. ``count_requests`` is
+        called with the requests of each write by kind.
         """
         self._objects = objects
         self._settings = settings
+        self._moves = moves
         self._product = product
         self._count_requests = count_requests
         self._history = StatusHistory()
         self._facts: DriverFacts | None = None
         self._started_ms = 0
         self._tried_ms: int | None = None
+        self._tried_steering: _Steering = (0, None, ())
         self._batch_ms = 0
+        self._has_ended = False
+        """Whether the last write was that of an ended query."""
 
     def export(self, report: BatchReport | None, facts: DriverFacts, readings: Sequence[Reading]) -> None:  # noqa: ARG002
-        """Write the status if the interval has passed. Raises errors of the store."""
+        """Write the status if the interval has passed, or if the query has failed. Raises errors of the store."""
         if self._facts is None:
             self._started_ms = facts.time_ms
         self._facts = facts
         if report is not None:
             self._batch_ms = facts.time_ms
             self._history.add(report, facts)
+        state = self._state(facts)
         passed_ms = None if self._tried_ms is None else abs(facts.time_ms - self._tried_ms)
-        if passed_ms is None or passed_ms >= self._settings.status_interval * 1000:
-            is_running = facts.batch_seconds > 0 or facts.time_ms - self._batch_ms < _RUNNING_MS
-            self._write(facts, "running" if is_running else "idle")
+        is_steered = _steering(facts) != self._tried_steering
+        interval_ms = self._settings().status_interval * 1000
+        is_due = passed_ms is None or passed_ms >= (min(_STEERED_MS, interval_ms) if is_steered else interval_ms)
+        if is_due or (state in ENDED and not self._has_ended):
+            self._write(facts, state)
+
+    def _state(self, facts: DriverFacts) -> State:
+        """Return the state of a query that has not stopped."""
+        if facts.failure is not None:
+            return "failed"
+        if facts.batch_seconds > 0:
+            return "running"
+        if facts.paused_since_ms is not None:
+            return "paused"
+        return "running" if facts.time_ms - self._batch_ms < _RUNNING_MS else "idle"
 
     def close(self) -> None:
-        """Write the status of the stopped query. Raises errors of the store."""
-        if self._facts is not None:
-            self._write(self._facts, "stopped")
-            self._facts = None
+        """Write the status of the ended query, unless that was written. Raises errors of the store."""
+        if self._facts is not None and not self._has_ended:
+            self._write(self._facts, "stopped" if self._facts.failure is None else "failed")
+        self._facts = None
 
     def _write(self, facts: DriverFacts, state: State) -> None:
         """Write a status unless a newer driver has written its own."""
         self._tried_ms = facts.time_ms
+        settings = self._settings()
+        self._tried_steering = _steering(facts)
         before = dict(self._objects.requests)
         try:
             stored = self._objects.get_if_changed(STATUS)
             if stored is not None and stored.data is not None and self._is_newer(stored.data, facts):
                 return
-            status = self._history.status(facts, state, self._settings, self._settings.status_interval, self._product)
-            if self._replace(STATUS, stored, encode(status)) and self._settings.status_page:
+            status = self._history.status(facts, state, settings, self._moves(), self._product)
+            if self._replace(STATUS, stored, encode(status)) and settings.status_page:
                 page = page_of(status).encode()
                 self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
+            self._has_ended = state in ENDED
         finally:
             self._count_requests(sent_since(before, self._objects.requests))
 

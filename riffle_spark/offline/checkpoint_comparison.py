@@ -1,6 +1,6 @@
 """Compare a checkpoint with the newest record of a root."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from riffle_spark.errors import command
 from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
@@ -11,11 +11,17 @@ __all__ = ["describe_mismatch", "rollback_command"]
 
 
 def describe_mismatch(
-    checkpoint: Checkpoint, root: str, tail: Record | None, records: Mapping[int, Record]
+    checkpoint: Checkpoint,
+    root: str,
+    tail: Record | None,
+    records: Mapping[int, Record],
+    newer_records: Callable[[], Iterable[Record]],
 ) -> tuple[str, str] | None:
     """Return why a query cannot continue with this checkpoint after ``tail``, and the remedy, or ``None`` if it can.
 
-    ``records`` are the intact records of the root, by number.
+    ``records`` are the intact records of the root, by number. ``newer_records`` reads those that were appended since.
+    A running query commits to the log, and then to its checkpoint. So the checkpoint is read after ``tail``, and must
+    match it or a record that was appended before the second look at the log.
     """
     query_id = checkpoint.find_query_id()
     if query_id is None:
@@ -26,14 +32,19 @@ def describe_mismatch(
     if query_id != tail.query_id:
         problem = f"The checkpoint belongs to query {query_id}, the state to query {tail.query_id}."
         return problem, f"Name the checkpoint of the state's query, or {describe_take_over(root, checkpoint.shown)}"
-    return _describe_batch_mismatch(checkpoint, root, tail, records)
+    batch = checkpoint.next_batch()
+    mismatch = _describe_batch_mismatch(checkpoint, root, tail, records, batch)
+    for record in newer_records() if mismatch is not None else ():
+        mismatch = _describe_batch_mismatch(checkpoint, root, record, records, batch)
+        if mismatch is None:
+            return None
+    return mismatch
 
 
 def _describe_batch_mismatch(
-    checkpoint: Checkpoint, root: str, tail: Record, records: Mapping[int, Record]
+    checkpoint: Checkpoint, root: str, tail: Record, records: Mapping[int, Record], batch: int
 ) -> tuple[str, str] | None:
-    """Return problem and remedy if the next batch of a checkpoint does not continue the state, else ``None``."""
-    batch = checkpoint.next_batch()
+    """Return problem and remedy if the next ``batch`` of a checkpoint does not continue the state, else ``None``."""
     forward = f"move the checkpoint to the state's batch: {rollback_command(root, checkpoint, tail.version)}"
     if batch == tail.version and tail.offsets is not None and checkpoint.offsets(batch) not in (None, tail.offsets):
         problem = f"The checkpoint plans batch {batch} with other offsets than those it was committed with."

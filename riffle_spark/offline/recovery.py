@@ -133,10 +133,10 @@ def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Rec
 def _check_state(root: str, log: Log, *, empty: bool) -> None:
     """Raise ``ConfigError`` unless the root has state, or has none and ``empty`` is set."""
     if log.tail is None and not empty:
-        # Cause: --root is wrong, or the query has not committed a batch yet.
+        # Cause: The root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
-            remedy="Correct --root, or use --empty to start without state.",
+            remedy="Correct the root, or use --empty to start without state.",
             where=root,
             id="RIFFLE-0133",
         )
@@ -253,10 +253,10 @@ def rollback(
     spark = Checkpoint(checkpoint, options)
     tail = log.open(broken=True)
     if tail is None:
-        # Cause: --root is wrong, or the query has not committed a batch yet.
+        # Cause: The root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
-            remedy="Correct --root.",
+            remedy="Correct the root.",
             where=root,
             id="RIFFLE-0139",
         )

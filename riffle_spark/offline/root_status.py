@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Literal
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.observe.status import Status, decode
-from riffle_spark.observe.units import show_duration
+from riffle_spark.observe.status import ENDED, Status, decode
+from riffle_spark.observe.units import show_duration, show_time
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts
 from riffle_spark.protocol.ownership.groups import parse_task
@@ -21,15 +21,19 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.record import decode as decode_record
-from riffle_spark.state.objects.open import normalised, open_store
+from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import FolderStore, ObjectStore
+from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Health", "RootStatus", "find_roots", "members_of_record", "newest_record", "read_status", "watch_status"]
+__all__ = ["Health", "RootStatus", "members_of_record", "newest_record", "read_status", "watch_status"]
 
-Health = Literal["ok", "behind", "silent", "stopped", "unknown"]
-_SILENT_INTERVALS = 3
-"""A query that has not written its status for so many intervals is silent."""
+Health = Literal["ok", "behind", "paused", "silent", "skewed", "failed", "stopped", "unknown"]
+_BEHIND_INTERVALS = 3
+"""A query with unread records is behind if its last commit is older than so many intervals of its status."""
+_LATE_SECONDS = 15.0
+"""How late the driver may write its status."""
+_SKEW_SECONDS = 60.0
+"""How far the driver's clock may be ahead of this machine's. Beyond it, ages of the driver's times mean nothing."""
 _READ_TRIES = 3
 
 
@@ -69,6 +73,19 @@ class RootStatus:
         return None if self.status is None else (self.now_ms - self.facts.time_ms) / 1000
 
     @property
+    def is_late(self) -> bool:
+        """Whether a driver that still runs would have written its status again."""
+        if self.status is None or self.status_age is None or self.status.state in ENDED:
+            return False
+        return self.status_age > self.status.interval_seconds + _LATE_SECONDS
+
+    @property
+    def skew_seconds(self) -> float:
+        """How far the newest time that the driver wrote is in the future, in seconds."""
+        newest_ms = max(self.facts.time_ms, self.commit_ms or 0)
+        return max(0.0, (newest_ms - self.now_ms) / 1000)
+
+    @property
     def lag_records(self) -> int | None:
         """Records of the source that are unread; ``None`` if unknown."""
         return sum(lag.records for lag in self.facts.source) if self.facts.source else None
@@ -100,17 +117,49 @@ class RootStatus:
 
     @property
     def health(self) -> Health:
-        """``ok``, ``stopped``, or ``unknown`` without a status; ``silent`` if the driver has not written
-        its status for three intervals; ``behind`` if records are unread and the last three commits took that long.
+        """The first of these that applies.
+
+        ``unknown``: there is no status. ``failed``, ``stopped``: the query has ended. ``skewed``: the driver's times
+        are in the future. ``silent``: the status is older than its interval. ``paused``: by an operator. ``behind``:
+        records are unread, or a batch runs, and the last commit is older than three intervals. ``ok``.
         """
-        if self.status is None or self.status_age is None:
+        if self.status is None:
             return "unknown"
-        if self.status.state == "stopped":
-            return "stopped"
-        limit = _SILENT_INTERVALS * max(self.status.interval_seconds, 1.0)
-        if self.status_age > limit:
+        if self.status.state == "failed" or self.status.state == "stopped":  # noqa: PLR1714 - mypy narrows the type
+            return self.status.state
+        if self.skew_seconds > _SKEW_SECONDS:
+            return "skewed"
+        if self.is_late:
             return "silent"
-        return "behind" if self.is_stuck(limit) else "ok"
+        if self.status.state == "paused":
+            return "paused"
+        return "behind" if self.is_stuck(_BEHIND_INTERVALS * max(self.status.interval_seconds, 1.0)) else "ok"
+
+    @property
+    def problem(self) -> str | None:
+        """Why the health is ``failed``, ``paused``, ``silent`` or ``skewed``, as a sentence; else ``None``."""
+        health = self.health
+        failure = self.facts.failure
+        if health == "failed" and failure is not None:
+            error = f"{failure.error} ({failure.id})" if failure.id else failure.error
+            return f"The query failed with {error} {self._ago(failure.time_ms)}."
+        if health == "paused" and self.facts.paused_since_ms is not None:
+            return f"The query was paused {self._ago(self.facts.paused_since_ms)}."
+        if health == "skewed":
+            return (
+                f"The driver's times are {show_duration(self.skew_seconds)} in the future. Correct the clock of the "
+                "driver or of this machine."
+            )
+        if health == "silent" and self.status is not None:
+            return (
+                f"The driver wrote its status {self._ago(self.facts.time_ms)}, but writes it every "
+                f"{show_duration(self.status.interval_seconds)} while it runs and reaches the store."
+            )
+        return None
+
+    def _ago(self, time_ms: int) -> str:
+        """Return how long ago a time of the driver is, and the time."""
+        return f"{show_duration(max(0.0, (self.now_ms - time_ms) / 1000))} ago ({show_time(time_ms)})"
 
     def is_stuck(self, seconds: float) -> bool:
         """Return whether records are unread, or a batch runs, and the last commit is older than ``seconds``."""
@@ -121,6 +170,8 @@ class RootStatus:
         """Return why a probe with this maximum age fails, ``None`` if it succeeds."""
         if self.status is None:
             return "The driver has written no status."
+        if self.health in ("failed", "skewed"):
+            return self.problem
         if self.status_age is not None and self.status_age > seconds:
             return f"The driver wrote its status {show_duration(self.status_age)} ago."
         if self.is_stuck(seconds):
@@ -135,6 +186,7 @@ class RootStatus:
             "root": self.root,
             "now_ms": self.now_ms,
             "health": self.health,
+            "problem": self.problem,
             "status_age_seconds": self.status_age,
             "version": self.record.version,
             "commit_ms": self.commit_ms,
@@ -194,29 +246,6 @@ def newest_record(objects: ObjectStore, root: str) -> Record:
     raise ConfigError(
         f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-1311"
     )
-
-
-def find_roots(prefix: str, options: StoreOptions | None = None, depth: int = 3) -> list[str]:
-    """Return the roots of queries below a prefix, down to ``depth`` folders, sorted. Sends one LIST per folder.
-
-    A root has a folder ``log``. Below a root only the roots of wrapped queries are looked for.
-    """
-    objects = open_store(prefix, options or StoreOptions())
-    assert isinstance(objects, FolderStore)
-    place = normalised(prefix)
-    roots: list[str] = []
-    waiting = [("", 0)]
-    while waiting:
-        folder, level = waiting.pop()
-        names = objects.list_folders(folder)
-        is_root = paths.LOG.rstrip("/") in names
-        if is_root:
-            roots.append(f"{place}/{folder}".rstrip("/"))
-        queries = [name for name in names if name.startswith(paths.QUERY)]
-        following = queries if queries or is_root else names
-        if level < depth:
-            waiting += [(f"{folder}{name}/", level + 1) for name in following]
-    return sorted(roots)
 
 
 def members_of_record(objects: ObjectStore, record: Record) -> tuple[RecordedMember, ...]:

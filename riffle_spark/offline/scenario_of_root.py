@@ -118,7 +118,7 @@ def open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
     if tail is None:
-        # Cause: --root is wrong, or the query has not committed a batch yet.
+        # Cause: The root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-0151"
         )

@@ -4,10 +4,12 @@ import getpass
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
+from riffle_spark.observe.units import show_duration
+from riffle_spark.offline.root_status import RootStatus, read_status
 from riffle_spark.protocol.batch.mailbox import (
     Answer,
     MailboxRequest,
@@ -23,10 +25,12 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["ListedRequest", "Mailroom"]
+__all__ = ["DrainProgress", "ListedRequest", "Mailroom"]
 
 _LOOK_SECONDS = 0.5
 _OPEN_TRIES = 5
+_OF_DRIVERS = ("claim", "batch", "orders")
+"""Kinds of records that drivers write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,30 @@ class ListedRequest:
             "error_id": answer.error_id if answer else "",
             "text": answer.text if answer else "",
         }
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """What a member has after a request to drain it was applied.
+
+    Attributes:
+        owned: key-groups that it owns.
+        standbys: standbys that it keeps.
+        warmups: copies that it warms up.
+        is_drained: whether the drain is in effect. A later request may have ended it.
+        stopped: why nothing moves any more, empty if the query runs.
+    """
+
+    owned: int
+    standbys: int
+    warmups: int
+    is_drained: bool = True
+    stopped: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the member has no copy that is needed."""
+        return not (self.owned or self.standbys or self.warmups)
 
 
 class Mailroom:
@@ -125,6 +153,62 @@ class Mailroom:
             listed = _listed(request, self._look().answers)
             if listed.state != "pending" or time.monotonic() >= deadline:
                 return listed
+            time.sleep(_LOOK_SECONDS)
+
+    def describe_stop(self, state: RootStatus | None = None) -> str:
+        """Return why the query answers no requests now, as its status shows it. Empty if it runs or has no status.
+
+        ``state`` is the status; without it, it is read.
+        """
+        try:
+            state = state or read_status(self.root, self._options)
+        except CorruptStateError:
+            return ""
+        has_started = state.record.epoch > state.facts.epoch and state.record.kind in _OF_DRIVERS
+        if has_started or state.status_age is None:
+            return ""
+        if state.health == "stopped":
+            return f"The query stopped {show_duration(state.status_age)} ago."
+        if state.health == "failed":
+            return state.problem or ""
+        if state.health == "silent":
+            return f"The driver has not written its status for {show_duration(state.status_age)}."
+        return ""
+
+    def drain_progress(self, drain: ListedRequest) -> DrainProgress | None:
+        """Return what the member of an applied drain has. ``None`` if nothing newer than the answer is known yet.
+
+        It is read from the status. Without one, from the newest record, which an idle query does not write.
+        """
+        state = read_status(self.root, self._options)
+        stopped = self.describe_stop(state)
+        if state.status is not None and state.facts.answered < drain.request.number and not stopped:
+            return None
+        name = drain.request.arguments["member"]
+        member = next((each for each in state.facts.members if name in (each.id, each.executor)), None)
+        drained = read_requests(state.record.orders).drained
+        if member is None:  # it has left the query
+            return DrainProgress(0, 0, 0, stopped=stopped)
+        is_drained = member.id in drained or member.executor in drained
+        return DrainProgress(member.owned, member.standbys, member.warmups, is_drained, stopped)
+
+    def watch_drain(self, drain: ListedRequest, seconds: float) -> Iterator[DrainProgress]:
+        """Yield what the member of an applied drain has, at first and after each change.
+
+        End once it is empty, the drain has ended, the query has stopped, or ``seconds`` have passed.
+        """
+        deadline = time.monotonic() + seconds
+        previous = None
+        while True:
+            progress = self.drain_progress(drain)
+            if progress is not None:
+                if progress != previous:
+                    yield progress
+                if progress.is_empty or progress.stopped or not progress.is_drained:
+                    return
+                previous = progress
+            if time.monotonic() >= deadline:
+                return
             time.sleep(_LOOK_SECONDS)
 
     def requests(self) -> list[ListedRequest]:

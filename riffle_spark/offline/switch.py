@@ -93,10 +93,10 @@ def switch_dispatch(
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
-        # Cause: --root is wrong, or the query has not committed a batch yet.
+        # Cause: The root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
-            remedy="Correct --root. A new query needs no switch: set dispatch before its first batch.",
+            remedy="Correct the root. A new query needs no switch: set dispatch before its first batch.",
             where=root,
             id="RIFFLE-0154",
         )
@@ -137,8 +137,8 @@ def switch_keys(
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
-        # Cause: --root is wrong, or the query has not committed a batch yet.
-        raise ConfigError(f"{root} holds no state.", remedy="Correct --root.", where=root, id="RIFFLE-0155")
+        # Cause: The root is wrong, or the query has not committed a batch yet.
+        raise ConfigError(f"{root} holds no state.", remedy="Correct the root.", where=root, id="RIFFLE-0155")
     with translated_errors(log, "count the parts of the state by key", ConflictError):
         steps = _count_by_key(objects, tail, log.manifest)
     if not rewrite:

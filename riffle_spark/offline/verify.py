@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -104,7 +106,8 @@ def verify(
         verification.add("unread", root, f"{problem} {count} {parts} were not checked.", remedy)
     way_back = _find_way_back(verification, root, checkpoint)
     if spark is not None:
-        mismatch = describe_mismatch(spark, root, tail, verification.records)
+        read_newer = partial(_newer_records, objects, tail)
+        mismatch = describe_mismatch(spark, root, tail, verification.records, read_newer)
         if mismatch is not None:
             verification.add("state", spark.shown, *mismatch)
     return Verified(
@@ -126,7 +129,7 @@ def _read_log(verification: _Verification, root: str) -> None:
         name for name in known if paths.parse_object_name(name) is None and paths.parse_record_name(name) is None
     ]
     if foreign and len(foreign) == len(names):
-        verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct --root.")
+        verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct the root.")
         return
     for name in foreign:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
@@ -134,7 +137,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
         move = "move the remaining objects elsewhere and " if names else ""  # adopt refuses a root with objects
-        remedy = f"Correct --root, or restore the root from a backup, or {move}start without state: {empty}"
+        remedy = f"Correct the root, or restore the root from a backup, or {move}start without state: {empty}"
         verification.add("state", root, "The root has no log: it is empty, or the log is lost.", remedy)
         return
     errors = {sequence: error for sequence in sequences if (error := _read_record(verification, sequence))}
@@ -159,6 +162,16 @@ def _read_log(verification: _Verification, root: str) -> None:
     for sequence, error in sorted((errors | lost).items()):
         if sequence >= first or sequence in lost:
             verification.add_error(_record_level(verification, sequence, tail), error, paths.record_name(sequence))
+
+
+def _newer_records(objects: ObjectStore, tail: Record | None) -> Iterator[Record]:
+    """Yield the intact records that were appended after ``tail``, oldest first."""
+    for sequence in filter(None, map(paths.parse_record_name, objects.list(paths.LOG))):
+        name = paths.record_name(sequence)
+        data = objects.get(name) if tail is not None and sequence > tail.sequence else None
+        if data is not None:
+            with suppress(CorruptStateError):
+                yield decode(data, name, with_entries=False)
 
 
 def _read_record(verification: _Verification, sequence: int) -> CorruptStateError | None:

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["DriverFacts", "GroupFacts", "MemberFacts", "MemberStatus", "PartitionLag", "StoreFacts"]
+__all__ = [
+    "DriverFacts",
+    "FailureFacts",
+    "GroupFacts",
+    "MemberFacts",
+    "MemberStatus",
+    "MoveSummary",
+    "PartitionLag",
+    "StoreFacts",
+]
 
 MemberStatus: TypeAlias = Literal["active", "drained", "quarantined", "awaited"]
 
@@ -99,6 +108,51 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveSummary:
+    """A key-group that changed a member.
+
+    Attributes:
+        time_ms: when the driver decided it, in milliseconds since the epoch.
+        version: the first batch after it.
+        key_group: the number of the key-group.
+        group: its co-location group.
+        role: ``owner``, ``standby`` or ``warmup``.
+        from_member: the member that it left; empty if it had none.
+        to_member: the member that it moved to.
+        reason: why it moved.
+        goal: what the assignment achieves by it.
+        topic: the topic of the key-group with dispatch by partition, else empty.
+        partition: the partition with dispatch by partition, else ``None``.
+    """
+
+    time_ms: int
+    version: int
+    key_group: int
+    group: str
+    role: str
+    from_member: str
+    to_member: str
+    reason: str
+    goal: str = ""
+    topic: str = ""
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFacts:
+    """The error that ended a query.
+
+    ``error`` is the name of its class, ``id`` its id (``RIFFLE-0123``), empty for errors of other packages. ``time_ms``
+    is when the driver saw it, in milliseconds since the epoch. The text of the error is left out, because it may quote
+    data.
+    """
+
+    error: str
+    id: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DriverFacts:
     """The facts of one moment.
 
@@ -117,6 +171,10 @@ class DriverFacts:
         groups: the co-location groups, sorted by name.
         batch_seconds: how long the current batch has run, 0 if none runs.
         next_probe_seconds: seconds to the next probing rebalance, ``None`` if none is needed.
+        paused_since_ms: since when an operator holds the query (milliseconds since the epoch), ``None`` if it is not
+            paused.
+        failure: the error that ended the query, ``None`` while it runs.
+        answered: the number of the newest request of an operator's command with an answer, 0 for none.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
             name is that of the metric without ``riffle_`` and ``_total``. Values of labels follow after slashes.
     """
@@ -135,4 +193,7 @@ class DriverFacts:
     groups: tuple[GroupFacts, ...] = ()
     batch_seconds: float = 0.0
     next_probe_seconds: float | None = None
+    paused_since_ms: int | None = None
+    failure: FailureFacts | None = None
+    answered: int = 0
     counters: Mapping[str, int | float] = field(default_factory=dict)

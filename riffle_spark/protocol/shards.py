@@ -75,7 +75,7 @@ class Shards:
             # Cause: The topics have more partitions than the state was planned for.
             raise ConfigError(
                 f"{count} partitions are more than key_groups = {total}.",
-                remedy="Stop the query, raise the number in its state (riffle dispatch --root ROOT --to MODE "
+                remedy="Stop the query, raise the number in its state (riffle dispatch ROOT --to MODE "
                 "--key-groups N --execute), and restart it with key_groups = N.",
                 where="key_groups",
                 id="RIFFLE-0241",

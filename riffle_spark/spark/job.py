@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from riffle_spark.errors import RiffleError
 from riffle_spark.observe.export import Exporters
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.idle_loop import IDLE_SECONDS
@@ -89,6 +90,7 @@ class RunningJob:
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
         self._exporters = Exporters((), self._clock.seconds)
         self._offset_sources: list[Any] = []
+        self._query: Any = None
         self._batch_began: float | None = None
         self.may_rest = False
         """Whether there is housekeeping, which also reads requests, between batches of the present run."""
@@ -129,8 +131,22 @@ class RunningJob:
         self._batch_began = self._clock.seconds()
         try:
             return self._process(batch, batch_id)
+        except Exception as error:
+            self._batch_began = None
+            if not handles.is_interruption(error) and not inventory.is_stopping(batch):
+                self._export_failure(type(error).__name__, error.id if isinstance(error, RiffleError) else "")
+            raise
         finally:
             self._batch_began = None
+
+    def _export_failure(self, error: str, error_id: str) -> None:
+        """Export that an error of class ``error`` ended the query.
+
+        Do nothing if this run has not claimed the log, because then the status belongs to another run.
+        """
+        if self._run_id is not None and self.driver.run_id == self._run_id:
+            self.driver.record_failure(error, error_id)
+            self._exporters.publish(None, self.driver.facts())
 
     def _process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch, export its figures and return its report."""
@@ -173,6 +189,7 @@ class RunningJob:
             exporters_of(self._settings, self._spark, self._home, self.driver), self._clock.seconds
         )
         self._progress = SparkProgress()
+        self._query = inventory.running_query(batch)
         self._policy = routing.policy_in(batch.sparkSession)
         self._offset_sources = _known_offset_sources(batch)
         for warning in (unbounded_batches(batch), checkpoint_warning(batch)):
@@ -222,7 +239,7 @@ class RunningJob:
             _logger.debug("Work between batches ends: %s", error)
             return False
         if not is_active:
-            self._exporters.close(_STOP_SECONDS)
+            self._export_end()
             return False
         if not is_idle:
             began = self._batch_began
@@ -239,6 +256,17 @@ class RunningJob:
             self._failures.forget(_LOOK)
         self._exporters.publish(None, self.driver.facts())
         return True
+
+    def _export_end(self) -> None:
+        """Export the error that ended the query, if Spark has one, and close the exporters."""
+        try:
+            failure = inventory.failure_of(self._query)
+        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
+            _logger.debug("Cannot read how the query ended: %s", error)
+        else:
+            if failure is not None:
+                self._export_failure(*failure)
+        self._exporters.close(_STOP_SECONDS)
 
     def _record_source(self, incoming: IncomingBatch, arrived: float) -> None:
         """Record how far a committed batch, which arrived at that time of the clock, is behind its sources."""

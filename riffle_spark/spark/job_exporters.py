@@ -51,5 +51,7 @@ def exporters_of(settings: Settings, spark: SparkSession, home: Home, driver: Dr
         exporters.append(Otlp(settings.otlp_endpoint, settings.otlp_signals, SystemClock().seconds, os.environ))
     if settings.status_interval > 0:
         objects = open_store(home.root, home.options)
-        exporters.append(StatusExporter(objects, settings, __version__, partial(driver.count_requests, "status")))
+        count_requests = partial(driver.count_requests, "status")
+        moves = driver.ownership.moves.recent
+        exporters.append(StatusExporter(objects, lambda: driver.settings, moves, __version__, count_requests))
     return exporters

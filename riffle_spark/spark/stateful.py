@@ -424,6 +424,7 @@ class StatefulJob(JobOperations):
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
             self._driver.mailbox.hold = self._hold
+            self._driver.show_pauses(lambda: self._gate.closed_since_ms)
         return self._running
 
     def _hold(self, is_paused: bool) -> None:

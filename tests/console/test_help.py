@@ -15,7 +15,7 @@ from riffle_spark.console.main import COMMANDS, main
 from riffle_spark.console.plan import STRATEGIES
 
 HEAVY = ("numpy", "pyarrow", "pandas", "boto3", "botocore", "requests", "pyspark", "scipy", "rich", "kafka")
-MODULES_MAX = 290
+MODULES_MAX = 190
 _PROGRAM = f"""
 import sys
 sys.argv = ["riffle", *sys.argv[1:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +20,7 @@ from riffle_spark.keygroups import key_groups
 from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.root_status import read_status
-from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
@@ -57,9 +57,9 @@ def _json(*arguments: object) -> dict[str, Any]:
 def _write_status(query: World, **changes: object) -> None:
     """Write a status as the driver does, as of the newest record."""
     now_ms = read_status(query.home.root).now_ms
-    facts = DriverFacts(
-        now_ms, "q", "counts", source=(PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
-    )
+    source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
+    of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}
+    facts = replace(DriverFacts(now_ms, "q", "counts", source=source), **of_facts)  # type: ignore[arg-type]
     status = Status(facts, product="0.1.0", **changes)  # type: ignore[arg-type]
     query.memory.delete([paths.STATUS])
     assert query.memory.put_if_absent(paths.STATUS, encode(status))
@@ -147,6 +147,65 @@ def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
     assert probed.health == health
     reason = probed.probe(300)
     assert (reason is None) if failure is None else (reason is not None and failure in reason)
+
+
+@pytest.mark.parametrize(
+    ("state", "facts_age", "commit_age", "health", "problem"),
+    [
+        ("failed", 9, 9, "failed", "The query failed with ConflictError (RIFFLE-0201) 9 s ago"),
+        ("failed", 9_000, 9_000, "failed", "The query failed with ConflictError (RIFFLE-0201) 2 h 30 min ago"),
+        ("paused", 9, 9_000, "paused", "The query was paused 9 s ago"),
+        ("paused", 90, 90, "silent", "wrote its status 1 min 30 s ago"),
+        ("running", 74, 9, "ok", None),
+        ("running", 76, 9, "silent", "but writes it every 1 min"),
+        ("running", -30, -30, "ok", None),
+        ("running", -90, 9, "skewed", "times are 1 min 30 s in the future"),
+        ("idle", 9, -7_200, "skewed", "times are 2 h in the future"),
+        ("stopped", -90, -90, "stopped", None),
+    ],
+)
+def test_the_health_names_what_is_wrong(
+    query: Elastic, state: Any, facts_age: int, commit_age: int, health: str, problem: str | None
+) -> None:
+    """A late status, and one of a clock that is ahead, are not healthy. Small differences of clocks are allowed."""
+    read = read_status(query.home.root)
+    time_ms = read.now_ms - facts_age * 1000
+    failure = FailureFacts("ConflictError", "RIFFLE-0201", time_ms) if state == "failed" else None
+    facts = DriverFacts(time_ms, "q", failure=failure, paused_since_ms=time_ms if state == "paused" else None)
+    record = replace(read.record, kind="batch", written_ms=read.now_ms - commit_age * 1000)
+    shown = replace(read, record=record, status=Status(facts, state), facts=facts)
+    assert shown.health == health
+    assert (shown.problem is None) if problem is None else (shown.problem is not None and problem in shown.problem)
+    assert shown.to_json()["problem"] == shown.problem
+    if health in ("failed", "skewed"):
+        assert shown.probe(36_000) == shown.problem
+
+
+def test_the_status_shows_the_failure_of_a_query_in_text_json_and_page(query: Elastic, tmp_path: Path) -> None:
+    """Class, id and time of the error are everywhere, and the probe fails."""
+    now_ms = read_status(query.home.root).now_ms
+    _write_status(query, state="failed", failure=FailureFacts("UserFunctionError", "RIFFLE-0500", now_ms))
+    text = _run("status", query.home.root).output
+    assert "failed. The query failed with UserFunctionError (RIFFLE-0500) " in text
+    shown = _json("status", query.home.root)
+    assert (shown["health"], shown["status"]["state"]) == ("failed", "failed")
+    assert shown["facts"]["failure"] == {"error": "UserFunctionError", "id": "RIFFLE-0500", "time_ms": now_ms}
+    assert _run("status", query.home.root, "--html", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert 'id="failure">UserFunctionError (<code>RIFFLE-0500</code>) at <data' in page
+    assert _run("status", query.home.root, "--max-age", "1d").exit_code == 1
+
+
+def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> None:
+    """Seconds of a batch without a total."""
+    _write_status(query, batches=(BatchSummary(1, 1, 1, {"total": 0.5, "run": 0.4}),))
+    data = query.memory.get(paths.STATUS)
+    assert data is not None
+    query.memory.delete([paths.STATUS])
+    assert query.memory.put_if_absent(paths.STATUS, data.replace(b'"total":0.5,', b""))
+    done = _run("status", query.home.root, "--json")
+    assert done.exit_code == 1
+    assert "RIFFLE-1310" in done.output
 
 
 def test_the_probe_is_an_exit_code(query: Elastic) -> None:
@@ -240,7 +299,7 @@ def test_ls_lists_the_queries_below_a_prefix(tmp_path: Path) -> None:
     assert [(query["root"], query["health"]) for query in queries] == [
         (f"file://{prefix}/orders/counts", "unknown"),
         (f"file://{prefix}/shared/query=clicks", "unknown"),
-        (f"file://{prefix}/zz", "unreadable"),
+        (f"file://{prefix}/zz", "damaged"),
     ]
     assert [query.get("version") for query in queries] == [4, 7, None]
     text = _run("ls", f"file://{prefix}/orders")
@@ -338,7 +397,7 @@ def test_the_commands_read_a_root_in_s3(object_server: ObjectServer) -> None:
     schema = PlainColumns("s", pa.schema([KEYS.field("id")]), pa.schema([("v", pa.int64())]))
     log.append(replace(PLAIN, version=3, schemas={"s": schema.to_text()}), Manifest())
     counted: Counter[str] = Counter()
-    exporter = StatusExporter(objects, Settings(), "1.2.3", counted.update)
+    exporter = StatusExporter(objects, Settings, tuple, "1.2.3", counted.update)
     exporter.export(None, DriverFacts(1_000_000, "q", "counts", version=3), ())
     exporter.export(None, DriverFacts(1_070_000, "q", "counts", version=3), ())
     assert counted == {"get": 2, "put": 2}

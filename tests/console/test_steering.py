@@ -6,12 +6,14 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import COMMANDS, main
+from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline import steering
 from riffle_spark.protocol.batch.mailbox import read_mailbox
 from riffle_spark.state.log.paths import MAILBOX
@@ -29,7 +31,7 @@ def root(tmp_path: Path) -> str:
 def query(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> World:
     """A query that reads requests, whose clock is this machine's, after a batch."""
     monkeypatch.setattr(steering, "_LOOK_SECONDS", 0.01)  # private: shortens the wait
-    world = World(tmp_path / "local", root=root, control="on")
+    world = World(tmp_path / "local", root=root, control="on", status_interval=3_600)
     world.batch(0, one(1))
     monkeypatch.setattr("time.time_ns", lambda: world.clock.wall_ms() * 1_000_000)
     return world
@@ -40,14 +42,24 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+def status_exporter(query: World) -> StatusExporter:
+    """Return the exporter of a query's status, after the status of its first batch."""
+    moves = query.driver.ownership.moves.recent
+    exporter = StatusExporter(query.memory, lambda: query.driver.settings, moves, "test", lambda _: None)
+    exporter.export(None, query.driver.facts(), ())
+    return exporter
+
+
 @contextmanager
-def resting(query: World) -> Iterator[None]:
-    """Let the idle driver look for requests again and again, beside the block."""
+def resting(query: World, exporter: StatusExporter | None = None) -> Iterator[None]:
+    """Let the idle driver look for requests again and again, beside the block, and write its status."""
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.01):
             query.rest()
+            if exporter is not None:
+                exporter.export(None, query.driver.facts(), ())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -67,7 +79,84 @@ def test_a_drain_is_answered(query: World, root: str) -> None:
     (listed,) = json.loads(run("requests", root, "--json").output)["requests"]
     assert (listed["command"], listed["arguments"], listed["state"]) == ("drain", {"member": "1"}, "applied")
     assert listed["host"]
-    assert "drain member=1" in run("requests", root).output
+    shown = run("requests", root).output.splitlines()
+    assert shown[-2].split() == ["NUMBER", "TIME", "STATE", "BY", "REQUEST", "ANSWER"]
+    assert shown[-1].split()[-3:] == ["drain", "member=1", "-"]
+    assert shown[-1].index("applied") == shown[-2].index("STATE")
+
+
+def test_without_requests_the_list_says_so(query: World, root: str) -> None:
+    """A table without rows would look like a failure."""
+    assert run("requests", root).output.startswith("No requests.")
+    assert json.loads(run("requests", root, "--json").output) == {"requests": []}
+
+
+def test_a_drain_is_awaited_until_the_member_is_empty(query: World, root: str) -> None:
+    """The status shows within a second what the member still has, not a minute later. Progress goes to stderr if the
+    output is JSON.
+    """
+    before = query.driver.facts()
+    owned = next(member.owned for member in before.members if member.executor == "1")
+    with resting(query, status_exporter(query)):
+        result = run("drain", root, "1", "--until-empty", "--timeout", "100 s", "--json")
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["is_empty"], answer["owned"], answer["state"]) == (0, True, 0, "applied"), result
+    assert owned > 0
+    assert "has no copy that is needed" in result.stderr
+    assert query.driver.facts().time_ms - before.time_ms < 60_000, "the status of the next minute was not needed"
+    drained = next(member for member in query.driver.facts().members if member.executor == "1")
+    assert (drained.state, drained.owned, drained.standbys, drained.warmups) == ("drained", 0, 0, 0)
+
+
+def test_a_drain_that_takes_longer_is_not_empty_in_time(query: World, root: str) -> None:
+    """Key-groups stay until their state is elsewhere. The command says what is left, and the drain continues."""
+    with resting(query):
+        refused = run("drain", root, "7", "--until-empty")
+        unwritten = run("drain", root, "1", "--until-empty", "--timeout", "0.2", "--json")
+    assert (refused.exit_code, "RIFFLE-0756" in refused.output) == (1, True)
+    assert (unwritten.exit_code, json.loads(unwritten.stdout)["is_empty"]) == (0, True), "the log shows it"
+    exporter = status_exporter(query)
+    facts = query.driver.facts()
+    full = [replace(each, owned=2, standbys=1, warmups=0) if each.executor == "1" else each for each in facts.members]
+    exporter.export(None, replace(facts, time_ms=facts.time_ms + 1_000, answered=9, members=tuple(full)), ())
+    with resting(query):
+        late = run("drain", root, "1", "--until-empty", "--timeout", "0.2")
+    assert (late.exit_code, "1 has 2 key-groups, 1 standby\n" in late.stdout) == (4, True), late
+
+
+def test_a_drain_that_another_operator_ends_is_not_awaited(query: World, root: str) -> None:
+    """Otherwise the command would wait for its time-out."""
+    exporter = status_exporter(query)
+    run("drain", root, "1")
+    run("undrain", root, "1")
+    query.rest(3)
+    facts = query.driver.facts()
+    member = replace(facts.members[0], executor="1", owned=3)
+    exporter.export(None, replace(facts, members=(member,)), ())
+    mailroom = steering.Mailroom(root)
+    drained = replace(mailroom.requests()[0], state="applied")
+    progress = mailroom.drain_progress(drained)
+    assert progress is not None
+    assert (progress.is_drained, progress.is_empty) == (False, False)
+
+
+def test_a_stopped_or_silent_query_is_a_warning_at_once(query: World, root: str) -> None:
+    """The command does not wait for an answer. The request stays, and a driver that starts in time applies it."""
+    exporter = status_exporter(query)
+    query.clock.advance(20_000)
+    silent = run("pause", root, "--wait", "10 min")
+    assert (silent.exit_code, "RIFFLE-1490" in silent.stderr, "has not written" in silent.stderr) == (5, True, True)
+    exporter.close()
+    for arguments in (["drain", root, "1"], ["drain", root, "1", "--until-empty"], ["rebalance", root, "--wait"]):
+        stopped = run(*arguments, "--json")
+        assert (stopped.exit_code, "RIFFLE-1490" in stopped.stderr) == (5, True)
+        assert json.loads(stopped.stdout)["warning"].startswith("The query stopped")
+    query.start()
+    query.batch(1, one(1))
+    query.batch(2, one(1))
+    states = [each["state"] for each in json.loads(run("requests", root, "--json").stdout)["requests"]]
+    assert states == ["refused", "superseded", "applied", "applied"]
+    assert run("resume", root).exit_code == 0, "a driver has started since the status"
 
 
 def test_a_refusal_has_the_errors_id_and_exit_code_1(query: World, root: str) -> None:

@@ -25,6 +25,8 @@ from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, tabl
 from tests.kit.quiet import no_warnings
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
+IN_EVERY_RUN = ("README.md", "getting-started.md", "configuration.md", "sinks.md")
+"""Pages whose runnable blocks ``./run test`` runs. ``--all`` runs those of all pages."""
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
 FOLDER = "/tmp/riffle-quickstart"
 
@@ -132,7 +134,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("block", RUNNABLE, ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=str(block), marks=[] if block.page.name in IN_EVERY_RUN else pytest.mark.long)
+        for block in RUNNABLE
+    ],
+)
 def test_runnable_examples_run_as_written(
     spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,8 +23,8 @@ OWN, SHOWN_OWN = (
 FOLDER = "/tmp/riffle-quickstart"
 WRAPS = "riffle_spark.on("
 QUERIES = 10
-FEW = 4
-"""The block that defines the helpers, an aggregate over a window and two other queries."""
+FEW = 2
+"""The block that defines the helpers, and an aggregate over a window."""
 
 
 def test_the_table_has_every_term_that_is_refused() -> None:

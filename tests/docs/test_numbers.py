@@ -69,6 +69,9 @@ def test_what_a_benchmark_prints_becomes_figures() -> None:
         ("expiry_batch_s_of_a_tenth", "s"),
         ("row_form_ratio", "x"),
         ("requests_per_batch", ""),
+        ("requests_usd.uniform_1_128", "USD"),
+        ("put_ratio_delta.uniform_001_128", "x"),
+        ("sent_bytes.10x128", "bytes"),
         ("lost", ""),
     ],
 )

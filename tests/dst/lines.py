@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from riffle_spark.offline import recovery
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
-from riffle_spark.state.copies.stack import Stack, Stacks
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Head
@@ -189,18 +191,20 @@ class LinesHistory(History):
 
     def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
         """Look at each copy in the moment in which an executor makes it another one."""
-        switch = Stacks.replace
+        switch = Stacks.replace_many
         current_actor = self.schedule.scheduler.mine
 
-        def switched(stacks: Stacks, key_group: int, previous: Stack | None, stack: Stack) -> bool:
+        def switched(stacks: Stacks, replacements: Mapping[int, tuple[Stack | None, Stack]]) -> set[int]:
             actor = current_actor()
             folder = Path(stacks._path).parents[1]  # private: where they are
             if actor is not None and actor.process.executor:
                 with unremembered():
-                    self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
-            return switch(stacks, key_group, previous, stack)
+                    for key_group, (_, stack) in replacements.items():
+                        address = (stacks.store, key_group)
+                        self.schedule.holds(partial(self.check_copy, folder, address, stack, {}))
+            return switch(stacks, replacements)
 
-        patch.setattr(Stacks, "replace", switched)
+        patch.setattr(Stacks, "replace_many", switched)
 
     def begins(self, commit_id: str) -> str:
         """Record the time and the writer of a new record."""

@@ -69,6 +69,8 @@ class Actor:
         self.error: BaseException | None = None
         self.wrote: str | None = None
         """The file that it was writing until its present step: if it dies there, any part of the bytes may be there."""
+        self.wrote_from = 0
+        """How long that file was before: what others have appended to a journal stays."""
         self.written: set[str] = set()
         """Files that it wrote: what it found whole on the way there it need not look at again."""
         self.met: set[str] = set()

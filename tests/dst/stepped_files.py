@@ -20,7 +20,7 @@ from uuid import UUID
 
 import pytest
 
-from riffle_spark.state.copies import abandoned, folder, part_files, stack
+from riffle_spark.state.copies import abandoned, folder, journal_file, part_files, stacks
 from riffle_spark.state.copies.disk import is_member_name
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
@@ -64,9 +64,9 @@ class SteppedFiles:
     def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
         """Make the operations of actors steps, and clocks, names and pools of threads those of the simulation."""
         clock = _SimulatedTime(self._scheduler)
-        for module in (folder, abandoned, census, slot, run_computation):
+        for module in (folder, abandoned, census, slot, run_computation, journal_file):
             patch.setattr(module, "time", clock)
-        for module in (folder, abandoned, stack):
+        for module in (folder, abandoned, journal_file, stacks):
             patch.setattr(module, "uuid", _DrawnNames(self._scheduler))
         for pools in (reader, prefetch):
             patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
@@ -113,6 +113,7 @@ class SteppedFiles:
             self._check_owned(actor, path)
         if event == "open" and writes:
             actor.wrote = path
+            actor.wrote_from = _journal_size(path)
             actor.written.add(path)
             self._written[path] = self._scheduler.now
 
@@ -176,11 +177,12 @@ class SteppedFiles:
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
 
     def tear(self, actor: Actor) -> None:
-        """Leave some of what an actor that is killed was writing."""
+        """Leave some of what an actor that is killed was writing. A journal keeps what was there before."""
         if actor.wrote is not None and self._chance.random() < 0.5:
             self.harmed.add(actor.wrote)
             with suppress(OSError):
-                os.truncate(actor.wrote, self._chance.randrange(Path(actor.wrote).stat().st_size + 1))
+                size = Path(actor.wrote).stat().st_size
+                os.truncate(actor.wrote, self._chance.randrange(min(actor.wrote_from, size), size + 1))
 
     def reboot(self, folders: list[Path]) -> int:
         """Have a machine forget some of what it had not written out: ends of files, pages or all of it. Return how
@@ -221,9 +223,19 @@ class SteppedFiles:
 
     def _forget(self, is_gone: Callable[[str], bool]) -> None:
         # private parts: caches and simulated time of the product
-        for cache in (part_files._files, stack._cached_stacks, part_files._next_address):
+        for cache in (part_files._files, journal_file._states, part_files._next_address):
             for name in [name for name in cache if is_gone(name)]:
                 cache.pop(name, None)
+
+
+def _journal_size(path: str) -> int:
+    """Return the size of a journal, 0 for other files."""
+    if not path.endswith(journal_file.JOURNAL):
+        return 0
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _kind_of(name: str) -> str:
@@ -232,7 +244,7 @@ def _kind_of(name: str) -> str:
     if not inside:
         return "claims" if parts[-1:] == [".claims"] else "folders"
     if inside[0] == "stacks":
-        return "stacks" if len(inside) < 3 else ("list" if name.endswith(stack.LIST) else "part")
+        return "stacks" if len(inside) < 3 else ("list" if name.endswith(journal_file.JOURNAL) else "part")
     if inside[0] in {"sealed", "fetched", "incoming"}:
         return inside[0] if len(inside) > 1 else f"{inside[0]} files"
     return inside[0]

@@ -57,9 +57,11 @@ Kubernetes, in cron, or as a task of Airflow.
 | committed a batch in the last 5 minutes | 0 |
 | idle, and all records are read | 0 |
 | paused, or its lag is unknown (sources other than Kafka); no batch runs | 0 while the driver writes its status |
-| stopped, also by an error | 1 once its last status is older |
+| failed | 1 |
+| stopped | 1 once its last status is older |
 | records are unread, and the last commit is older | 1 |
 | the driver's status is older, because the driver is gone or cannot reach the store | 1 |
+| the driver's times are more than 60 s in the future, because the clocks differ | 1 |
 | `status_interval = 0`, so there is no status | 1 |
 
 Choose a duration of at least twice `status_interval`, and longer than the longest batch.

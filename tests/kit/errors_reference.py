@@ -330,10 +330,11 @@ class Reader:
         """Return the command line that ``command`` makes of these arguments."""
         parts = ["riffle", self.template(source, node.args[0], names, depth)]
         for keyword in node.keywords:
-            if keyword.arg:
+            if keyword.arg == "root":
+                parts.append(self._value(source, keyword.value, names, depth))
+            elif keyword.arg:
                 parts.append(f"--{keyword.arg.replace('_', '-')} {self._value(source, keyword.value, names, depth)}")
-                continue
-            options = names.get(ast.unparse(keyword.value))
+            options = None if keyword.arg else names.get(ast.unparse(keyword.value))
             for option in ast.walk(options) if options is not None else ():
                 for key, value in zip(option.keys, option.values, strict=True) if isinstance(option, ast.Dict) else ():
                     flag = f"--{ast.literal_eval(key or value).replace('_', '-')}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -15,7 +16,8 @@ __all__ = ["Mistake", "check_remedy"]
 Place = TypeVar("Place")
 
 
-class Mistake(NamedTuple, Generic[Place]):
+@dataclass(frozen=True)
+class Mistake(Generic[Place]):
     """``act`` makes the mistake when called with ``False``, and follows the remedy when called with ``True``.
 
     ``id`` is the id of its error.

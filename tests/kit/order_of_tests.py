@@ -8,21 +8,35 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["InOrder"]
 
+SPLIT = "tests/spark/"
+"""Files below it run last and share one session, so they can be split."""
+WHOLE = ("tests/spark/queries/test_edited_queries.py",)
+"""Files below it that are not split, because all their tests continue queries of one slow fixture."""
+SPLIT_TESTS_MAX = 5
+
 
 class InOrder(LoadScopeScheduling):
-    """Gives whoever is free the next run of tests of one file: what is fast first, what shares a session together."""
+    """Gives an idle process the next run of tests of one file: fast tests first, tests of one Spark session together.
+
+    Long files at the end are split into runs of a few tests. Otherwise one process works alone on the last file.
+    """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False
         self._runs: dict[str, str] = {}
         self._last = ""
+        self._last_tests = 0
 
     def _split_scope(self, nodeid: str) -> str:
-        """Tests of a file that do not follow upon each other, because some of them are slow, are different runs."""
+        """Return the run of a test. Tests of a file that do not follow each other are different runs."""
         if nodeid not in self._runs:
             file = nodeid.partition("::")[0]
-            if self._last.partition("@")[0] != file:
+            is_split = file.startswith(SPLIT) and file not in WHOLE
+            is_full = is_split and self._last_tests == SPLIT_TESTS_MAX
+            if is_full or self._last.partition("@")[0] != file:
                 self._last = f"{file}@{len(self._runs)}"
+                self._last_tests = 0
+            self._last_tests += 1
             self._runs[nodeid] = self._last
         return self._runs[nodeid]

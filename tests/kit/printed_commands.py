@@ -10,7 +10,7 @@ import click
 from riffle_spark.console.main import main
 
 _VALUE = r"(?!--)(?:'[^']*'|[^\s;,']+)"
-_COMMAND = re.compile(rf"riffle [a-z]+(?: --[a-z0-9-]+(?: {_VALUE})?)+")
+_COMMAND = re.compile(rf"riffle [a-z]+(?: {_VALUE})?(?: --[a-z0-9-]+(?: {_VALUE})?)+")
 
 
 def printed(text: str) -> list[list[str]]:

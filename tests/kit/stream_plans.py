@@ -80,9 +80,17 @@ def rdd_of(frame: DataFrame) -> Node:
 
 
 def with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
-    """Return an input's plan with rows in the place of its sources."""
+    """Return an input's plan with rows in the place of its sources, and without its watermarks.
+
+    Spark 3.5.0 cannot plan a watermark of rows that are no stream. Later versions ignore it.
+    """
     reader = PlanReader(spark)
     values = reader.read(plan)
     leaves = {path: node for path, node in nodes_with_paths(values) if node.is_streaming and not node.children}
     outputs = {path: reader.fetch(leaf.handle).output() for path, leaf in leaves.items()}
-    return reader.build_with(values, {path: spark.rows(output, rdd_of(rows)) for path, output in outputs.items()})
+    watermarks = [path for path, node in nodes_with_paths(values) if node.kind == "EventTimeWatermark"]
+    return reader.build_with(
+        values,
+        {path: spark.rows(output, rdd_of(rows)) for path, output in outputs.items()},
+        dict.fromkeys(watermarks, lambda watermark: watermark.children().apply(0)),
+    )

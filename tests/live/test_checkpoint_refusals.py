@@ -107,7 +107,7 @@ def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: 
     put_back(query, original, "checkpoint")
     told = query.refusal()
     assert "RIFFLE-0215" in told
-    assert f"riffle rollback --root {query.root} --checkpoint CHECKPOINT --to {OLDER - 1} --execute" in told
+    assert f"riffle rollback {query.root} --checkpoint CHECKPOINT --to {OLDER - 1} --execute" in told
     plan = riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint))
     assert not plan.executed
     assert "RIFFLE-0215" in query.refusal()
@@ -123,7 +123,7 @@ def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path
     fresh.feed.add([{"k": k, "v": 100} for k in range(4)])
     told = fresh.refusal()
     assert "RIFFLE-0210" in told
-    assert f"riffle adopt --root {query.root} --checkpoint CHECKPOINT --execute" in told
+    assert f"riffle adopt {query.root} --checkpoint CHECKPOINT --execute" in told
     riffle_spark.adopt(query.root, str(fresh.checkpoint), execute=True)
     before = after(BATCHES)
     expected = {k: {"rows": row["rows"] + 1, "total": row["total"] + 100} for k, row in before.items()}
@@ -147,7 +147,7 @@ def test_a_lost_record_is_refused_and_rolled_over(query: Query, original: Query)
     query.feed.add([{"k": 0, "v": 50}])
     told = query.refusal()
     assert f"has lost record {int(lost.name)} of its log" in told
-    assert "riffle rollback --root" in told
+    assert f"riffle rollback {query.root}" in told
     riffle_spark.rollback(query.root, BATCHES - 1, str(query.checkpoint), execute=True)
     assert query.run()[0] == {"rows": BATCHES + 1, "total": after(BATCHES)[0]["total"] + 50}
 

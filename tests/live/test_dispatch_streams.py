@@ -74,6 +74,7 @@ def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_
     assert sum(job.reports[-1].owners.values()) == PARTITIONS
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> None:
     """From keys to partitions, to hashes and back to keys, with one checkpoint and one local folder throughout."""
     events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"

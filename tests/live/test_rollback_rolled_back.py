@@ -13,7 +13,7 @@ from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, setting
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_spark_goes_on_from_a_line_that_was_given_up(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
     """Neither offsets nor commits of the batches in between are there any more, and none are needed. Where output is
     sealed the batch itself comes once more, and is delivered as it was.

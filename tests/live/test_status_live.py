@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.console.main import main
@@ -57,3 +59,49 @@ def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: Spark
     assert _json("log", root)["records"][-1]["version"] == shown["version"]
     (store,) = _json("stores", root)["stores"]
     assert store["rows"] == len(KEYS)
+
+
+def test_a_query_says_that_it_is_paused_and_that_it_failed(spark: SparkSession, tmp_path: Path) -> None:
+    """A pause with its start while it lasts, and the class of the error that ended the query."""
+    feed = Feed(tmp_path / "in", "k string, v long")
+
+    def fail_in_batch_1(rows: DataFrame, batch_id: int) -> None:
+        if batch_id == 1:
+            raise ZeroDivisionError
+        rows.collect()
+
+    settings = settings_in(tmp_path, status_interval=0.5)
+    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(fail_in_batch_1)
+    root = f"file://{tmp_path}/state"
+    query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    feed.add([{"k": key, "v": 1} for key in KEYS])
+    wait_for((tmp_path / "state" / "status.json").exists, "the status")
+    job.pause()
+    wait_for(lambda: _json("status", root)["health"] == "paused", "the pause in the status")
+    assert _json("status", root)["facts"]["paused_since_ms"] <= _json("status", root)["facts"]["time_ms"]
+    job.resume()
+    wait_for(lambda: _json("status", root)["health"] == "ok", "the end of the pause in the status")
+    feed.add([{"k": "late", "v": 1}])
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    wait_for(lambda: _json("status", root)["health"] == "failed", "the failure in the status")
+    assert _json("status", root)["facts"]["failure"]["error"] == "ZeroDivisionError"
+
+
+def test_an_error_of_spark_outside_of_a_batch_is_in_the_status(spark: SparkSession, tmp_path: Path) -> None:
+    """The source fails before the batch reaches the job. The status names the error that ended the query."""
+    feed = Feed(tmp_path / "in", "k string, v long")
+    settings = settings_in(tmp_path, status_interval=0.5)
+    job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    root = f"file://{tmp_path}/state"
+    query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    feed.add([{"k": key, "v": 1} for key in KEYS])
+    wait_for((tmp_path / "state" / "status.json").exists, "the status")
+    shutil.rmtree(tmp_path / "checkpoint" / "offsets")
+    (tmp_path / "checkpoint" / "offsets").write_text("not a folder")
+    feed.add([{"k": "late", "v": 1}])
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    wait_for(lambda: _json("status", root)["health"] == "failed", "the failure in the status")
+    failure = _json("status", root)["facts"]["failure"]
+    assert failure["error"].endswith(("Exception", "Error"))

@@ -20,7 +20,7 @@ from riffle_spark.observe.status import (
     from_json,
     to_json,
 )
-from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, PartitionLag, StoreFacts
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, GroupFacts, MemberFacts, PartitionLag, StoreFacts
 
 _NUMBERS = st.integers(0, 2**53)
 _TIMES = st.floats(0, 1e9)
@@ -33,6 +33,7 @@ def tuples_of(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     return st.lists(strategy, max_size=4).map(tuple)
 
 
+_SECONDS = st.dictionaries(st.text(), _TIMES).map(lambda seconds: {**seconds, "total": sum(seconds.values())})
 _FACTS = st.builds(
     DriverFacts,
     time_ms=_NUMBERS,
@@ -55,15 +56,15 @@ _FACTS = st.builds(
     ),
     stores=tuples_of(st.builds(StoreFacts, st.text(), _NUMBERS, _NUMBERS, _NUMBERS)),
     groups=tuples_of(st.builds(GroupFacts, st.text(), tuples_of(st.text()), _ROWS, _COPIES, _COPIES)),
+    paused_since_ms=st.none() | _NUMBERS,
+    failure=st.none() | st.builds(FailureFacts, st.text(), st.text(), _NUMBERS),
     counters=st.dictionaries(st.text(), _NUMBERS | _TIMES),
 )
 _STATUSES = st.builds(
     Status,
     _FACTS,
-    state=st.sampled_from(["running", "idle", "stopped"]),
-    batches=tuples_of(
-        st.builds(BatchSummary, _NUMBERS, _NUMBERS, _NUMBERS, st.dictionaries(st.text(), _TIMES), st.none() | _NUMBERS)
-    ),
+    state=st.sampled_from(["running", "idle", "paused", "stopped", "failed"]),
+    batches=tuples_of(st.builds(BatchSummary, _NUMBERS, _NUMBERS, _NUMBERS, _SECONDS, st.none() | _NUMBERS)),
     moves=tuples_of(
         st.builds(MoveSummary, _NUMBERS, _NUMBERS, _NUMBERS, *[st.text()] * 5, partition=st.none() | st.integers(0, 9))
     ),
@@ -131,3 +132,38 @@ def test_the_text_is_one_line() -> None:
     """Line breaks in texts are escaped."""
     status = Status(DriverFacts(1, "q", query_name="a\nb"))
     assert "\n" not in to_json(replace(status, settings={"x": "y\nz"}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("batches", 0, "seconds"), {"run": 0.5}),
+        (("batches", 0, "seconds", "total"), float("nan")),
+        (("interval_seconds",), float("inf")),
+        (("facts", "batch_seconds"), float("-inf")),
+        (("facts", "members", 0, "disk_used"), float("nan")),
+        (("facts", "members", 0, "warmup_seconds"), float("inf")),
+        (("facts", "counters", "rows"), float("nan")),
+        (("facts", "source", 0, "seconds"), float("nan")),
+        (("facts", "failure"), {"error": "ValueError", "id": "", "time_ms": "now"}),
+    ],
+)
+def test_a_status_with_a_damaged_number_is_an_error_with_a_remedy(path: tuple[str | int, ...], value: object) -> None:
+    """Seconds without a total, NaN and infinity are not numbers of a status, although Python's JSON reads them."""
+    facts = DriverFacts(
+        1, source=(PartitionLag("t", 0, 1),), members=(MemberFacts("m", "1", "h"),), counters={"rows": 1}
+    )
+    body = json.loads(to_json(Status(facts, batches=(BatchSummary(1, 1, 1, {"total": 1.0}),))))
+    place = body
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(CorruptStateError, match="The status cannot be read") as raised:
+        from_json(json.dumps(body))
+    assert raised.value.remedy
+
+
+def test_a_number_that_json_does_not_have_is_not_written() -> None:
+    """Other readers than Python's refuse NaN."""
+    with pytest.raises(ValueError, match="JSON"):
+        to_json(Status(DriverFacts(1, members=(MemberFacts("m", "1", "h", disk_used=float("nan")),))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from riffle_spark.observe.status import Status, decode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.offline.verify import verify
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, MemberFacts, MoveSummary, PartitionLag
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
@@ -24,16 +23,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.simulated.world import World, one
 
-MOVE: Mapping[str, str | int] = {
-    "key_group": 3,
-    "role": "owner",
-    "from": "",
-    "to": "m1",
-    "from_executor": "",
-    "to_executor": "1",
-    "reason": "member joined",
-    "goal": "balance",
-}
+MOVE = MoveSummary(1_000_000, 1, 3, "query", "owner", "", "m1", "member joined", "balance")
 
 
 def _facts(seconds: float, epoch: int = 1, **changes: object) -> DriverFacts:
@@ -53,7 +43,11 @@ class Writer:
     def __init__(self, objects: ObjectStore | None = None, **settings: object) -> None:
         self.objects = MemoryStore() if objects is None else objects
         self.counted: Counter[str] = Counter()
-        self.exporter = StatusExporter(self.objects, Settings(**settings), "1.2.3", self.counted.update)  # type: ignore[arg-type]
+        self.settings = Settings(**settings)  # type: ignore[arg-type]
+        self.moves: tuple[MoveSummary, ...] = ()
+        self.exporter = StatusExporter(
+            self.objects, lambda: self.settings, lambda: self.moves, "1.2.3", self.counted.update
+        )
 
     def stored(self) -> Status:
         """Return the stored status."""
@@ -79,6 +73,24 @@ def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> 
     assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
 
 
+def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> None:
+    """An answer, and each change of a drained member. Each is one more write, at most once a second."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(0.5, answered=1), ())
+    assert writer.stored().facts.answered == 0
+    writer.exporter.export(None, _facts(1, answered=1), ())
+    assert (writer.stored().facts.answered, writer.counted["put"]) == (1, 2)
+    for second, owned in enumerate((4, 4, 4, 2, 0, 0, 0), start=2):
+        drained = MemberFacts("m1", "1", "host", None, "drained", owned=owned)
+        grown = MemberFacts("m2", "2", "host", None, "active", owned=8 - owned)
+        writer.exporter.export(None, _facts(second, answered=1, members=(drained, grown)), ())
+        assert writer.stored().facts.members[0].owned == owned
+    assert writer.counted["put"] == 5
+    writer.exporter.export(None, _facts(9, answered=1, members=(grown,)), ())
+    writer.exporter.export(None, _facts(10, answered=1, members=(replace(grown, owned=1),)), ())
+    assert writer.counted["put"] == 6, "other members are as of the minute"
+
+
 def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:
     """Otherwise the query would be silent until the clock is where it was."""
     writer.exporter.export(_report(5), _facts(5_000), ())
@@ -102,23 +114,68 @@ def test_an_idle_query_writes_its_heartbeat(writer: Writer) -> None:
     assert writer.stored().state == "running"
 
 
+def test_moves_and_settings_are_those_in_effect_now(writer: Writer) -> None:
+    """Moves made while the query is idle are shown without a batch, and so are settings that were changed since."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    assert writer.stored().settings["num_standbys"] == "0"
+    writer.moves = (MOVE,)
+    writer.settings = writer.settings.but(num_standbys=2)
+    writer.exporter.export(None, _facts(60), ())
+    status = writer.stored()
+    assert (status.state, status.moves, status.settings["num_standbys"]) == ("idle", (MOVE,), "2")
+
+
 def test_a_query_that_ends_writes_stopped(writer: Writer) -> None:
     """The end is written at once. An exporter that exported nothing writes nothing."""
     writer.exporter.close()
     assert writer.objects.get(paths.STATUS) is None
-    writer.exporter.export(
-        _report(0, moves=(MOVE,), warnings=("[RIFFLE-0811] Store 'x'.\n  What to do: y",)), _facts(0), ()
-    )
+    writer.moves = (MOVE,)
+    writer.exporter.export(_report(0, warnings=("[RIFFLE-0811] Store 'x'.\n  What to do: y",)), _facts(0), ())
     writer.exporter.export(_report(1), _facts(1), ())
     writer.exporter.close()
     status = writer.stored()
     assert (status.state, [batch.version for batch in status.batches]) == ("stopped", [0, 1])
-    (move,) = status.moves
-    assert (move.key_group, move.to_member, move.reason, move.group) == (3, "m1", "member joined", "query")
+    assert status.moves == (MOVE,)
     (warning,) = status.warnings
     assert (warning.id, warning.text) == ("RIFFLE-0811", "Store 'x'.")
     writer.exporter.close()
     assert writer.counted == {"get": 2, "put": 2}
+
+
+def test_a_query_that_fails_writes_its_error_at_once(writer: Writer) -> None:
+    """The class, the id and the time of the error are written once. A batch that succeeds later revokes them."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    failure = FailureFacts("ConflictError", "RIFFLE-0201", _facts(7).time_ms)
+    for second in (7, 8):
+        writer.exporter.export(None, _facts(second, failure=failure), ())
+    status = writer.stored()
+    assert (status.state, status.facts.failure, status.facts.time_ms) == ("failed", failure, _facts(7).time_ms)
+    writer.exporter.close()
+    assert writer.counted["put"] == 2
+    again = Writer(writer.objects)
+    again.exporter.export(_report(1), _facts(30), ())
+    assert (again.stored().state, again.stored().facts.failure) == ("running", None)
+
+
+def test_a_query_whose_failure_could_not_be_written_writes_it_at_its_end() -> None:
+    """The store may answer again when the query ends."""
+    writer = Writer()
+    writer.exporter.export(_report(0), _facts(0), ())
+    objects, writer.exporter._objects = writer.exporter._objects, _Unavailable()
+    with pytest.raises(UnavailableError):
+        writer.exporter.export(None, _facts(5, failure=FailureFacts("KeyError", "", 5)), ())
+    writer.exporter._objects = objects
+    writer.exporter.close()
+    assert writer.stored().state == "failed"
+
+
+def test_a_paused_query_says_since_when(writer: Writer) -> None:
+    """A batch that runs while the pause waits for its end is running."""
+    writer.exporter.export(_report(0), _facts(0), ())
+    writer.exporter.export(None, _facts(60, paused_since_ms=1_055_000, batch_seconds=5.0), ())
+    assert writer.stored().state == "running"
+    writer.exporter.export(None, _facts(120, paused_since_ms=1_055_000), ())
+    assert (writer.stored().state, writer.stored().facts.paused_since_ms) == ("paused", 1_055_000)
 
 
 def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:

@@ -17,6 +17,7 @@ from riffle_spark.errors import (
     UnavailableError,
 )
 from riffle_spark.offline import recovery, switch
+from riffle_spark.offline import verify as verification
 from riffle_spark.offline.recovery import Plan, adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.log import paths
@@ -168,3 +169,48 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
     with pytest.raises(RefusedError, match="RIFFLE-0509"):
         run()
     assert tail_of(world.home.root).sequence == before.sequence + 1
+
+
+@pytest.mark.parametrize("batches", [1, 2, 20])
+@pytest.mark.parametrize("is_last_planned", [True, False])
+def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
+    world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_last_planned: bool
+) -> None:
+    """The state is read before the checkpoint, which may take minutes. A checkpoint without its batches is reported."""
+    ahead = BATCHES + batches
+
+    def go_on(_: float) -> None:
+        for version in range(BATCHES, ahead):
+            world.batch(version, one(1))
+        written_checkpoint(Path(checkpoint), ahead)
+        if is_last_planned:
+            (Path(checkpoint) / "offsets" / str(ahead)).write_text(f"offsets-{ahead}")
+
+    store = FaultyStore(world.memory, [Fault("slow", "get", "delta/")], sleep=go_on)
+    monkeypatch.setattr(verification, "open_store", lambda *_: store)
+    verified = verification.verify(world.home.root, checkpoint)
+    assert [finding for finding in verified.findings if finding.where == checkpoint] == []
+    written_checkpoint(Path(checkpoint), ahead + 2)
+    again = verification.verify(world.home.root, checkpoint)
+    (finding,) = [finding for finding in again.findings if finding.where == checkpoint]
+    assert f"next batch is {ahead + 2}, but the state is at batch {ahead - 1}" in finding.problem
+
+
+def test_commits_between_the_two_looks_of_verify_are_no_mismatch(
+    world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is read once: a batch that is committed after that is newer than the checkpoint, not lost."""
+    looks: list[int] = []
+
+    def go_on(_: float) -> None:
+        looks.append(len(looks))
+        first = BATCHES + 2 * len(looks)
+        for version in range(first - 2, first):
+            world.batch(version, one(1))
+        written_checkpoint(Path(checkpoint), first)
+
+    store = FaultyStore(world.memory, [Fault("slow", "get", "delta/"), Fault("slow", "list", paths.LOG)], sleep=go_on)
+    monkeypatch.setattr(verification, "open_store", lambda *_: store)
+    verified = verification.verify(world.home.root, checkpoint)
+    assert looks == [0, 1]
+    assert [finding for finding in verified.findings if finding.where == checkpoint] == []

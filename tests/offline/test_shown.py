@@ -134,7 +134,7 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
     for arguments in commands(filled.home.root, checkpoint, conf):
         done, said = shown_by(*arguments)
         assert (done.exit_code, " no folder" in said) == (2, True), said
-        assert "adopt --root" not in said, "that would give the state away"
+        assert "riffle adopt" not in said, "that would give the state away"
         assert [line for line in said.splitlines() if line.startswith("state")] == []
 
 

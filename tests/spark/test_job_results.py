@@ -123,6 +123,7 @@ def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Ta
     return output, pa.Table.from_pylist(kept, schema=output.schema), deleted
 
 
+@pytest.mark.long
 def test_an_arrow_function_keeps_and_forgets_state(spark: SparkSession, tmp_path: Path) -> None:
     """A user's function sees the state of its keys, writes it, forgets it, and begins anew after that."""
     output = pa.schema([("user", pa.int64()), ("pages", pa.int64())])
@@ -181,6 +182,7 @@ def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None
     assert job.reports[-1].rows == 120
 
 
+@pytest.mark.long
 def test_order_columns_decide_which_row_is_first(spark: SparkSession, tmp_path: Path) -> None:
     """``first`` and ``last`` follow the declared order, whatever order the rows arrive in."""
     values = [(n % 3, n // 10, n % 10, f"v{n}") for n in range(60)]
@@ -196,6 +198,7 @@ def test_order_columns_decide_which_row_is_first(spark: SparkSession, tmp_path: 
     assert_newest(kept, frame.groupBy("k").agg(F.min_by("v", at).alias("first"), F.max_by("v", at).alias("last")))
 
 
+@pytest.mark.long
 def test_an_empty_batch_is_a_version_too(spark: SparkSession, tmp_path: Path) -> None:
     """A batch without rows delivers an empty frame, commits a record and leaves state as it was."""
     kept = Kept()
@@ -209,6 +212,7 @@ def test_an_empty_batch_is_a_version_too(spark: SparkSession, tmp_path: Path) ->
     assert [report.slots_that_wrote for report in job.reports][::2] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
     """A state value of 10 MB survives a batch, an empty local folder and another batch."""
     size = 10 * 1024 * 1024

@@ -85,17 +85,15 @@ def gives(value: object, kind: str, conf: dict[str, str] | None = None) -> objec
         return query.feed([{"user": "ann"}])[0]["n"]
 
 
-@pytest.mark.needs_spark4("transformWithState")
 def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
     """A fraction in a column of whole numbers: cut until 4.0, refused from 4.1 on."""
-    if spark_version.startswith("4.0."):
+    if spark_version.startswith(("3.5.", "4.0.")):
         assert gives(1.5, "long") == 1
     else:
         with pytest.raises(UserFunctionError, match=r"Cannot convert|truncat"):
             gives(1.5, "long")
 
 
-@pytest.mark.needs_spark4("transformWithState")
 def test_conversions_are_those_that_a_harness_is_told() -> None:
     """Whatever is installed."""
     assert gives(1.5, "long", {SAFE: "false"}) == 1
@@ -103,8 +101,7 @@ def test_conversions_are_those_that_a_harness_is_told() -> None:
         gives(1.5, "long", {SAFE: "true"})
 
 
-@pytest.mark.needs_spark4("transformWithState")
-@pytest.mark.skipif(spark_version.startswith("4.0."), reason="Spark 4.0 has no such setting")
+@pytest.mark.skipif(spark_version.startswith(("3.5.", "4.0.")), reason="Spark has the setting since 4.1")
 def test_whole_numbers_are_decimals_where_spark_is_told_so() -> None:
     """Of few digits, which Arrow makes of no integer by itself."""
     told = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}

@@ -13,7 +13,7 @@ import pytest
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.process.merging.aggregates import aggregate, count
-from riffle_spark.state.copies import stack as stack_module
+from riffle_spark.state.copies import journal_file
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.testing import home_of
@@ -67,13 +67,15 @@ def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Membe
 
 
 def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
-    """One whose list is torn alone, then, with the file that they share parts of, all."""
+    """All, once the file that they share parts of is gone, or the journal that lists them is damaged."""
     folder = folder_of(member.home, "1")
-    first, *others = folder.copies()
-    list_of = folder.path / "stacks" / "totals" / folder.stacks("totals").newest_list(first[1])
-    list_of.write_bytes(b"torn")
-    stack_module._cached_stacks.clear()  # private: as a process that begins
-    assert [copy[:2] for copy in census(member).copies] == others == folder.copies()
+    (journal,) = folder.path.glob("stacks/totals/*.journal")
+    whole = journal.read_bytes()
+    journal.write_bytes(b"torn")
+    journal_file._states.clear()  # private: as a process that begins
+    assert census(member).copies == ()
+    journal.write_bytes(whole)
+    assert len(census(member).copies) == 3
     for file in folder.sealed.iterdir():
         file.unlink()
     assert census(member).copies == ()
@@ -82,17 +84,19 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
 
 def strays(folder: Folder) -> list[Path]:
     """Leave in a folder what a process leaves that dies while it fills a copy or keeps a delta."""
-    stacks = folder.stacks("totals")
-    list_of = folder.path / "stacks" / "totals" / stacks.newest_list(stacks.key_groups()[0])
-    older = list_of.with_name(f"{list_of.name.partition('.')[0]}.0000000000-00000000.stack")
-    older.write_bytes(list_of.read_bytes())
+    (journal,) = folder.path.glob("stacks/totals/*.journal")
+    number, _, rest = journal.name.partition(".")
+    next_journal = journal.with_name(f"{int(number) + 1:010d}.{rest}")
+    next_journal.write_bytes(journal.read_bytes()[:50])
+    old_list = journal.with_name("0003.0000000000-00000000.stack")
+    old_list.write_bytes(b"half")
     half_written = folder.stacks("totals").new_file(3)
     fetched = folder.fetched / "0-1-aa.bb"
     part = folder.sealed / "7-1-aa.part"
     fetched.parent.mkdir()
     for path in (part, fetched, half_written):
         path.write_bytes(b"half")
-    return [part, fetched, half_written, older]
+    return [part, fetched, half_written, next_journal, old_list]
 
 
 def test_what_dead_processes_left_half_done_goes(member: Member) -> None:

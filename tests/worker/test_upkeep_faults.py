@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
-from riffle_spark.state.copies import part_files, stack
+from riffle_spark.state.copies import journal_file, part_files
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link, Snapshot
@@ -302,7 +302,7 @@ def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
 def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
     """Files have checksums, so what survived is used by processes that have seen nothing of it."""
     upkept.run()
-    stack._cached_stacks.clear()  # private: as processes that begin
+    journal_file._states.clear()  # private: as processes that begin
     part_files._files.clear()  # private: as above
     receipt = upkept.run()
     assert (upkept.is_warm(receipt), receipt.restores, receipt.snapshot_bytes) == (True, 0, 0)
@@ -348,7 +348,7 @@ def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkey
     assert {*upkept.folder().key_groups(STORE)} == {2}
 
 
-def stacked(upkept: Upkept, key_group: int) -> stack.Stack:
+def stacked(upkept: Upkept, key_group: int) -> Stack:
     """Return a copy's stack."""
     found = upkept.folder().stacks(STORE).read(key_group)
     assert found is not None

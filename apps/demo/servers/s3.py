@@ -61,6 +61,11 @@ class S3Server(Server):
             self._child.stop()
 
     @property
+    def pids(self) -> list[int]:
+        """The ids of the server's processes, none before it starts."""
+        return self._child.pids() if self._child is not None else []
+
+    @property
     def client_arguments(self) -> ClientArguments:
         """The arguments of ``boto3.client("s3", ...)`` for this server."""
         return {

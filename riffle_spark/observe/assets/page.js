@@ -36,13 +36,14 @@
 
   // --- Age and reload ---
 
-  const ended = status.state === "stopped";
+  const ended = status.state === "stopped" || status.state === "failed";
   function showAge() {
     const seconds = (Date.now() - facts.time_ms) / 1000;
     if (seconds >= 0) byId("age").textContent = ", " + duration(seconds) + " ago";
-    const stale = !ended && seconds > 3 * status.interval_seconds;
-    const text = "This status is older than " + duration(3 * status.interval_seconds) + ". A running driver writes it every " + duration(status.interval_seconds) + ".";
-    if (stale !== (byId("stale").textContent !== "")) byId("stale").textContent = stale ? text : "";
+    let text = "";
+    if (!ended && seconds > status.interval_seconds + 15) text = "This status is older than " + duration(status.interval_seconds) + ". A running driver writes it that often.";
+    if (seconds < -60) text = "This status is dated " + duration(-seconds) + " in the future. Correct the clock of the driver or of this machine.";
+    if (text !== byId("stale").textContent) byId("stale").textContent = text;
   }
   const reload = byId("reload");
   let timer = 0;

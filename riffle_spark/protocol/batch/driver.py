@@ -4,7 +4,7 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import load_assignor_setting
@@ -16,10 +16,11 @@ from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport,
 from riffle_spark.protocol.batch.driver_facts import FactCollector
 from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_state, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
+from riffle_spark.protocol.batch.mailbox import last_number
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
-from riffle_spark.protocol.facts import DriverFacts
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.operations import RequestRegister
@@ -60,7 +61,7 @@ class Driver:
         self._run_id: str | None = None
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
-        self.ownership = Ownership(settings, discovery, self.operations)
+        self.ownership = Ownership(settings, discovery, self.operations, ports.clock)
         self.mailbox = MailboxReader(ports.objects, self.operations, self.ownership.placement, ports.clock)
         self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
@@ -102,6 +103,7 @@ class Driver:
                     self._fenced = error
                 raise
             else:
+                self._facts.failure = None
                 self._facts.counters.add_report(report)
                 return report
             finally:
@@ -139,7 +141,22 @@ class Driver:
         May be called from any thread. During a batch it waits for the end.
         """
         with self._turn:
-            return self._facts.collect(self._log.tail, self._log.manifest, self._run_id)
+            answered = last_number(self.mailbox.answers)
+            return self._facts.collect(self._log.tail, self._log.manifest, self._run_id, answered)
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the query's run for which this driver has claimed the log, ``None`` before its first claim."""
+        return self._run_id
+
+    def record_failure(self, error: str, error_id: str) -> None:
+        """Record that an error of class ``error`` ended the query, unless one is recorded. A batch revokes it."""
+        if self._facts.failure is None:
+            self._facts.failure = FailureFacts(error, error_id, self._clock.wall_ms())
+
+    def show_pauses(self, paused_since_ms: Callable[[], int | None]) -> None:
+        """Let the facts show the time that ``paused_since_ms`` returns: since when the query is paused."""
+        self._facts.paused_since_ms = paused_since_ms
 
     def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
         """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
@@ -261,6 +278,7 @@ class Driver:
         else:
             if tail.kind == "batch":
                 self._caches.forget()  # they lack the batch that turned out to be committed
+            self.ownership.moves.record_append(tail.moves, tail.version)
             self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
@@ -452,7 +470,8 @@ class Driver:
         )
         promised = self._upkeep.promise(tail.sequence + 1)
         draft = replace(draft, promised=promised, orders=self._idle_loop.requests_for_record())
-        record = self._log.append(draft, manifest.with_entries(changes))
+        record = self._log.append(draft, manifest.with_entries(changes), self.ownership.moves.unrecorded())
+        self.ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)

@@ -1,11 +1,11 @@
 """Collect the facts of a driver from its parts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.batch.counters import Counters
-from riffle_spark.protocol.facts import DriverFacts, GroupFacts, MemberFacts, MemberStatus, StoreFacts
+from riffle_spark.protocol.facts import DriverFacts, FailureFacts, GroupFacts, MemberFacts, MemberStatus, StoreFacts
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -49,6 +49,9 @@ class FactCollector:
         self.source_lag = SourceLag()
         self.query_name = ""
         self.commit_ms: int | None = None
+        self.failure: FailureFacts | None = None
+        self.paused_since_ms: Callable[[], int | None] = lambda: None
+        """Returns since when the query is paused."""
         self._ownership = ownership
         self._operations = operations
         self._clock = clock
@@ -59,10 +62,14 @@ class FactCollector:
         """Start a run of the query. ``previous`` is the newest record before the driver's claim."""
         self.query_name = query_name
         self.source_lag = SourceLag()
+        self.failure = None
         self.commit_ms = previous.written_ms if previous is not None and previous.kind == "batch" else None
 
-    def collect(self, tail: Record | None, manifest: Manifest, run_id: str | None) -> DriverFacts:
-        """Return the facts of this moment. ``tail`` is the newest record, ``manifest`` is that of ``tail``."""
+    def collect(self, tail: Record | None, manifest: Manifest, run_id: str | None, answered: int = 0) -> DriverFacts:
+        """Return the facts of this moment. ``tail`` is the newest record, ``manifest`` is that of ``tail``.
+
+        ``answered`` is the number of the newest request from the mailbox with an answer.
+        """
         now = self._clock.seconds()
         placement = self._ownership.placement
         members = tuple(self._member(state, now) for state in self._operations.members)
@@ -83,6 +90,9 @@ class FactCollector:
             next_probe_seconds=probes.seconds_to_next(
                 placement.present, placement.settings.probing_rebalance_interval, now
             ),
+            paused_since_ms=self.paused_since_ms(),
+            failure=self.failure,
+            answered=answered,
             counters=self.counters.values(),
         )
 

@@ -220,7 +220,7 @@ class IdleLoop:
         draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
         self._ports.reached("before requests")
         try:
-            record = self._log.append(draft, manifest.with_entries(snapshots))
+            record = self._log.append(draft, manifest.with_entries(snapshots), self._ownership.moves.unrecorded())
         except UnavailableError:
             self._backoff.record_failure(_RECORD, clock_seconds)
             raise
@@ -229,6 +229,7 @@ class IdleLoop:
                 self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
         self._ports.reached("after requests")
         self._backoff.forget(_RECORD)
+        self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, snapshots)
         self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
@@ -239,6 +240,7 @@ class IdleLoop:
         except UnavailableError:
             self._backoff.record_failure(_RECORD, clock_seconds)
             raise
+        self._ownership.moves.record_append(tail.moves, tail.version)
         self._upkeep.start(None, tail, self._log.manifest)
 
 

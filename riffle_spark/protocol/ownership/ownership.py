@@ -16,11 +16,12 @@ from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.move_history import MoveHistory
 from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ownership.rebalance import Rebalance
 from riffle_spark.protocol.ownership.weights import memory_by_member
-from riffle_spark.protocol.ports import Executor, SlotLayout
+from riffle_spark.protocol.ports import Clock, Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
@@ -32,12 +33,13 @@ __all__ = ["Ownership"]
 class Ownership:
     """Membership, placement and copies of one query, for its driver."""
 
-    def __init__(self, settings: Settings, discovery: Discovery, operations: RequestRegister) -> None:
+    def __init__(self, settings: Settings, discovery: Discovery, operations: RequestRegister, clock: Clock) -> None:
         """Create the parts of a query without members. ``operations`` has the requests of operators."""
         self.discovery = discovery
         self.membership = Membership()
         self.copies = CopyTracking()
-        self.placement = Placement(settings, self.membership, self.copies, operations)
+        self.moves = MoveHistory(clock)
+        self.placement = Placement(settings, self.membership, self.copies, operations, self.moves)
         self._operations = operations
 
     def begin(self, tail: Record | None, groups: Groups) -> None:
@@ -49,6 +51,7 @@ class Ownership:
         self.membership.forget()
         self.copies.forget()
         self.placement.begin(tail, groups)
+        self.moves.start_run(tail.version if tail else -1)
 
     def change_settings(self, settings: Settings) -> None:
         """Use changed settings from the next census and assignment on."""

@@ -14,6 +14,7 @@ from riffle_spark.protocol.ownership import readiness, slots
 from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.membership import LostMember, Membership
+from riffle_spark.protocol.ownership.move_history import MoveHistory
 from riffle_spark.protocol.ownership.operations import OperatorRequests, RequestRegister
 from riffle_spark.protocol.ownership.prior_owners import PriorOwners
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
@@ -37,9 +38,17 @@ class Placement:
     """
 
     def __init__(
-        self, settings: Settings, membership: Membership, copies: CopyTracking, operations: RequestRegister
+        self,
+        settings: Settings,
+        membership: Membership,
+        copies: CopyTracking,
+        operations: RequestRegister,
+        history: MoveHistory,
     ) -> None:
-        """Create a placement without owners. ``operations`` has the requests of operators."""
+        """Create a placement without owners. ``operations`` has the requests of operators.
+
+        ``history`` gets the moves.
+        """
         self.settings = settings
         self.present = Assignment({})
         self.layout: SlotLayout | None = None
@@ -52,6 +61,7 @@ class Placement:
         self._membership = membership
         self._copies = copies
         self._operations = operations
+        self._history = history
         self._applied_requests = operations.requests
         self._changes = Rebalance()
 
@@ -219,6 +229,7 @@ class Placement:
         """Pass the moves of a new assignment to the listener, and add moves and warnings to the next batch report."""
         names = self._membership.executor_names()
         moves = moves_of(previous.owners, self.present, names, situation.partitions)
+        self._history.add(moves)
         warnings = list(self.present.warnings)
         if self.shards is None and (few := few_key_groups_warning(self.settings.key_groups, len(layout.slots))):
             warnings.append(few)

@@ -56,6 +56,7 @@ __all__ = [
     "progress_of",
     "replace_executed_plan",
     "slot_udf",
+    "table_location",
     "to_arrow",
 ]
 
@@ -214,6 +215,16 @@ def _prefer_slots(spark: SparkSession, rdd: Any) -> None:
         opened_field(jvm, "org.apache.spark.rdd.RDD", "dependencies_").set(rdd, dependencies.reverse())
     except Exception as error:  # noqa: BLE001 - the JVM may raise any error, and placement is an optimisation
         _logger.debug("Spark may run slots on other executors: %s", error)
+
+
+def table_location(spark: SparkSession, name: str, described: str) -> str:  # noqa: ARG001 - the signature of all lines
+    """Return the location of a table's files.
+
+    ``described`` is what DESCRIBE TABLE shows. Spark 3.5.0 shows spaces and other characters as in a URI (``%20``).
+    """
+    state = spark._jsparkSession.sessionState()
+    table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(name))
+    return str(looked_up(spark.sparkContext._jvm, "org.apache.hadoop.fs.Path")(table.location()).toString())
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

@@ -234,14 +234,19 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed_since_ms: int | None = None
         self._inside = False
         self._waiting = 0
 
     @property
     def closed(self) -> bool:
         """Return whether the gate admits no batch."""
-        return self._closed
+        return self._closed_since_ms is not None
+
+    @property
+    def closed_since_ms(self) -> int | None:
+        """Since when the gate is closed, in milliseconds since the epoch; ``None`` if it is open."""
+        return self._closed_since_ms
 
     @property
     def has_waiting_batch(self) -> bool:
@@ -251,12 +256,13 @@ class Gate:
     def close(self) -> None:
         """Admit no further batch. May be called more than once."""
         with self._changed:
-            self._closed = True
+            if self._closed_since_ms is None:
+                self._closed_since_ms = SystemClock().wall_ms()
 
     def open(self) -> None:
         """Admit batches again. May be called more than once."""
         with self._changed:
-            self._closed = False
+            self._closed_since_ms = None
             self._changed.notify_all()
 
     @contextmanager
@@ -268,7 +274,7 @@ class Gate:
         with self._changed:
             self._waiting += 1
             try:
-                while self._closed or self._inside:
+                while self.closed or self._inside:
                     if is_stopping():
                         raise Stopped
                     self._changed.wait(_GATE_LOOK_SECONDS)

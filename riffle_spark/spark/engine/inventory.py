@@ -26,6 +26,7 @@ __all__ = [
     "connected",
     "executors",
     "expected_executors",
+    "failure_of",
     "find_planned_removals",
     "has_executors",
     "has_observable_end",
@@ -57,6 +58,7 @@ _CONNECT_SLOTS = 4
 _PLANNED_WORDS = ("killed by driver", "decommission", "explicit termination request")
 _LEAVING = "killed by driver or decommission, not gone yet"
 _UNKNOWN = ""
+_ERROR_ID = re.compile(r"\[(RIFFLE-\d{4})\]")
 _REASON_WAIT_SECONDS = 1.0
 _GONE_POLL_SECONDS = 0.05
 
@@ -372,6 +374,21 @@ def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> 
     if execution is None or (run_id is not None and str(execution.runId()) != run_id):
         return False
     return bool(execution.isActive())
+
+
+def failure_of(query: Any) -> tuple[str, str] | None:
+    """Return the error that ended a query of ``running_query``: the class of its first cause, and our id in its text.
+
+    Return ``None`` if the query runs or was stopped, and if it is unknown. Errors of other packages have an empty id.
+    """
+    failure = None if query is None else query.exception()
+    if failure is None or not failure.isDefined():
+        return None
+    cause = failure.get()
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    error_id = _ERROR_ID.search(str(failure.get().getMessage()))
+    return str(cause.getClass().getSimpleName()), error_id[1] if error_id else ""
 
 
 def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:

@@ -34,7 +34,7 @@ def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) 
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     options: dict[str, object] = {"safe": False} if release < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
     for name, setting in SETTINGS.items():
-        if setting in conf and release >= _SINCE.get(name, (4, 0)):
+        if setting in conf and release >= _SINCE.get(name, (3, 5)):
             options[name] = _value(name, str(conf[setting]))
     return options
 

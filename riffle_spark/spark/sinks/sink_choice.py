@@ -278,7 +278,8 @@ def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give
         )
     _check_delta(writer_settings, source)
     if properties.get("Location") and spark_sinks.is_files(spark, source):
-        return _files(frame, writer_settings, source, str(properties["Location"]))
+        location = compat.table_location(spark, name, str(properties["Location"]))
+        return _files(frame, writer_settings, source, location)
 
     def write(rows: DataFrame, delivery: Delivery) -> None:
         writer = rows.writeTo(name).options(**_delivery_options(writer_settings, source, delivery))

@@ -12,7 +12,8 @@ from typing import Final, TextIO
 
 from riffle_spark.private_folders import is_private, open_regular
 from riffle_spark.state.copies.disk import is_member_name, list_incoming_files
-from riffle_spark.state.copies.stack import LIST, Stacks
+from riffle_spark.state.copies.stack import PART, STACKS
+from riffle_spark.state.copies.stacks import Stacks
 
 __all__ = [
     "has_process_ended",
@@ -103,17 +104,13 @@ def remove_leftovers(folder: Path, added_before: float = 0.0) -> None:
 
 
 def _remove_unlisted_parts(folder: Path) -> None:
-    """Remove part files that no stack lists, and superseded lists."""
+    """Remove part files that no stack lists, and superseded journals and lists."""
     listed: set[str] = set()
-    for store in [path.name for path in (folder / "stacks").glob("*") if path.is_dir()]:
+    for store in [path.name for path in (folder / STACKS).glob("*") if path.is_dir()]:
         stacks = Stacks(folder, store)
-        for key_group in stacks.key_groups():
-            stack = stacks.read(key_group)
-            if stack is not None:
-                listed |= {part.file for part in stack.parts}
-                listed.add(f"stacks/{store}/{stacks.newest_list(key_group)}")
-    files = [*folder.glob("stacks/*/*.part"), *folder.glob(f"stacks/*/*{LIST}"), *folder.glob("fetched/*")]
-    for path in files:
+        stacks.remove_leftovers()
+        listed |= stacks.listing().files.keys()
+    for path in [*folder.glob(f"{STACKS}/*/*{PART}"), *folder.glob("fetched/*")]:
         if str(path.relative_to(folder)) not in listed and path.is_file():
             path.unlink(missing_ok=True)
 

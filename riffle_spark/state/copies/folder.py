@@ -1,8 +1,8 @@
 """A member's folder on the local disk: its owner, its locks, and the paths of its copies.
 
     <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
-                                  /stacks/<store>/<0042>     the parts of a copy
-                                  /stacks/<store>/<0042>.*   parts of it: snapshots and merged parts
+                                  /stacks/<store>/*.journal  the lists of the parts of all copies
+                                  /stacks/<store>/<0042>.*   parts of a copy: snapshots and merged parts
                                   /sealed/<version>-<attempt> the deltas that this member sealed, as bytes
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
                                   /incoming/<store>/...      partly fetched snapshots
@@ -46,7 +46,8 @@ from riffle_spark.state.copies.disk import (
     list_sealed_files,
     refuse_network,
 )
-from riffle_spark.state.copies.stack import PART, STACKS, Stacks
+from riffle_spark.state.copies.stack import PART, STACKS
+from riffle_spark.state.copies.stacks import Stacks
 
 __all__ = ["Folder", "claim_folder"]
 
@@ -165,7 +166,7 @@ class Folder:
     def stacks(self, store: str) -> Stacks:
         """Return the stacks of a store in this folder.
 
-        Reuse the result for many key-groups: it lists the folder once.
+        Reuse the result for many key-groups: it reads the journal once.
         """
         return Stacks(self.path, store)
 
@@ -174,11 +175,11 @@ class Folder:
         return sorted(path.name for path in self.path.glob("stacks/*"))
 
     def key_groups(self, store: str) -> set[int]:
-        """Return the key-groups of a store that have a copy, even an unreadable one."""
+        """Return the key-groups of a store that have a copy."""
         return set(self.stacks(store).key_groups())
 
     def copies(self) -> list[tuple[str, int]]:
-        """Return (store, key-group) of every copy, even an unreadable one, sorted."""
+        """Return (store, key-group) of every copy, sorted."""
         return [(store, key_group) for store in self.stores() for key_group in self.stacks(store).key_groups()]
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
@@ -245,14 +246,12 @@ class Folder:
         deltas = self._list_deltas()
         if not deltas or not self._can_remove_deltas():
             return
-        stores = [self.stacks(store) for store in self.stores()]
-        stacks = [store.read(key_group) for store in stores for key_group in store.key_groups()]
-        readable = [stack for stack in stacks if stack is not None]
-        parts = {part for stack in readable for part in stack.parts}
-        listed = {part.file for part in parts}
-        newest = max(((stack.head.epoch, stack.head.version) for stack in readable), default=_delta_age(deltas[0]))
-        spare_bytes = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
-        unlisted = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in listed]
+        listings = [self.stacks(store).listing() for store in self.stores()]
+        heads = {head for listing in listings for head in listing.heads}
+        newest = max(((head.epoch, head.version) for head in heads), default=_delta_age(deltas[0]))
+        spare_bytes = max(sum(listing.size_bytes for listing in listings) * _SPARE_SHARE, _SPARE_BYTES_MIN)
+        names = [(file, f"{file.path.parent.name}/{file.path.name}") for file in deltas]
+        unlisted = [file for file, name in names if not any(name in listing.files for listing in listings)]
         for number, file in enumerate(file for file in unlisted if _delta_age(file) < newest):
             with suppress(OSError):
                 spare_bytes -= file.path.stat().st_size

@@ -29,7 +29,8 @@ from riffle_spark.state.copies.elements import element_runs, merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
 from riffle_spark.state.copies.run import Run, merge_runs
-from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
+from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, signature_of
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.due_times import compute_due_times, read_stored_order

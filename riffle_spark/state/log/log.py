@@ -14,7 +14,7 @@ record is gone, unless a late put restored it, and later records exist. A driver
 that are younger than twice that, by clocks that differ by less than that.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import sub
 
@@ -23,6 +23,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, manifest_of_record
 from riffle_spark.state.log.record_commits import RecordCommits
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "first_sequence"]
@@ -320,15 +321,15 @@ class Log:
         later = self.find(self._next_sequence() + 1)
         return later is not None and later.previous == own_digest
 
-    def append(self, draft: Record, manifest: Manifest) -> Record:
-        """Append ``draft`` with ``manifest``, and return the record as written.
+    def append(self, draft: Record, manifest: Manifest, moves: Sequence[RecordedMoves] = ()) -> Record:
+        """Append ``draft`` with ``manifest`` and ``moves``, and return the record as written.
 
         Sets ``sequence``, ``previous``, ``full``, ``entries``, ``weights`` and ``members``. Raises ``FencedError`` if
         another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle_append`` first).
         Records other than batches and operator requests also check that the store refuses a second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
-        record = self._complete_draft(draft, manifest)
+        record = self._complete_draft(replace(draft, moves=tuple(moves)), manifest)
         takes_over = draft.kind not in ("batch", "orders")
         data = encode(record)
         assert not takes_over or is_record(data, paths.record_name(record.sequence)), "the record cannot be read"

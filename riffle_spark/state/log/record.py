@@ -19,6 +19,7 @@ from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, rais
 from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 
 __all__ = [
     "FORMAT",
@@ -34,8 +35,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 5
+FORMAT = 6
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_ROW_COUNTS_FORMAT = 5
+"""The format with the number of rows of each store."""
 _STALE_STORES_FORMAT = 4
 """The format with stores that later batches ran without."""
 _GROUP_NAMES_FORMAT = 3
@@ -51,6 +54,7 @@ Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
 _SINCE_5 = ("row_counts",)
+_SINCE_6 = ("moves",)
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -73,7 +77,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, (dict,)),
     **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms", "delivers_as"), (int, type(None))),
     **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
-    **dict.fromkeys(("outputs", "shards", "members"), (list,)),
+    **dict.fromkeys(("outputs", "shards", "members", "moves"), (list,)),
     "delivers_after_commit": (bool,),
 }
 _VALUES: Mapping[str, tuple[type, type]] = {
@@ -111,6 +115,7 @@ class Record:
     delivers_as          after a rollback to a batch with sealed output: its ``rollbacks`` when it ran
     stale_stores         stores that later batches ran without: the last batch of which they have the rows
     row_counts           the number of state rows of each store for which it is known
+    moves                why key-groups moved since the record before
     promised             the oldest sequence that a rollback may return to; no object that it or a later record lists is
                          deleted before a newer record raises it
     members              live members: in full records, and in records after which they changed
@@ -156,6 +161,7 @@ class Record:
     delivers_as: int | None = None
     stale_stores: Mapping[str, int] = field(default_factory=dict)
     row_counts: Mapping[str, int] = field(default_factory=dict)
+    moves: tuple[RecordedMoves, ...] = ()
 
     @property
     def delivery_rollbacks(self) -> int:
@@ -180,6 +186,9 @@ def encode(record: Record) -> bytes:
         del body["stale_stores"]
     if not record.row_counts:
         del body["row_counts"]
+    body["moves"] = [moves.to_json() for moves in record.moves]
+    if not record.moves:
+        del body["moves"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
@@ -190,8 +199,10 @@ def encode(record: Record) -> bytes:
 
 def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
-    if record.row_counts:
+    if record.moves:
         return FORMAT
+    if record.row_counts:
+        return _ROW_COUNTS_FORMAT
     if record.stale_stores:
         return _STALE_STORES_FORMAT
     return _GROUP_NAMES_FORMAT if _has_group_names(record) else _USUAL_FORMAT
@@ -294,7 +305,7 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
 
 def _record_of_body(body: dict[str, object], record_format: int, *, with_entries: bool) -> Record:
     """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5))
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
@@ -311,10 +322,12 @@ def _record_of_body(body: dict[str, object], record_format: int, *, with_entries
         entry_rows.check_link(store, link)
     values["shards"] = tuple(map(_parse_shard, cast("list[list[object]]", body.get("shards", []))))
     values["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
+    values["moves"] = tuple(map(RecordedMoves.from_json, cast("list[list[object]]", body.get("moves", []))))
     record = Record(**values)  # type: ignore[arg-type]
     _check_references(record)
     assigned = record.weights.get("assigned")
-    for name in (*record.owners, *record.standbys, *(assigned if isinstance(assigned, dict) else ())):
+    moved = (task for moves in record.moves for task in moves.tasks)
+    for name in (*record.owners, *record.standbys, *(assigned if isinstance(assigned, dict) else ()), *moved):
         if not _TASK.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a task")
     return record

@@ -83,7 +83,7 @@ class AzureStore(http_store.HttpStore):
             Action.FRESH_CREDENTIALS,
             statuses=frozenset({401, 403}),
             problem="{operation} was denied ({code}).",
-            remedy=f"Check the credentials ({CREDENTIAL_CHAIN}) and grant them the role that riffle policy --root ROOT "
+            remedy=f"Check the credentials ({CREDENTIAL_CHAIN}) and grant them the role that riffle policy ROOT "
             "prints. If the account has a firewall, let this network in or use a private endpoint.",
             id="RIFFLE-1089",
         ),

@@ -33,7 +33,7 @@ _GET: Final = frozenset({"get_object"})
 _HEAD_OR_DELETE: Final = frozenset({"head_object", "delete_object"})
 _CHAIN: Final = "GOOGLE_APPLICATION_CREDENTIALS, gcloud's default login, or the machine's service account"
 _RIGHTS: Final = (
-    f"Check the credentials ({_CHAIN}) and grant them the role that riffle policy --root ROOT prints, on the bucket."
+    f"Check the credentials ({_CHAIN}) and grant them the role that riffle policy ROOT prints, on the bucket."
 )
 _NO_BUCKET: Final = "The bucket does not exist ({status})."
 _CREATE_BUCKET: Final = "Create the bucket, or correct `root` or `gcs_endpoint`."

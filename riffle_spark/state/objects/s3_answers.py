@@ -65,7 +65,7 @@ _ENCRYPTION_REMEDY = (
 )
 _RIGHTS = (
     f"Check the credentials ({CREDENTIAL_CHAIN}) and grant them s3:ListBucket on the bucket, and s3:GetObject, "
-    "s3:PutObject and s3:DeleteObject below the prefix (riffle policy --root ROOT prints them). If the bucket's policy "
+    "s3:PutObject and s3:DeleteObject below the prefix (riffle policy ROOT prints them). If the bucket's policy "
     "demands encryption, set `s3_server_side_encryption` or `s3_kms_key`. If its requester pays, set "
     "`s3_requester_pays`."
 )

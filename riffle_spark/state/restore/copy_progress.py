@@ -16,7 +16,8 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.private_folders import make_private
 from riffle_spark.state.copies.disk import DamagedCopy, disk_refused_error, list_incoming_files
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stack, Stacks
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_by_entry, plan_copy

@@ -124,9 +124,8 @@ class StackKeeper:
                 return opened, counts
             self._parts.forget_verification()
             self._stacks.refresh()
-            for key_group in damaged:
-                if self._stacks.read(key_group) == stacks[key_group]:  # otherwise another process has replaced it
-                    self._stacks.drop(key_group)
+            # If a stack is another one now, another process has replaced it.
+            self._stacks.drop(*(kg for kg in damaged if self._stacks.read(kg) == stacks[kg]))
             remaining = {key_group: entries[key_group] for key_group in damaged}
         error = next(iter(damaged.values()))
         raise error.__cause__ if isinstance(error.__cause__, RiffleError) else error
@@ -147,7 +146,8 @@ class StackKeeper:
             stack = self._stacks.read(key_group)
             plan = self._plan(key_group, stack.head if stack is not None else None, entry)
             if plan.action == "drop":
-                self._folder.drop(self._schema.store, key_group, self._stacks)
+                if stack is not None:
+                    self._folder.drop(self._schema.store, key_group, self._stacks)
             elif stack is not None and plan.action == "fold" and not plan.links:
                 stacks[key_group] = stack
             else:
@@ -157,9 +157,7 @@ class StackKeeper:
         bases = self._fetch_bases([advance for advance in advances if advance.plan.action == "restore"])
         if bases:
             self._stacks.refresh()  # upkeep may have restored some meanwhile
-        for advance in advances:
-            added = [parts[link] for link in advance.plan.links]
-            stacks[advance.key_group] = self._replace(advance, bases.get(advance.key_group, ()), added)
+        stacks |= self._replace(advances, bases, parts)
         folded = [advance.plan.links for advance in advances if advance.plan.action == "fold"]
         catch_ups = sum(not fetched_links.isdisjoint(added_links) for added_links in folded)
         restores = len(advances) - len(folded)
@@ -181,25 +179,41 @@ class StackKeeper:
             )
         return plan
 
-    def _replace(self, advance: _Advance, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
-        """Put a stack of the parts ``base`` and ``added`` in place of the copy, and return it.
+    def _replace(
+        self,
+        advances: Sequence[_Advance],
+        bases: Mapping[int, Sequence[StackedPart]],
+        parts: Mapping[Link, StackedPart],
+    ) -> dict[int, Stack]:
+        """Put stacks of their bases and of the links' parts in place of the copies, and return them by key-group.
 
-        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy and
-        is returned.
+        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy, and
+        the own one is returned.
         """
-        former = advance.stack
+        stacks: dict[int, Stack] = {}
+        remaining = {advance.key_group: advance for advance in advances}
+        formers = {advance.key_group: advance.stack for advance in advances}
         for _ in range(_TRIES):
-            bottom = former if advance.plan.action == "fold" else Stack(advance.plan.base, tuple(base))
-            assert bottom is not None, "links are added to an existing copy"
-            stack = bottom.with_parts(advance.plan.entry.head, added)
-            if self._stacks.replace(advance.key_group, former, stack):
-                return stack
-            current = self._stacks.read(advance.key_group)
-            if former is None or current is None or current.head != former.head:
-                break
-            former = current
-        self._parts.discard(base)
-        return stack
+            for key_group, advance in remaining.items():
+                is_fold = advance.plan.action == "fold"
+                bottom = formers[key_group] if is_fold else Stack(advance.plan.base, tuple(bases.get(key_group, ())))
+                assert bottom is not None, "links are added to an existing copy"
+                added = [parts[link] for link in advance.plan.links]
+                stacks[key_group] = bottom.with_parts(advance.plan.entry.head, added)
+            replaced = self._stacks.replace_many({kg: (formers[kg], stacks[kg]) for kg in remaining})
+            for key_group in remaining.keys() - replaced:
+                former = formers[key_group]
+                current = self._stacks.read(key_group)
+                if former is None or current is None or current.head != former.head:
+                    replaced.add(key_group)
+                    self._parts.discard(bases.get(key_group, ()))
+                formers[key_group] = current
+            remaining = {kg: advance for kg, advance in remaining.items() if kg not in replaced}
+            if not remaining:
+                return stacks
+        for key_group in remaining:
+            self._parts.discard(bases.get(key_group, ()))
+        return stacks
 
     def _parts_of(self, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
         """Return a local part for each link, sealed by this member or fetched now, and the fetched links."""
@@ -247,8 +261,7 @@ class StackKeeper:
 
     def drop(self, key_groups: Iterable[int]) -> None:
         """Drop the copies of these key-groups, so that they are restored from the store."""
-        for key_group in key_groups:
-            self._stacks.drop(key_group)
+        self._stacks.drop(*key_groups)
 
     def make_snapshot(self, key_group: int, entry: Entry, attempt: str) -> SnapshotData:
         """Return the state of a copy as a snapshot, at the entry's head, or at the copy's own head if that is beyond.

@@ -14,7 +14,8 @@ from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
 from riffle_spark.state.copies.run import Run
-from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths

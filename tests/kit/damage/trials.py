@@ -25,6 +25,7 @@ import pyarrow as pa
 from riffle_spark.errors import RiffleError
 from riffle_spark.messages.slot_orders import Order
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.state.copies import journal_file
 from riffle_spark.testing import Attempt, SimCluster
 from riffle_spark.testing.harness import Contents
 from riffle_spark.worker.slot import run_slot
@@ -144,14 +145,17 @@ class _Query:
 
     def trial(self, number: int) -> Trial:
         """Damage a file, run some batches and compare."""
-        damage, fetched, restore, late = self.damager.damage(), 0, self.restore_bytes(), 0
+        damage, fetched, late = self.damager.damage(), 0, 0
+        harms_journal = journal_file.JOURNAL in damage
+        restore = self.restore_bytes(harms_journal)
         if self.chance.random() < LOST_SHARE:
             self.lose_one(str(number))
         for _ in range(BATCHES_A_TRIAL):
             try:
                 fetched += self.batch()
                 late += self.told_late
-                restore = max(restore, self.restore_bytes())  # a chain that is long now may be cut by the last batch
+                # A chain that is long now may be cut by the last batch.
+                restore = max(restore, self.restore_bytes(harms_journal))
             except AssertionError as error:
                 return Trial(number, damage, f"wrong rows: {error}", fetched)
             except RiffleError as error:
@@ -185,11 +189,14 @@ class _Query:
         assert not difference, sorted(difference)[:2]
         return report.fetched_bytes
 
-    def restore_bytes(self) -> int:
-        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots."""
+    def restore_bytes(self, harms_journal: bool) -> int:
+        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots. A journal lists
+        all copies of a member, so without it all of them are restored.
+        """
         entries = self.world.log().manifest.entries.values()
         snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
-        return sum(snapshots[-2:]) + 2 * sum(link.length for entry in entries for link in entry.chain)
+        links = [link for entry in entries for link in entry.chain]
+        return sum(snapshots if harms_journal else snapshots[-2:]) + 2 * sum(link.length for link in links)
 
     def fault(self) -> str:
         """Compare the state in the store with the model."""

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import shutil
+import struct
 import tarfile
 import tempfile
 import zlib
@@ -46,7 +47,8 @@ from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.simulate.scenario import read_scenario
 from riffle_spark.simulate.world_file import SHIPPED, read_world
-from riffle_spark.state.copies import part_files
+from riffle_spark.state.copies import journal, part_files
+from riffle_spark.state.copies.old_lists import decode_list
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -70,6 +72,7 @@ from tests.kit.folders import CHECKOUT, DATA
 from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
 from tests.kit.fuzz.outside_answers import ANSWERS, NAMES_IN_A_FOLDER, read_answer, read_folder
 from tests.kit.fuzz.small_logs import framed_record, read_log, small_logs
+from tests.kit.state.old_lists import list_bytes
 
 __all__ = ["DECODERS", "Decoder"]
 
@@ -339,9 +342,35 @@ _ADDRESS = ("totals", 5)
 
 
 def _stack_body(data: bytes) -> None:
-    stack = Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
+    stack = decode_list(_sealed_stack(b"\n" + data), _ADDRESS)
     if stack is not None:
-        (stack.head.epoch, stack.head.version), stack.size_bytes, stack.to_bytes(_ADDRESS)
+        (stack.head.epoch, stack.head.version), stack.size_bytes, list_bytes(stack, _ADDRESS)
+
+
+_FRAME_BYTES = 12
+
+
+def _sealed_entry(data: bytes) -> bytes:
+    body = data[_FRAME_BYTES:]
+    checksum = xxhash.xxh3_64_intdigest(body, journal.first_seed("totals"))
+    return struct.pack("<QI", checksum, len(body)) + body
+
+
+def _journal(data: bytes) -> None:
+    listing, end, _ = journal.read_entries(data, journal.Listing(), journal.first_seed("totals"))
+    assert end <= len(data)
+    journal.encode_entry(listing.all_changes(), 0)
+
+
+def _journal_entry(data: bytes) -> None:
+    _journal(_sealed_entry(bytes(_FRAME_BYTES) + data))
+
+
+def _journals() -> list[bytes]:
+    changes = [journal.Change(5, _STACK.head, 0, _STACK.parts), journal.Change(6, None)]
+    first, seed = journal.encode_entry(changes, journal.first_seed("totals"))
+    second, _ = journal.encode_entry([journal.Change(5, _STACK.head, 2, _STACK.parts[:1])], seed)
+    return [first, first + second]
 
 
 _HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
@@ -630,9 +659,11 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("keys of a variable", _keys_of_variable, _lists_of_keys)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
-    parse = partial(Stack.from_bytes, address=_ADDRESS)
-    yield Decoder("stack", parse, lambda: [_STACK.to_bytes(_ADDRESS)], _sealed_stack)
-    yield Decoder("stack body", _stack_body, lambda: [_STACK.to_bytes(_ADDRESS).split(b"\n", 1)[1]])
+    parse = partial(decode_list, address=_ADDRESS)
+    yield Decoder("stack", parse, lambda: [list_bytes(_STACK, _ADDRESS)], _sealed_stack)
+    yield Decoder("stack body", _stack_body, lambda: [list_bytes(_STACK, _ADDRESS).split(b"\n", 1)[1]])
+    yield Decoder("journal", _journal, _journals, _sealed_entry)
+    yield Decoder("journal entry", _journal_entry, lambda: [entry[_FRAME_BYTES:] for entry in _journals()[:1]])
     yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)
     yield Decoder("upkeep order", _text_of(UpkeepOrder.from_json), _upkeep_orders)
     yield Decoder("census order", _text_of(CensusOrder.from_json), lambda: [CensusOrder(_HOME).to_json().encode()])

@@ -60,6 +60,7 @@ NAMES_IN_A_FOLDER = [
         ]
     ),
     b"stacks/totals/32767.0000000009-ffffffff.stack\nstacks/visits/0000.0000000002-00000000.stack",
+    b"stacks/totals/0000000001.0a1b2c3d.journal\nstacks/totals/0000000002.0a1b2c3d.journal\nstacks/totals/0003.x.part",
 ]
 
 

@@ -12,7 +12,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
+from riffle_spark.spark.compat import REPLACING_RULES, to_arrow
+from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.plans.plan_nodes import Catalyst
+from tests.kit.arrow_frames import frame_of_table
 
 __all__ = ["PlanFunction", "RowForm"]
 
@@ -36,7 +39,7 @@ class RowForm:
         self._plan = aggregate._jdf.queryExecution().analyzed()
         self._outer = next(node for node in _nodes(self._plan) if _kind(node) == "Aggregate")
         optimizer = jvm.org.apache.spark.sql.catalyst.optimizer
-        rules = (_module(optimizer, name) for name in ("ReplaceExpressions", "RewriteWithExpression"))
+        rules = (_module(optimizer, name) for name in REPLACING_RULES)
         self._replaced = self._outer
         for rule in rules:
             self._replaced = rule.apply(self._replaced)
@@ -69,11 +72,11 @@ class RowForm:
                 updates.append(self._filtered(each, update, buffer))
         columns = [self._alias(update, f"b{i}", self._new_id()) for i, update in enumerate(updates)]
         initialized = self._project([*_items(child.output()), *initial], child)
-        return self._frame(self._project([*_items(self._grouping), *columns], initialized)).toArrow()
+        return to_arrow(self._frame(self._project([*_items(self._grouping), *columns], initialized)))
 
     def evaluated(self, merged: pa.Table) -> pa.Table:
         """Return what the query answers for merged buffers: ``k`` and the columns that ``rows`` has, or results."""
-        leaf = self._spark.createDataFrame(merged)._jdf.queryExecution().analyzed()
+        leaf = frame_of_table(self._spark, merged)._jdf.queryExecution().analyzed()
         columns = {column.name(): column for column in _items(leaf.output())}
         lower = [
             self._alias(columns[key.name()], key.name(), key.toAttribute().exprId()) for key in _items(self._grouping)
@@ -93,7 +96,7 @@ class RowForm:
             self._results, self._project(results, self._project(lower, leaf))
         )
         replaced = self._swapped(self._replaced, self._inner, evaluation)
-        return self._frame(self._swapped(self._plan, self._outer, replaced)).toArrow()
+        return to_arrow(self._frame(self._swapped(self._plan, self._outer, replaced)))
 
     def estimated(self, merged: pa.Table) -> pa.Table:
         """Return the same by Spark's final node, for imperative functions; the columns are the key and all words."""
@@ -102,20 +105,14 @@ class RowForm:
         functions = self._sequence(self._found)
         plans = _module(execution.aggregate, "AggUtils")
         final = _items(plans.planAggregateWithoutDistinct(self._grouping, functions, self._results, child))[0]
-        rows = self._spark.createDataFrame(merged).coalesce(1).localCheckpoint()._jdf.queryExecution().sparkPlan()
+        rows = frame_of_table(self._spark, merged).localCheckpoint()._jdf.queryExecution().sparkPlan()
         arguments = [rows.productElement(i) for i in range(1, rows.productArity())]
         node = final.withNewChildren(self._sequence([execution.RDDScanExec(final.child().output(), *arguments)]))
         ready = _module(execution, "QueryExecution").prepareExecutedPlan(self._spark._jsparkSession, node)
-        return self._frame(self._leaf(ready.output(), ready.execute())).toArrow()
-
-    def _leaf(self, output: Any, rows: Any) -> Any:
-        """Return a logical leaf of rows; other versions of Spark want more to be told of them."""
         partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning(0)
-        none, nothing = _module(self._jvm.scala, "None"), self._sequence([])
-        arguments = [output, rows, partitioning, nothing, False, none, self._spark._jsparkSession, none, none, False]
-        name = "org.apache.spark.sql.execution.LogicalRDD"
-        count = self._jvm.java.lang.Class.forName(name).getConstructors()[0].getParameterCount()
-        return self._jvm.org.apache.spark.sql.execution.LogicalRDD(*arguments[:count])
+        session = handles.session(self._spark)
+        leaf = handles.logical_rdd(self._jvm, ready.output(), ready.execute(), partitioning, session)
+        return to_arrow(self._frame(leaf))
 
     def _given(self, function: Any) -> Any:
         """Return what is sent of a row to a function that Spark keeps a buffer of its own of."""
@@ -155,14 +152,10 @@ class RowForm:
         return node.withNewChildren(self._sequence(children)) if children else node
 
     def _sequence(self, things: list[Any]) -> Any:
-        listed = self._jvm.java.util.ArrayList()
-        for thing in things:
-            listed.add(thing)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(listed).toSeq()
+        return handles.scala_seq(self._jvm, things)
 
     def _frame(self, plan: Any) -> DataFrame:
-        dataset = _module(self._jvm.org.apache.spark.sql.classic, "Dataset")
-        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+        return handles.frame_of(self._spark, plan)
 
 
 def _module(package: Any, name: str) -> Any:

@@ -18,13 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from tests.kit.folders import DATA
 from tests.kit.processors.record_cases import environment
@@ -33,7 +29,7 @@ from tests.kit.queries.played_query import play
 from tests.kit.queries.query_shape import Shape
 from tests.kit.queries.record_shapes import session
 
-__all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes"]
+__all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes", "registered"]
 
 FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
 SHOWN_AS = {
@@ -50,40 +46,62 @@ Changes = list[list[list[Any]]]
 """By batch and operator, the name and the figures."""
 
 
-class EventList(StreamingQueryListener):
-    """A listener that stores the progress of each event."""
+class EventList:
+    """A listener that stores the progress of each event as JSON, and counts ended queries.
+
+    PySpark's own listener makes Python objects of each event in about 100 calls of the JVM. These took a third of the
+    time of a test.
+    """
+
+    class Java:
+        """The Java interface that Py4J implements with this class."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
     def __init__(self) -> None:
         self.progress: list[Progress] = []
+        self.ended = 0
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark calls it by this name
+    def onQueryStarted(self, _event: Any) -> None:  # noqa: N802 - Spark calls it by this name
         """Do nothing."""
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark calls it by this name
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark calls it by this name
         """Store the progress."""
-        self.progress.append(json.loads(event.progress.json))
+        self.progress.append(json.loads(event.progress().json()))
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark calls it by this name
+    def onQueryIdle(self, _event: Any) -> None:  # noqa: N802 - Spark calls it by this name
         """Do nothing."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark calls it by this name
-        """Do nothing."""
+    def onQueryTerminated(self, _event: Any) -> None:  # noqa: N802 - Spark calls it by this name
+        """Count the ended query."""
+        self.ended += 1
+
+
+@contextmanager
+def registered(spark: SparkSession) -> Iterator[EventList]:
+    """Register a new listener with Spark's queries during a block."""
+    gateway: Any = SparkContext._gateway
+    ensure_callback_server_started(gateway)
+    events = EventList()
+    listener = gateway.jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(events)
+    streams: Any = spark.streams
+    streams._jsqm.addListener(listener)  # private: as PySpark registers its own
+    try:
+        yield events
+    finally:
+        streams._jsqm.removeListener(listener)
 
 
 @contextmanager
 def listening(spark: SparkSession) -> Iterator[Callable[[], list[Progress]]]:
     """Listen to Spark's queries during a block. What is yielded returns the progress of all events up to its call."""
-    events = EventList()
-    spark.streams.addListener(events)
+    with registered(spark) as events:
 
-    def received() -> list[Progress]:
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
-        return list(events.progress)
+        def received() -> list[Progress]:
+            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(WAIT_MS)
+            return list(events.progress)
 
-    try:
         yield received
-    finally:
-        spark.streams.removeListener(events)
 
 
 def changes_of(progress: list[Progress]) -> Changes:

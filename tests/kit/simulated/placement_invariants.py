@@ -19,7 +19,7 @@ from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stacks
+from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.log.manifest import Address, Head
 from riffle_spark.state.restore.copy_progress import _has_files  # private: whether a copy is whole
 from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies

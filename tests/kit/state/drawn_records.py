@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, RecordedMember
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
 
 NUMBERS = st.integers(0, 2**40)
@@ -64,6 +65,7 @@ RECORDS = st.builds(
     weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
     stale_stores=st.dictionaries(NAMES, NUMBERS, max_size=2),
     row_counts=st.dictionaries(NAMES, NUMBERS, max_size=2),
+    moves=st.lists(st.builds(RecordedMoves, NUMBERS, *[NAMES] * 5, st.lists(TASKS).map(tuple)), max_size=2).map(tuple),
 ).map(_in_order)  # fmt: skip
 
 ROOT = "memory://root"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.state.copies import part_files, stack
+from riffle_spark.state.copies import journal_file, part_files
 from riffle_spark.state.copies.disk import damaged_copy_error
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, read_all_rows
@@ -55,14 +55,14 @@ def unremembered() -> Iterator[None]:
     """
     names = ("_files", "_decrypted")
     kept = {name: getattr(part_files, name) for name in names}
-    stacks = dict(stack._cached_stacks)  # private: what a process keeps
+    states = dict(journal_file._states)  # private: what a process keeps
     part_files._files = OrderedDict()  # private: as above
     part_files._decrypted = part_files._DecryptedRows()  # private: as above
-    stack._cached_stacks.clear()  # private: as above
+    journal_file._states.clear()  # private: as above
     try:
         yield
     finally:
         for name, value in kept.items():
             setattr(part_files, name, value)
-        stack._cached_stacks.clear()  # private: as above
-        stack._cached_stacks.update(stacks)  # private: as above
+        journal_file._states.clear()  # private: as above
+        journal_file._states.update(states)  # private: as above

@@ -39,16 +39,30 @@ FEW, MANY = 2_000, 20_000
 
 class PythonWork(NamedTuple):
     """What Python did: calls of functions, its own and built-in ones, lines that it went through, and how many of the
-    calls were made by the product's own code: these are the same whatever libraries do.
+    calls were made by the product's own code: these are the same whatever libraries do. ``file_operations`` are files
+    opened, created, removed, moved or locked, and folders listed.
     """
 
     calls: int
     lines: int
     ours: int
+    file_operations: int
 
     def is_like(self, other: PythonWork) -> bool:
         """Tell whether this is at most three percent more."""
         return self.calls <= 1.03 * other.calls and self.lines <= 1.03 * other.lines
+
+
+_FILE_EVENTS = frozenset(
+    {"open", "os.remove", "os.rename", "os.link", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "fcntl.flock"}
+)
+_file_operations: itertools.count[int] | None = None
+_is_hooked = False
+
+
+def _count_file_operation(event: str, _arguments: object) -> None:
+    if _file_operations is not None and event in _FILE_EVENTS:
+        next(_file_operations)
 
 
 def counted(work: Callable[[], object]) -> PythonWork:
@@ -67,6 +81,11 @@ def counted(work: Callable[[], object]) -> PythonWork:
             if caller is not None and caller.f_code.co_filename.startswith(OURS):
                 next(ours)
 
+    global _file_operations, _is_hooked  # noqa: PLW0603 - a hook of audit events can be added, but never removed
+    if not _is_hooked:
+        sys.addaudithook(_count_file_operation)
+        _is_hooked = True
+    files = _file_operations = itertools.count()
     before = [(module, module.gettrace(), module.getprofile()) for module in (threading, sys)]
     for module, _, _ in before:
         module.settrace(on_line)
@@ -77,7 +96,8 @@ def counted(work: Callable[[], object]) -> PythonWork:
         for module, trace, profile in reversed(before):
             module.setprofile(profile)
             module.settrace(trace)
-    return PythonWork(next(calls), next(lines), next(ours))
+        _file_operations = None
+    return PythonWork(next(calls), next(lines), next(ours), next(files))
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def test_another_query_is_refused(version: int) -> None:
     """A new checkpoint on old state, whatever its batch: adopt it, or use another root."""
     error = conflict(TAIL, incoming(version, query_id="another"))
     assert error.id == "RIFFLE-0210"
-    assert "riffle adopt --root s3://bucket/state" in error.remedy
+    assert "riffle adopt s3://bucket/state" in error.remedy
 
 
 @pytest.mark.parametrize("version", [7, 100])

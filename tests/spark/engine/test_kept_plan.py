@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import kept_plan
+from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Kept, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -79,7 +80,7 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", sampled(OTHERS, 2))
 def test_a_plan_is_kept_for_no_other_batch(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path,
     assert rows.latest("k")[0] == {"rows": 5, "total": 10}
 
 
+@pytest.mark.long
 def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:

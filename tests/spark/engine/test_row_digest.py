@@ -46,9 +46,17 @@ NEEDS_SPARK4 = {
 
 
 def cases() -> list[object]:
-    """Return the names of ``DIFFERENT`` as arguments of a test."""
-    marks = {name: pytest.mark.needs_spark4(feature) for name, feature in NEEDS_SPARK4.items()}
-    return [pytest.param(name, marks=marks.get(name, ())) for name in DIFFERENT]
+    """Return the names of ``DIFFERENT`` as arguments of a test, of which ``./run test`` runs every third."""
+    return [
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.needs_spark4(NEEDS_SPARK4[name])] if name in NEEDS_SPARK4 else []),
+                *([pytest.mark.long] if number % 3 else []),
+            ],
+        )
+        for number, name in enumerate(DIFFERENT)
+    ]
 
 
 @pytest.mark.parametrize("name", cases())

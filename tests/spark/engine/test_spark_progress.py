@@ -11,13 +11,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
-from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark.engine import spark_progress
 from tests.kit.folders import APPS
-from tests.kit.queries.operator_figures import FIELDS, EventList
+from tests.kit.queries.operator_figures import FIELDS, EventList, registered
 from tests.kit.streams.streaming import Feed, run_to_end, settings_in, told_by, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -28,25 +27,11 @@ SPARK_35 = pyspark.__version__.startswith("3.5")
 Progress = Mapping[str, Any]
 
 
-class CountedEvents(EventList):
-    """A listener that also counts ended queries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = 0
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: ARG002, N802 - Spark calls it by this name
-        """Count the ended queries."""
-        self.ended += 1
-
-
 @pytest.fixture
-def listener(spark: SparkSession) -> Iterator[CountedEvents]:
+def listener(spark: SparkSession) -> Iterator[EventList]:
     """A listener that is registered with Spark."""
-    events = CountedEvents()
-    spark.streams.addListener(events)
-    yield events
-    spark.streams.removeListener(events)
+    with registered(spark) as events:
+        yield events
 
 
 @pytest.fixture
@@ -80,7 +65,7 @@ def to_noop(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
     return frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
 
 
-def played(writer: DataStreamWriter, listener: CountedEvents) -> list[Progress]:
+def played(writer: DataStreamWriter, listener: EventList) -> list[Progress]:
     """Run a query to its end and return its events, one per batch."""
     listener.progress.clear()
     ended = listener.ended
@@ -93,12 +78,12 @@ def played(writer: DataStreamWriter, listener: CountedEvents) -> list[Progress]:
     ("query", "names"),
     [
         pytest.param(in_windows, ["stateStoreSave"], marks=pytest.mark.smoke),
-        (distinct, ["dedupeWithinWatermark"]),
-        (chain, ["stateStoreSave", "stateStoreSave"]),
+        pytest.param(distinct, ["dedupeWithinWatermark"], marks=pytest.mark.long),
+        pytest.param(chain, ["stateStoreSave", "stateStoreSave"], marks=pytest.mark.long),
     ],
 )
 def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
-    query: Any, names: list[str], spark: SparkSession, feed: Feed, listener: CountedEvents, tmp_path: Path
+    query: Any, names: list[str], spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
 ) -> None:
     """Each batch is one event, with the input rows, watermark and state operators of Spark's own run."""
     theirs = played(to_noop(query(feed.stream(spark)), tmp_path / "spark"), listener)
@@ -118,7 +103,7 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
 
 
 def test_a_listener_gets_the_state_operators_of_a_job(
-    spark: SparkSession, feed: Feed, listener: CountedEvents, tmp_path: Path
+    spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
 ) -> None:
     """A ``foreachBatch`` job has one state operator per store, and the keys of its batches."""
     compute = aggregate(rows=count())
@@ -161,7 +146,7 @@ def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Pa
 def test_a_spark_without_these_nodes_costs_one_warning(
     spark: SparkSession,
     feed: Feed,
-    listener: CountedEvents,
+    listener: EventList,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -34,9 +34,11 @@ def test_bytes_have_units(text: str, number: int) -> None:
 
 
 def test_settings_are_read_from_the_version_that_has_them() -> None:
-    """Spark 4.0's own operator goes by rows alone, whatever is said of bytes."""
+    """Spark 3.5 and 4.0 limit frames by rows alone. Each version has a time zone."""
+    zone = {SETTINGS["timezone"]: "Asia/Tokyo"}
+    assert [pandas_options(zone, version)["timezone"] for version in ("3.5.0", "4.3.0")] == ["Asia/Tokyo"] * 2
     conf = {BYTES: "64b", SETTINGS["rows_max"]: "7", SETTINGS["int_to_decimal"]: "true", SETTINGS["safe"]: "TRUE"}
-    assert pandas_options(conf, "4.0.5") == {"safe": True, "rows_max": 7}
+    assert pandas_options(conf, "4.0.5") == pandas_options(conf, "3.5.9") == {"safe": True, "rows_max": 7}
     assert pandas_options(conf, "4.1.0") == pandas_options(conf, "4.3.0")
     assert pandas_options(conf, "4.3.0") == {"safe": True, "rows_max": 7, "bytes_max": 64, "int_to_decimal": True}
 

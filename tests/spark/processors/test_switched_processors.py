@@ -32,6 +32,7 @@ def visits(batch: int) -> list[dict[str, object]]:
     return [{"user": f"u{n}", "amount": n + batch, "topic": "visits", "partition": n % PARTITIONS} for n in users]
 
 
+@pytest.mark.long
 def test_a_processor_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> None:
     """From keys to partitions, to hashes, and back to keys in fewer key-groups, with one checkpoint throughout."""
     feed, sink = Feed(tmp_path / "in", "user string, amount long, topic string, partition int"), Kept()

@@ -114,6 +114,7 @@ def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
     assert len(batches) == len(found) > FILES
 
 
+@pytest.mark.long
 def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -109,7 +109,7 @@ def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tm
     assert records(f"file://{tmp_path}/state") == []
 
 
-@pytest.mark.parametrize("dispatch", ["partition", "hashed"])
+@pytest.mark.parametrize("dispatch", ["partition", pytest.param("hashed", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("make", "mode", "total", "count"),
     [(counts, "update", len(ROWS), 6), (by_function, "update", len(ROWS), 6), (joined, "append", 30, 30)],

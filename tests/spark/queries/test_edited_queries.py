@@ -304,7 +304,9 @@ def test_an_edit_keeps_migrates_or_refuses(
     assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
 
 
-@pytest.mark.parametrize(("option", "setting"), [("distinct.page-n", ""), ("c", "distinct.page-n")])
+@pytest.mark.parametrize(
+    ("option", "setting"), [("c", "distinct.page-n"), pytest.param("distinct.page-n", "", marks=pytest.mark.long)]
+)
 def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
     """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted. The
     query's option adds to the setting.

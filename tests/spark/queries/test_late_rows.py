@@ -17,6 +17,7 @@ import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries.stream_options import options_in
+from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Feed, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -94,7 +95,7 @@ def run(
     started.awaitTermination()
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", sampled(QUERIES, 2))
 def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A function gets the rows that each batch leaves out, and is not called for a batch that leaves out none."""
     query, expected = QUERIES[name]
@@ -118,6 +119,7 @@ def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, fe
     assert [rows for _, _, rows in kept.told] == [[5, 12, 31], [5, 12, 31], [25, 33, 59]]
 
 
+@pytest.mark.long
 def test_late_rows_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A folder has each late row once, with its window and its batch, also of a batch that came again; and a query that
     began without one goes on with it.

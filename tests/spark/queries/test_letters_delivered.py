@@ -137,6 +137,7 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
     assert [report.dead_rows for report in query.reports] == [3, 0]
 
 
+@pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
 def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """It is called before the results of batches that have some, and again under the same delivery id where the batch

@@ -86,8 +86,8 @@ QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
 }
 
 
-OFTEN = ("text as a key", "a join", "maps of structs")
-"""Queries that every run plays: text as a key of two kinds of store, and nested values."""
+OFTEN = ("text as a key",)
+"""The query that every run plays."""
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

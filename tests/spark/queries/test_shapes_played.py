@@ -19,15 +19,10 @@ OFTEN = (
     "count_by_key",
     "complete_top",
     "tumbling_append",
-    "tumbling_late_append",
     "session_meeting",
     "dedup_by_time",
-    "within_by_key",
-    "inner_within",
     "outer_full",
-    "groups_until_quiet",
     "processor_quiet",
-    "form_union",
     "approximate_distinct",
 )
 """Shapes that every run of the tests plays: one of each kind of stage. `--all` plays all others."""
@@ -37,7 +32,7 @@ OTHER_FIGURES = {
     "processor_lists_and_maps": frozenset({"numRowsTotal", "numRowsUpdated"}),
 }
 """By kind or name of a shape, the figures of state operators that differ from Spark's, see docs/operations.md."""
-LIVE = ("tumbling_append", "within_by_key")
+LIVE = ("tumbling_append",)
 
 
 def of(names: tuple[str, ...]) -> list[object]:

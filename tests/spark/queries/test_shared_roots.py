@@ -140,7 +140,7 @@ def test_a_renamed_query_with_a_moved_checkpoint_continues(events: DataFrame, fe
     assert [record.version for record in records(root_of(first)) if record.kind == "batch"] == [0, 1]
 
 
-@pytest.mark.parametrize("name", [None, "counts"])
+@pytest.mark.parametrize("name", [None, pytest.param("counts", marks=pytest.mark.long)])
 def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:

@@ -167,6 +167,7 @@ def table_of(kind: str) -> Callable[[SparkSession, Path], DataFrame]:
     return read
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["char(7)", pytest.param("varchar(7)", marks=pytest.mark.long)])
 def test_text_of_bounded_length_in_a_table_is_kept_as_in_spark(kind: str, spark: SparkSession, tmp_path: Path) -> None:
     """As a key and as a value; a ``char`` is filled up with spaces."""
@@ -188,6 +189,7 @@ def _sums(*functions: str) -> Build:
     return lambda rows, _: rows.groupBy("k").agg(*[F.expr(f"{name}({largest})").alias(name) for name in functions])
 
 
+@pytest.mark.long
 def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Outside ANSI mode, and of ``try_sum``; it stays so after a restart."""
     spark.conf.set("spark.sql.ansi.enabled", "false")
@@ -198,6 +200,7 @@ def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_pa
     check_cells(found, expected)
 
 
+@pytest.mark.long
 def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """With the same condition in the message."""
     spark.conf.set("spark.sql.ansi.enabled", "true")

@@ -155,7 +155,7 @@ def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
 
 @pytest.mark.parametrize(
     "one",
-    [pytest.param(one, marks=pytest.mark.long if index % 4 else (), id=one.name) for index, one in enumerate(REFUSED)],
+    [pytest.param(one, marks=pytest.mark.long if index % 12 else (), id=one.name) for index, one in enumerate(REFUSED)],
 )
 def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
     one: RefusedColumn, spark: SparkSession, tmp_path: Path

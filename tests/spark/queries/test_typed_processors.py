@@ -43,6 +43,7 @@ def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataF
     return frame.selectExpr("k", "n", *names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession, tmp_path: Path) -> None:
     """All types that pandas can hold are input and output."""

@@ -126,6 +126,7 @@ def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSessi
     assert same(spark, tmp_path, build, *texts, mode="complete", oracle="batch", restart_after=1) == 8
 
 
+@pytest.mark.long
 def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, tmp_path: Path) -> None:
     """Of all rows so far, nulls last."""
     top, whole = (

@@ -113,7 +113,7 @@ def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
         pytest.param(in_windows, "append", marks=pytest.mark.long),
         pytest.param(in_windows, "update", marks=pytest.mark.long),
         pytest.param(in_sessions, "append", marks=pytest.mark.long),
-        (in_sessions, "complete"),
+        pytest.param(in_sessions, "complete", marks=pytest.mark.long),
         pytest.param(once, "append", marks=pytest.mark.long),
     ],
 )
@@ -146,6 +146,7 @@ def test_windows_are_answered_as_spark_does(
     assert (sum(dropped[0]) > 0) == (query is once)
 
 
+@pytest.mark.long
 def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
     assert found[0][0].m == {"k": 1}
 
 
+@pytest.mark.long
 def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Into a table in memory, with what Spark allows behind a complete aggregate."""
 
@@ -316,6 +318,7 @@ def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, f
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.long
 def test_a_changed_query_tells_what_it_keeps_on(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +350,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
     assert {"aggregate.page", "visits"} == records(f"file://{tmp_path}/state")[-1].schemas.keys()
 
 
+@pytest.mark.long
 def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
     """They lack what nobody read of the join, and whether they had a partner where nobody asked."""
     clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")

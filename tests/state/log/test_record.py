@@ -16,6 +16,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 from tests.kit.state.drawn_records import PLAIN, RECORDS, link
 
 
@@ -116,6 +117,35 @@ def test_a_record_with_row_counts_has_a_format_of_its_own() -> None:
         decode(packed(body_of(record), 4), "log/0")
 
 
+def test_a_record_with_moves_has_a_format_of_its_own() -> None:
+    """Older packages do not know the field, and would repeat it in their next record."""
+    moves = RecordedMoves(7, "owner", "", "m1", "no live owner", "owners", ("3", "b/4"))
+    record = replace(PLAIN, moves=(moves,))
+    data = encode(record)
+    assert json.loads(data.partition(b"\n")[0])["format"] == 6
+    assert decode(data, "log/0") == record
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+        decode(packed(body_of(record), 5), "log/0")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [],
+        [1, "owner", "", "m1", "r", "g"],
+        ["1", "owner", "", "m1", "r", "g", ["3"]],
+        [1, "owner", None, "m1", "r", "g", ["3"]],
+        [1, "owner", "", "m1", "r", "g", [3]],
+        [1, "owner", "", "m1", "r", "g", ["x"]],
+    ],
+)
+def test_damaged_moves_are_refused(row: list[object]) -> None:
+    """A row of another form, and a task that is none."""
+    body = {**body_of(PLAIN), "moves": [row]}
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+        decode(packed(body, 6), "log/0")
+
+
 def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
     """A few packed bytes that become too many in memory. One of half the size is written and read."""
     lists: list[object] = [[]] * (1 << 19)
@@ -151,7 +181,7 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":6', 1)
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":7', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
 

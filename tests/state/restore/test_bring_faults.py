@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state.copies import stack
+from riffle_spark.state.copies import journal_file
+from riffle_spark.state.copies.journal import encode_entry, first_seed
 from riffle_spark.state.log import paths
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
@@ -36,26 +37,25 @@ def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes
 
 
 @pytest.mark.parametrize("bytes_left", [b"", b"0" * 17])
-def test_a_list_that_is_torn_is_no_copy(place: Place, bytes_left: bytes) -> None:
-    """A process that has not read it yet takes it for none and restores."""
+def test_copies_with_a_torn_journal_are_restored(place: Place, bytes_left: bytes) -> None:
+    """A process that has not read the journal yet restores all its copies."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
-    (path,) = place.folder.path.glob("stacks/totals/*.stack")
+    (path,) = place.folder.path.glob("stacks/totals/*.journal")
     path.write_bytes(bytes_left)
-    stack._cached_stacks.clear()  # private: as in a new process
+    journal_file._states.clear()  # private: as in a new process
     assert place.bring().restores == 1
     assert place.bring().restores == 0
 
 
-def test_a_list_of_another_key_group_is_no_copy(place: Place) -> None:
-    """Two lists that were swapped are not believed, though each is whole."""
+def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
+    """Its entries are whole, but their checksums include the name of the store."""
     place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     place.bring()
-    one, two = sorted(place.folder.path.glob("stacks/totals/*.stack"))
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-    stack._cached_stacks.clear()  # private: as in a new process
+    (path,) = place.folder.path.glob("stacks/totals/*.journal")
+    changes = place.folder.stacks("totals").listing().all_changes()
+    path.write_bytes(encode_entry(changes, first_seed("visits"))[0])
+    journal_file._states.clear()  # private: as in a new process
     assert place.bring().restores == 2
 
 

@@ -1,0 +1,71 @@
+"""From counted bytes and requests to the figures of a load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from riffle_spark.protocol.request_prices import price_of
+
+__all__ = ["DOLLARS_PER_GB_MONTH", "SECONDS_A_BATCH", "Counted", "Space", "figures_of"]
+
+DOLLARS_PER_GB_MONTH = 0.023
+"""The list price of S3 Standard in us-east-1 for the first 50 TB."""
+SECONDS_A_BATCH = 10
+"""The bill is that of a query with a batch every so many seconds."""
+BATCHES_A_MONTH = 30 * 24 * 3600 // SECONDS_A_BATCH
+BILLED_GB = 100
+"""The storage of the bill is that of so much live state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the measured batches wrote and read.
+
+    ``changed_bytes`` are those of the keys and values that the batches changed. ``put_bytes`` are by kind of object,
+    ``requests`` by kind of request. ``local_bytes`` were written to the disks of all ``copies`` of a key-group.
+    """
+
+    batches: int
+    changed_bytes: int
+    put_bytes: Mapping[str, int]
+    read_bytes: int
+    local_bytes: int
+    requests: Mapping[str, int]
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes after the last batch.
+
+    ``live_bytes`` are the keys and values of the state. ``stored_bytes`` are all objects, ``retained_bytes`` those that
+    only older retained records list, ``disk_bytes`` the files of all ``copies`` together.
+    """
+
+    live_bytes: int
+    stored_bytes: int
+    retained_bytes: int
+    disk_bytes: int
+    copies: int
+
+
+def figures_of(counted: Counted, space: Space) -> dict[str, float]:
+    """Return the figures by name: ratios to changed or live bytes, requests, and the monthly bill in US dollars."""
+    changed = counted.changed_bytes
+    beyond_retention = space.stored_bytes - space.retained_bytes
+    requests_a_batch = {kind: number / counted.batches for kind, number in counted.requests.items()}
+    return {
+        "put_ratio": sum(counted.put_bytes.values()) / changed,
+        **{f"put_ratio_{kind}": counted.put_bytes.get(kind, 0) / changed for kind in ("delta", "snapshot", "log")},
+        "read_ratio": counted.read_bytes / changed,
+        "local_ratio": counted.local_bytes / changed / counted.copies,
+        "requests_a_batch": sum(requests_a_batch.values()),
+        "requests_a_changed_million": sum(counted.requests.values()) / changed * 1e6,
+        "space_ratio": beyond_retention / space.live_bytes,
+        "retained_ratio": space.retained_bytes / space.live_bytes,
+        "disk_ratio": space.disk_bytes / space.live_bytes / space.copies,
+        "requests_usd": sum(price_of({kind: 1}) * number for kind, number in requests_a_batch.items())
+        * BATCHES_A_MONTH,
+        "storage_usd": space.stored_bytes / space.live_bytes * BILLED_GB * DOLLARS_PER_GB_MONTH,
+    }

@@ -1,0 +1,331 @@
+"""Journals: entries as bytes, what damage leaves of them, compaction, locks and full disks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.state.copies import journal_file
+from riffle_spark.state.copies.journal import Change, Listing, encode_entry, first_seed, read_entries
+from riffle_spark.state.copies.journal_file import JournalLocked
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stacks import Stacks
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from tests.kit.state.stack_changes import (
+    another_process,
+    head_of,
+    journals_in,
+    own_part,
+    part,
+    read_anew,
+    stack_of,
+)
+
+SEED = first_seed("totals")
+BIG = StackedPart("fetched/9-1-ab.cd", 2**62, 2**62, 2**64 - 1, 2**40, 2**31, 2**31)
+CHANGES = [
+    [Change(7, head_of(1), 0, (part(1), part(2))), Change(8, EMPTY_HEAD)],
+    [Change(7, head_of(2), 1, (BIG,)), Change(9, head_of(2), 0, (part(3),))],
+    [Change(8, None)],
+]
+STATES: list[dict[int, Stack]] = [
+    {},
+    {7: stack_of(1, 1, 2), 8: Stack()},
+    {7: Stack(head_of(2), (part(1), BIG)), 8: Stack(), 9: stack_of(2, 3)},
+    {7: Stack(head_of(2), (part(1), BIG)), 9: stack_of(2, 3)},
+]
+
+
+def entries() -> list[bytes]:
+    """Return the bytes of the entries with these changes."""
+    seed, encoded = SEED, []
+    for changes in CHANGES:
+        data, seed = encode_entry(changes, seed)
+        encoded.append(data)
+    return encoded
+
+
+def test_entries_are_read_as_they_were_written() -> None:
+    """All at once, or one after the other."""
+    data = entries()
+    listing, end, _ = read_entries(b"".join(data), Listing(), SEED)
+    assert (listing.stacks, end) == (STATES[3], sum(map(len, data)))
+    listing, seed = Listing(), SEED
+    for entry, state in zip(data, STATES[1:], strict=True):
+        before = listing
+        listing, end, seed = read_entries(entry, before, seed)
+        assert (listing.stacks, end) == (state, len(entry))
+    assert (listing.part_count, listing.files, listing.heads) == (3, {"sealed/1-aa": 2, BIG.file: 1}, {head_of(2): 2})
+    assert listing.size_bytes == 20 + BIG.length
+
+
+def test_a_cut_or_changed_journal_has_the_stacks_of_an_earlier_entry() -> None:
+    """Cut anywhere, or with any byte changed, or with an entry left out: exactly the entries before count."""
+    data = entries()
+    whole = b"".join(data)
+    ends = [0, len(data[0]), len(data[0] + data[1]), len(whole)]
+    for place in range(len(whole)):
+        intact = sum(end <= place for end in ends[1:])
+        flipped = bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]])
+        zeroed = whole[:place].ljust(len(whole), b"\0")
+        for damaged in {whole[:place], flipped, zeroed} - {whole}:
+            listing, end, _ = read_entries(damaged, Listing(), SEED)
+            assert (listing.stacks, end) == (STATES[intact], ends[intact]), place
+    assert read_entries(data[0] + data[2], Listing(), SEED)[0].stacks == STATES[1]
+    assert read_entries(whole, Listing(), first_seed("visits"))[1] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(7, Head(3, "1-../x")), Change(7, Head(3, "")),
+        Change(7, head_of(3), 0, (part(1, "../owner"),)), Change(7, head_of(3), 0, (part(1, "/etc/passwd"),)),
+        Change(7, head_of(3), 3), Change(8, head_of(3), 1), Change(7, head_of(3), -2),
+    ],
+)  # fmt: skip
+def test_an_entry_with_impossible_changes_does_not_count(change: Change) -> None:
+    """Its checksum is right, but no process of this version wrote it."""
+    first, seed = encode_entry([Change(7, head_of(1), 0, (part(1), part(2)))], SEED)
+    listing, end, _ = read_entries(first + encode_entry([change], seed)[0], Listing(), SEED)
+    assert (listing.stacks, end) == ({7: stack_of(1, 1, 2)}, len(first))
+
+
+def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never grows beyond that, and every reader finds the stacks, whether or not it knew the former journal."""
+    monkeypatch.setattr(journal_file, "_SPARE_BYTES", 4_000)
+    reader = Stacks(tmp_path, "totals")
+    numbers = set()
+    former: Stack | None = None
+    for version in range(200):
+        stack = Stack(head_of(version), tuple(part(n, f"sealed/{n}-aa") for n in range(version, version + 4)))
+        with another_process():
+            assert Stacks(tmp_path, "totals").replace(7, former, stack)
+        (journal,) = journals_in(tmp_path)
+        numbers.add(journal.name)
+        assert journal.stat().st_size < 6_500
+        reader.refresh()
+        assert reader.read(7) == stack
+        former = stack
+    assert len(numbers) > 3
+
+
+def test_a_reader_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unchanged journal costs one look at its size."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(100)})
+    assert len(read_anew(tmp_path)) == 100
+    with another_process():
+        assert Stacks(tmp_path, "totals").replace(7, stack_of(1, 7), stack_of(2, 7, 8))
+    reads: list[int] = []
+    read = os.pread
+
+    def counted(file: int, size: int, start: int) -> bytes:
+        reads.append(size)
+        return read(file, size, start)
+
+    monkeypatch.setattr(os, "pread", counted)
+    for _ in range(2):
+        stacks.refresh()
+        assert stacks.read(7) == stack_of(2, 7, 8)
+    assert len(reads) == 1
+    assert reads[0] < 200
+
+
+def test_the_next_writer_starts_a_new_journal_after_a_torn_entry(tmp_path: Path) -> None:
+    """No process takes new entries for the continuation of what it had read of the damaged journal."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace(7, None, stack_of(1, 1))
+    (journal,) = journals_in(tmp_path)
+    first = journal.stat().st_size
+    assert stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 2))
+    os.truncate(journal, journal.stat().st_size - 1)
+    with another_process():
+        other = Stacks(tmp_path, "totals")
+        assert other.read(7) == stack_of(1, 1)
+        assert other.replace(7, stack_of(1, 1), stack_of(3, 1, 3))
+    (replaced,) = journals_in(tmp_path)
+    assert int(replaced.name[:10]) == int(journal.name[:10]) + 1
+    stacks.refresh()
+    assert stacks.read(7) == stack_of(3, 1, 3)
+    os.truncate(replaced, first // 2)
+    with another_process():
+        assert Stacks(tmp_path, "totals").key_groups() == []
+        assert Stacks(tmp_path, "totals").replace(7, None, stack_of(4, 4))
+    assert read_anew(tmp_path) == {7: stack_of(4, 4)}
+
+
+def test_a_journal_that_was_cut_between_entries_is_not_continued(tmp_path: Path) -> None:
+    """A process that read further could otherwise miss entries, once the journal has the length that it knows."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace(7, None, stack_of(1, 1))
+    (journal,) = journals_in(tmp_path)
+    first = journal.stat().st_size
+    assert stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 2))
+    os.truncate(journal, first)
+    stacks.refresh()
+    assert stacks.read(7) == stack_of(1, 1)
+    assert stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 3))
+    assert journals_in(tmp_path) != [journal]
+    assert read_anew(tmp_path) == {7: stack_of(2, 1, 3)}
+
+
+def test_what_a_dead_compaction_left_is_removed(tmp_path: Path) -> None:
+    """A torn next journal does not count. A whole one does, though the former journal is still there."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace(7, None, stack_of(1, 1))
+    (journal,) = journals_in(tmp_path)
+    number, _, rest = journal.name.partition(".")
+    next_journal = journal.with_name(f"{int(number) + 1:010d}.{rest}")
+    next_journal.write_bytes(journal.read_bytes()[:-1])
+    for size in range(next_journal.stat().st_size + 1):
+        next_journal.write_bytes(journal.read_bytes()[:size][:-1])
+        assert read_anew(tmp_path) == {7: stack_of(1, 1)}, size
+    assert stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 2))
+    assert journals_in(tmp_path) == [journal]
+    next_journal.write_bytes(encode_entry([Change(7, head_of(3), 0, (part(3),))], SEED)[0])
+    assert read_anew(tmp_path) == {7: stack_of(3, 3)}
+    assert not stacks.replace(7, stack_of(2, 1, 2), stack_of(4, 4)), "this process knew the former journal only"
+    assert stacks.replace(7, stack_of(3, 3), stack_of(4, 4))
+    assert journals_in(tmp_path) == [next_journal]
+    assert read_anew(tmp_path) == {7: stack_of(4, 4)}
+
+
+def test_a_writer_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They give up after some seconds and continue with what they have read. A copy cannot be dropped meanwhile."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace(7, None, stack_of(1, 1))
+    monkeypatch.setattr(journal_file, "_LOCK_SECONDS", 0.01)
+    descriptor = os.open(tmp_path / "stacks" / "totals", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert not stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 2))
+        assert stacks.replace_parts(7, (part(1),), part(2)) is None
+        with pytest.raises(JournalLocked):
+            stacks.drop(7)
+        assert read_anew(tmp_path) == {7: stack_of(1, 1)}
+    finally:
+        os.close(descriptor)
+    assert stacks.replace(7, stack_of(1, 1), stack_of(2, 1, 2))
+
+
+def limited(folder: Path, size: int) -> None:
+    """Replace stacks in a process whose files may not grow beyond ``size`` bytes. Exit with 3 if the disk refused."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    stacks = Stacks(folder, "totals")
+    own = own_part(stacks, 7)
+    try:
+        stacks.replace_many({n: (stack_of(1, n), Stack(head_of(2), (part(n), own))) for n in range(50)})
+    except OSError:
+        os._exit(3 if not (folder / own.file).exists() else 4)
+
+
+def test_a_full_disk_leaves_a_readable_journal(tmp_path: Path) -> None:
+    """Wherever within the entry the disk stops, the stacks stay, and the next process continues the journal."""
+    context = get_context("fork")
+    for number, more in enumerate((0, 1, 11, 12, 13, 500, 3000)):
+        folder = tmp_path / str(number)
+        stacks = Stacks(folder, "totals")
+        assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(50)})
+        (journal,) = journals_in(folder)
+        before = journal.read_bytes()
+        process = context.Process(target=limited, args=(folder, len(before) + more))
+        process.start()
+        process.join()
+        assert process.exitcode == 3
+        assert (journals_in(folder), journal.read_bytes()) == ([journal], before)
+        assert list(folder.glob("stacks/totals/*.part")) == []
+        assert stacks.replace(7, stack_of(1, 7), stack_of(2, 7, 8))
+
+
+def test_a_disk_that_is_full_during_a_compaction_keeps_the_journal(tmp_path: Path) -> None:
+    """The new journal is removed again."""
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace_many({n: (None, stack_of(1, n)) for n in range(50)})
+    (journal,) = journals_in(tmp_path)
+    with journal.open("ab") as file:
+        file.write(b"torn")
+    process = get_context("fork").Process(target=limited, args=(tmp_path, 100))
+    process.start()
+    process.join()
+    assert process.exitcode == 3
+    assert journals_in(tmp_path) == [journal]
+    assert read_anew(tmp_path) == {n: stack_of(1, n) for n in range(50)}
+
+
+KEY_GROUPS = st.integers(0, 4)
+STACKS_DRAWN = st.builds(
+    lambda version, numbers: Stack(head_of(version), tuple(map(part, numbers))),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 5), max_size=4),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("replace"), st.dictionaries(KEY_GROUPS, st.tuples(st.booleans(), STACKS_DRAWN), min_size=1)),
+    st.tuples(st.just("merge"), st.tuples(KEY_GROUPS, st.integers(0, 3), st.integers(1, 3))),
+    st.tuples(st.just("drop"), KEY_GROUPS),
+    st.tuples(st.just("tear"), st.integers(1, 40)),
+    st.tuples(st.just("forget"), st.none()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 1), STEPS), max_size=25), spare=st.sampled_from([0, 400, 64 << 10]))
+def test_two_processes_see_what_a_dict_would_hold(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, tuple[str, object]]], spare: int
+) -> None:
+    """Two processes replace, merge and drop stacks, some with a wrong expectation. Others die while they append."""
+    folder = tmp_path_factory.mktemp("journal")
+    model: dict[int, Stack] = {}
+    memories: list[dict[str, object]] = [{}, {}]
+    with pytest.MonkeyPatch.context() as patch, another_process():
+        patch.setattr(journal_file, "_SPARE_BYTES", spare)
+        for actor, (kind, argument) in steps:
+            patch.setattr(journal_file, "_states", memories[actor])
+            take_step(folder, model, kind, argument)
+            if kind == "forget":
+                memories[actor] = {}
+            patch.setattr(journal_file, "_states", {})
+            assert Stacks(folder, "totals").listing().stacks == model
+
+
+def take_step(folder: Path, model: dict[int, Stack], kind: str, argument: object) -> None:
+    """Do one step with the stacks in ``folder`` and with the ``model``, and compare what it returns."""
+    stacks = Stacks(folder, "totals")
+    if kind == "replace":
+        assert isinstance(argument, dict)
+        replacements = {kg: (model.get(kg) if right else stack_of(9, 9), new) for kg, (right, new) in argument.items()}
+        expected = {kg for kg, (right, _) in argument.items() if right}
+        assert stacks.replace_many(replacements) == expected
+        model |= {kg: replacements[kg][1] for kg in expected}
+    elif kind == "merge":
+        assert isinstance(argument, tuple)
+        key_group, start, count = argument
+        present = model.get(key_group, Stack()).parts
+        parts = present[start : start + count] or (part(77),)
+        merged = stacks.replace_parts(key_group, parts, part(88))
+        assert (merged is None) == (parts == (part(77),))
+        if merged is not None:
+            model[key_group] = merged
+            assert part(88) in merged.parts
+            assert len(merged.parts) == len(present) - len(parts) + 1
+    elif kind == "drop":
+        assert isinstance(argument, int)
+        stacks.drop(argument)
+        model.pop(argument, None)
+    elif kind == "tear" and journals_in(folder):
+        assert isinstance(argument, int)
+        seed = read_entries(journals_in(folder)[-1].read_bytes(), Listing(), SEED)[2]
+        entry = encode_entry([Change(3, head_of(5), 0, (part(5),))], seed)[0]
+        with journals_in(folder)[-1].open("ab") as file, suppress(IndexError):
+            file.write(entry[:argument])
