@@ -292,8 +292,7 @@ class RunningJob:
 
     def _log_report(self, report: BatchReport) -> None:
         """Log a report and its warnings."""
-        if _logger.isEnabledFor(logging.INFO):
-            _logger.info("batch %s", report.to_json())
+        _logger.info("batch %s", report.to_json())
         for warning in report.warnings:
             _logger.warning("%s", warning)
 
