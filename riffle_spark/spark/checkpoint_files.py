@@ -3,10 +3,10 @@
 Theory of operation. Spark writes each entry of a query's offset log and commit log to a temporary file, and renames it.
 ``spark.sql.streaming.checkpointFileManagerClass`` names the class that does so:
 
-1. By default Spark uses Hadoop's ``FileContext``. On a local disk, without Hadoop's native library, it starts about
-   eight processes ``chmod`` per entry. That takes 30 to 50 ms for each of the two entries of a batch.
-2. ``FileSystemBasedCheckpointFileManager`` uses Hadoop's ``FileSystem``. It starts two processes per entry, and writes
-   the same files. On a local disk both rename with the same system call, which is atomic.
+1. By default Spark uses Hadoop's ``FileContext``. On a local disk, without Hadoop's native library, it starts several
+   processes (``chmod``) per entry.
+2. ``FileSystemBasedCheckpointFileManager`` uses Hadoop's ``FileSystem``. It starts fewer processes, and writes the same
+   files. On a local disk both rename with the same system call, which is atomic.
 3. In an object store, such as ``s3a``, a rename is a copy and a delete with either class. Spark needs another class
    there, so nothing is set.
 """
