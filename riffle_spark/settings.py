@@ -243,10 +243,10 @@ class Settings:
         example="/var/log/riffle/totals.jsonl")
     status_interval: _Duration = Setting(
         60.0, seconds(0), "how often the driver writes [its status](commands.md#status) to the root, also while idle: "
-        "one GET and one PUT each time. `riffle status` reads it. 0: never")
+        "one PUT each time. `riffle status` reads it. 0: never")
     status_page: _Flag = Setting(
         False, values.flag, "the driver writes [a page that shows its status](status-page.md) to `status.html` in the "
-        "root, whenever it writes its status: one more GET and PUT each time")
+        "root, whenever it writes its status: one more PUT each time")
     otlp_endpoint: _OptionalText = Setting(
         None, unset_or(text.of("URL, or `env`")),
         "where the driver sends [metrics and traces](monitoring.md#opentelemetry): the base URL of an OTLP/HTTP "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from riffle_spark.state.log.paths import parse_object_name
 from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.store import TaggedObject
 
 __all__ = ["CountingStore", "kind_of"]
 
@@ -37,7 +38,7 @@ class CountingStore(MemoryStore):
         self.read_bytes += len(data or b"")
         return data
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
         """Replace the object if it still has ``tag``, and count its bytes."""
         is_replaced = super().replace_if_unchanged(name, data, tag)
         self.put_bytes[kind_of(name)] += len(data)

@@ -1,45 +1,79 @@
 """The commands `riffle log`, `riffle stores` and `riffle where`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.periods import period_options
 from riffle_spark.console.tables import Table, show_facts, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_time
 
 if TYPE_CHECKING:
+    from riffle_spark.observe.status import WarningSummary
+    from riffle_spark.offline.periods import Period
     from riffle_spark.offline.root_contents import LoggedRecord
     from riffle_spark.state.log.record import RecordedMember
 
 __all__ = ["log_command", "stores_command", "where_command"]
 
 _OFFSETS_SHOWN = 60
+_TASKS_SHOWN = 8
+_LIMIT = 20
+_PERIOD_LIMIT = 10_000
 
 
 @click.command("log")
 @root_argument
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show the last records.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    help="Show the last records. By default 20, and with --since or --until 10000.",
+)
+@period_options
 @store_options
 @json_option
-def log_command(root: str, limit: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
-    """List the newest records of a query's log, and the batches that a rollback may return to.
+def log_command(
+    root: str, limit: int | None, period: "Period", s3_endpoint: str | None, conf_file: Path, as_json: bool
+) -> None:
+    """List the records of a query's log, its moves and warnings, and the batches that a rollback may return to.
 
     Times are in UTC. CHANGED ROWS are stored rows that the batch changed. MOVES counts key-groups with a new owner.
     ROLLBACK is the target for `riffle rollback --to`, and `-` if the record is not retained. Reads the root alone, also
     while the query runs.
 
+    What happened at 14:05: `riffle log ROOT --since 2026-03-01T14:00Z --until 2026-03-01T14:10Z`. With a period, the
+    moves of its records with their reasons are shown, too. Warnings are those that the driver's status still has, the
+    last 20.
+
     Exit code 1: the root has no log, or a record is damaged. 3: the store cannot be reached or read.
     """
-    from riffle_spark.offline.root_contents import read_records
+    from riffle_spark.observe.json_values import to_plain
+    from riffle_spark.offline.periods import ALWAYS
+    from riffle_spark.offline.root_contents import read_records, read_warnings
     from riffle_spark.worker.member_folders import options_of
 
-    records = read_records(root, limit, options_of(read_settings(conf_file, s3_endpoint)))
+    options = options_of(read_settings(conf_file, s3_endpoint))
+    has_period = period != ALWAYS
+    records = read_records(root, limit or (_PERIOD_LIMIT if has_period else _LIMIT), options, period)
+    warnings = read_warnings(root, options, period)
     if as_json:
-        echo(json.dumps({"root": root, "records": [record.to_json() for record in records]}))
+        shown = {"records": [record.to_json() for record in records], "warnings": to_plain(tuple(warnings))}
+        echo(json.dumps({"root": root, **shown}))
         return
+    if has_period and not records:
+        echo("No retained record was written in this period.")
+    show_table(_records_table(records))
+    if has_period:
+        show_table(_moves_table(records))
+    show_table(_warnings_table(warnings))
+
+
+def _records_table(records: "Sequence[LoggedRecord]") -> Table:
+    """Return the records as a table."""
     right = frozenset({"RECORD", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK"})
     columns = ("RECORD", "TIME", "KIND", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK", "OFFSETS")
     table = Table("", columns, right=right)
@@ -57,7 +91,32 @@ def log_command(root: str, limit: int, s3_endpoint: str | None, conf_file: Path,
             record.rollback_to,
             _offsets_text(record),
         )
-    show_table(table)
+    return table
+
+
+def _moves_table(records: "Sequence[LoggedRecord]") -> Table:
+    """Return the moves of records, a row for those with the same time, members and reason."""
+    table = Table("MOVES", ("TIME", "ROLE", "KEY-GROUPS", "FROM", "TO", "REASON"), right=frozenset({"KEY-GROUPS"}))
+    for moves in (moves for record in records for moves in record.moves):
+        names = ", ".join(moves.tasks[:_TASKS_SHOWN])
+        more = len(moves.tasks) - _TASKS_SHOWN
+        table.add(
+            show_time(moves.time_ms),
+            moves.role,
+            f"{names} and {more} more" if more > 0 else names,
+            moves.source or None,
+            moves.target or None,
+            moves.reason,
+        )
+    return table
+
+
+def _warnings_table(warnings: "Sequence[WarningSummary]") -> Table:
+    """Return warnings as a table."""
+    table = Table("WARNINGS (of the last 20)", ("TIME", "ID", "WARNING"))
+    for warning in warnings:
+        table.add(show_time(warning.time_ms), warning.id, warning.text)
+    return table
 
 
 def _offsets_text(record: "LoggedRecord") -> str | None:
@@ -74,16 +133,21 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     """Show the stores of a query: columns, rows, bytes, parts and the largest key-groups.
 
     ROWS counts a key once per part that has it. SKEW is the bytes of the largest key-group as a multiple of the mean.
-    Reads the log alone, also while the query runs.
+    REQUESTS are those of the whole query in the ten minutes before its last status, with their price at the list price
+    of S3. Reads the log and the status, also while the query runs.
 
     Exit code 1: the root has no log, or it is damaged. 3: the store cannot be reached or read.
     """
-    from riffle_spark.offline.root_contents import read_stores
+    from riffle_spark.console.status import cost_text
+    from riffle_spark.offline.root_contents import read_rates, read_stores
     from riffle_spark.worker.member_folders import options_of
 
-    stores = read_stores(root, options_of(read_settings(conf_file, s3_endpoint)))
+    options = options_of(read_settings(conf_file, s3_endpoint))
+    stores = read_stores(root, options)
+    rates = read_rates(root, options)
     if as_json:
-        echo(json.dumps({"root": root, "stores": [store.to_json() for store in stores]}))
+        cost = {name: getattr(rates, name) for name in ("requests_per_hour", "dollars_per_hour")}
+        echo(json.dumps({"root": root, **cost, "stores": [store.to_json() for store in stores]}))
         return
     columns = ("STORE", "ROWS", "BYTES", "KEY-GROUPS", "SNAPSHOTS", "DELTAS", "LONGEST CHAIN", "SKEW")
     sizes = Table("", columns, right=frozenset(columns[1:]))
@@ -109,6 +173,8 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
             largest.add(store.store, key_group, show_count(rows), show_bytes(size))
     for table in (sizes, schemas, largest):
         show_table(table)
+    echo("")
+    show_facts([("Requests", cost_text(rates))])
 
 
 @click.command("where")

@@ -13,15 +13,17 @@ from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_time
 
 if TYPE_CHECKING:
+    from riffle_spark.observe.rates import Rates
     from riffle_spark.observe.status import Status
     from riffle_spark.offline.root_status import RootStatus
-    from riffle_spark.protocol.facts import MemberFacts
+    from riffle_spark.protocol.facts import DriverFacts, MemberFacts
 
-__all__ = ["parse_duration", "status_command"]
+__all__ = ["cost_text", "parse_duration", "status_command"]
 
 _WATCH_SECONDS = 2.0
 _MOVES_SHOWN = 10
 _WARNINGS_SHOWN = 5
+_PARTITIONS_SHOWN = 10
 
 
 def parse_duration(
@@ -64,10 +66,12 @@ def status_command(
     conf_file: Path,
     as_json: bool,
 ) -> None:
-    """Show how a query runs: last commit, lag, watermark, members, last moves and warnings.
+    """Show how a query runs: last commit, lag, cost, watermark, members, last moves, warnings and settings.
 
     Reads the root alone, while the query runs or after it. Members, lag and moves are those that the driver last wrote,
-    at most a minute ago. The last commit is that of the log. Times are in UTC.
+    at most a minute ago. The last commit is that of the log. Times are in UTC. Rates of batches are those of the last
+    five minutes, requests those of the last ten. STATE is the state of the key-groups that a member owns, at most 30 s
+    old. DISK is the used share, and the limit beyond which a member gets no new copies.
 
     HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: by
     an operator. `stopped`. `behind`: records are unread, or a batch runs, and the last commit is older than three
@@ -133,9 +137,11 @@ def _show(state: "RootStatus") -> None:
     """Print a status as text."""
     show_facts(_summary(state))
     show_table(_members(state))
+    show_table(_partitions(state.facts))
     if state.status is not None:
         show_table(_moves(state.status))
         show_table(_warnings(state.status))
+        show_table(_settings(state.status))
 
 
 def _summary(state: "RootStatus") -> list[tuple[str, str]]:
@@ -144,10 +150,11 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
     status = state.status
     name = facts.query_name or facts.query_id or "unknown"
     version = f", riffle_spark {status.product}" if status and status.product else ""
+    rates = state.rates
     batches = [
-        rate_text(state.batches_per_minute, "per minute"),
-        rate_text(state.rows_per_second, "rows/s in all stores"),
-        None if state.batch_seconds is None else f"{show_duration(state.batch_seconds)} each",
+        rate_text(rates.batches_per_minute, "per minute"),
+        rate_text(rates.rows_per_second, "rows/s in all stores"),
+        None if rates.batch_seconds is None else f"{show_duration(rates.batch_seconds)} each",
     ]
     watermark = "none"
     if watermark_ms := state.record.watermark_ms:  # 0 is Spark's watermark of a query without one
@@ -170,8 +177,34 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
         ("Lag", _lag_text(state)),
         ("Watermark", watermark),
         *(_store_line(state) if facts.stores else []),
+        *([("Requests", cost_text(rates))] if rates.requests_per_hour is not None else []),
+        *_steering_lines(facts),
         ("Status", _written_text(state)),
     ]
+
+
+def cost_text(rates: "Rates") -> str:
+    """Return the requests per hour with their estimated price."""
+    if rates.requests_per_hour is None or rates.dollars_per_hour is None:
+        return "unknown"
+    return (
+        f"{show_count(rates.requests_per_hour)} per hour, about {rates.dollars_per_hour:.2g} USD per hour at the list "
+        "price of S3 Standard in us-east-1"
+    )
+
+
+def _steering_lines(facts: "DriverFacts") -> list[tuple[str, str]]:
+    """Return the requests of operators that are in effect."""
+    lines = []
+    if facts.paused_since_ms is not None:
+        lines.append(("Paused", f"since {show_time(facts.paused_since_ms)}"))
+    if facts.drained:
+        lines.append(("Drained", ", ".join(facts.drained)))
+    if facts.pins:
+        lines.append(("Pinned", ", ".join(f"{task} to {member}" for task, member in facts.pins.items())))
+    if facts.slot_limit is not None:
+        lines.append(("Slots", f"at most {facts.slot_limit} per executor"))
+    return lines
 
 
 def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
@@ -206,6 +239,8 @@ def _members(state: "RootStatus") -> Table:
         "STATE",
         "SLOTS",
         "OWNS",
+        "STATE BYTES",
+        "STATE ROWS",
         "STANDBYS",
         "WARM-UPS",
         "REMAINING",
@@ -213,6 +248,7 @@ def _members(state: "RootStatus") -> Table:
         "DISK",
         "MEMORY",
     )
+    limit = state.facts.disk_limit
     table = Table("MEMBERS", columns, right=frozenset(columns[5:]))
     for member in state.facts.members:
         table.add(
@@ -223,13 +259,42 @@ def _members(state: "RootStatus") -> Table:
             member.state,
             member.slots,
             member.owned,
+            None if member.state_bytes is None else show_bytes(member.state_bytes),
+            None if member.state_rows is None else show_count(member.state_rows),
             member.standbys,
             member.warmups,
             _remaining(member),
             f"{show_count(member.lag_records)} rec",
-            None if member.disk_used is None else f"{member.disk_used:.0%}",
+            _disk_text(member, limit),
             None if member.memory_used is None else f"{member.memory_used:.0%}",
         )
+    return table
+
+
+def _disk_text(member: "MemberFacts", limit: float | None) -> str | None:
+    """Return the used share of a member's disk, and the limit beyond which it gets no new copies."""
+    if member.disk_used is None:
+        return None
+    return f"{member.disk_used:.0%}" if limit is None else f"{member.disk_used:.0%} of {limit:.0%}"
+
+
+def _partitions(facts: "DriverFacts") -> Table:
+    """Return the partitions of the source, those with the largest lag first."""
+    worst = sorted(facts.source, key=lambda lag: (-lag.records, -(lag.seconds or 0.0), lag.topic, lag.partition))
+    shown = worst[:_PARTITIONS_SHOWN]
+    columns = ("TOPIC", "PARTITION", "RECORDS BEHIND", "TIME BEHIND")
+    table = Table(f"LAG, WORST FIRST ({len(shown)} of {len(worst)} partitions)", columns, right=frozenset(columns[1:]))
+    for lag in shown:
+        seconds = None if lag.seconds is None else show_duration(lag.seconds)
+        table.add(lag.topic, lag.partition, show_count(lag.records), seconds)
+    return table
+
+
+def _settings(status: "Status") -> Table:
+    """Return the settings in effect."""
+    table = Table("SETTINGS IN EFFECT", ("SETTING", "VALUE"))
+    for name, value in status.settings.items():
+        table.add(name, value)
     return table
 
 

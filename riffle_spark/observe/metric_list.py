@@ -83,6 +83,7 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge("batch_version", "batch id", "the newest committed batch", _RECORDS),
         _gauge("last_commit_timestamp_seconds", "seconds", "when the newest batch was committed, since 1970", _RECORDS),
         _gauge("facts_timestamp_seconds", "seconds", "when these values were collected, since 1970", _RECORDS),
+        _gauge("paused", "queries", "1 while an operator holds the query, else 0", _RIFFLE),
         _gauge("epoch", "claims", "the number of the driver's claim; it grows with each start", _RECORDS),
         _counter("slots", "slots", "slots that ran", _RIFFLE),
         _counter(
@@ -141,6 +142,14 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
     "Members and their copies": (
         _gauge("members", "members", "members by state", _KIP_441, "state"),
         _gauge("owned_key_groups", "key-groups", "key-groups that a member owns", _KIP_441, "executor"),
+        _gauge(
+            "owned_state_rows",
+            "rows",
+            "rows of the state of its owned key-groups, at most 30 s old",
+            _RIFFLE,
+            "executor",
+        ),
+        _gauge("owned_state_bytes", "bytes", "their bytes in the object store, at most 30 s old", _RIFFLE, "executor"),
         _gauge("standby_key_groups", "key-groups", "standbys that a member keeps", _KIP_441, "executor"),
         _gauge("warmup_key_groups", "key-groups", "copies that a member warms up", _KIP_441, "executor"),
         _gauge(
@@ -157,6 +166,9 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "executor",
         ),
         _gauge("local_disk_used_ratio", "ratio", "share of its local disk in use", _RIFFLE, "executor"),
+        _gauge(
+            "local_disk_limit_ratio", "ratio", "the share of a local disk beyond which it gets no new copies", _RIFFLE
+        ),
         _gauge("memory_used_ratio", "ratio", "share of its memory that its Python workers use", _RIFFLE, "executor"),
         _gauge(
             "worker_peak_memory_bytes", "bytes", "largest peak memory of a Python worker in the last batch", _RIFFLE

@@ -12,6 +12,7 @@ __all__ = [
     "Column",
     "bytes_part",
     "count_part",
+    "dollars_part",
     "duration_part",
     "percent_part",
     "scrolled_table",
@@ -44,6 +45,11 @@ def count_part(number: float | None) -> Markup:
 def bytes_part(size: int) -> Markup:
     """Return a size. The element ``data`` carries the bytes."""
     return element("data", show_bytes(size), value=size, title=f"{size:,} bytes")
+
+
+def dollars_part(dollars: float) -> Markup:
+    """Return an amount of US dollars. The element ``data`` carries the exact value."""
+    return element("data", f"{dollars:.2g} USD", value=dollars)
 
 
 def duration_part(seconds: float | None) -> Markup:

@@ -10,6 +10,7 @@ from riffle_spark.observe.page_parts import (
     Column,
     bytes_part,
     count_part,
+    dollars_part,
     duration_part,
     percent_part,
     scrolled_table,
@@ -18,6 +19,7 @@ from riffle_spark.observe.page_parts import (
     table,
     time_part,
 )
+from riffle_spark.observe.rates import rates_of
 from riffle_spark.observe.status import Status
 from riffle_spark.observe.units import show_count
 from riffle_spark.protocol.facts import GroupFacts, MemberFacts
@@ -45,7 +47,8 @@ def summary_section(status: Status) -> Markup:
     commit_age = None if facts.commit_ms is None else (facts.time_ms - facts.commit_ms) / 1000
     # Spark's watermark is 0 in a query without one, and before the first row.
     delay = (facts.time_ms - facts.watermark_ms) / 1000 if facts.watermark_ms else None
-    per_minute, rows_per_second = _rates(status)
+    rates = rates_of(status)
+    per_minute, rows_per_second = rates.batches_per_minute, rates.rows_per_second
     owned = count_part(sum(member.owned for member in facts.members))
     figures = [
         _figure("commit", "Since last commit", duration_part(commit_age), ["version ", count_part(facts.version)]),
@@ -75,6 +78,12 @@ def summary_section(status: Status) -> Markup:
             "State",
             bytes_part(sum(store.bytes for store in facts.stores)),
             [count_part(sum(store.rows for store in facts.stores)), " rows"],
+        ),
+        _figure(
+            "cost",
+            "Requests",
+            _with_unit(count_part(rates.requests_per_hour), "an hour"),
+            "" if rates.dollars_per_hour is None else ["about ", dollars_part(rates.dollars_per_hour), " an hour"],
         ),
     ]
     return section("summary", "Summary", element("dl", figures, class_="figures"))
@@ -111,15 +120,6 @@ def _figure(name: str, label: str, value: Part, detail: Part) -> Markup:
 def _with_unit(number: Part, unit: str) -> Part:
     """Return a number and its unit in small letters, without the unit if the number is not known."""
     return NOTHING if number is NOTHING else [number, " ", element("span", unit, class_="unit")]
-
-
-def _rates(status: Status) -> tuple[float | None, float | None]:
-    """Return batches per minute and rows per second over the batches of the status, from the first one's commit on."""
-    batches = status.batches
-    seconds = (batches[-1].time_ms - batches[0].time_ms) / 1000 if batches else 0
-    if seconds <= 0:
-        return None, None
-    return (len(batches) - 1) / seconds * 60, sum(batch.rows for batch in batches[1:]) / seconds
 
 
 def warnings_section(status: Status) -> Markup:
@@ -276,6 +276,7 @@ def _map(number: int, group: GroupFacts) -> Markup:
 
 def members_section(status: Status, categories: Categories) -> Markup:
     """Return the members by rack."""
+    limit = status.facts.disk_limit
     columns = [
         Column("Member"),
         Column("Executor"),
@@ -283,13 +284,15 @@ def members_section(status: Status, categories: Categories) -> Markup:
         Column("State"),
         Column("Slots", True),
         Column("Owned", True),
+        Column("State", True),
+        Column("Rows", True),
         Column("Standbys", True),
         Column("Lag, records", True),
         Column("Trend", True),
         Column("Warm-ups", True),
         Column("Left", True),
         Column("Ready in", True),
-        Column("Disk", True),
+        Column("Disk" if limit is None else f"Disk of {limit:.0%}", True),
         Column("Memory", True),
     ]
     by_rack: dict[str | None, list[tuple[int, MemberFacts]]] = {}
@@ -328,6 +331,8 @@ def _member_row(category: int, member: MemberFacts, largest: int) -> Markup:
     numbers: list[Part] = [
         count_part(member.slots),
         [load, count_part(member.owned)],
+        NOTHING if member.state_bytes is None else bytes_part(member.state_bytes),
+        count_part(member.state_rows),
         count_part(member.standbys),
         count_part(member.lag_records),
         join_parts("+" if member.lag_trend > 0 else "", count_part(member.lag_trend)),
@@ -374,6 +379,20 @@ def source_section(status: Status) -> Markup:
     return section("source", "Source", table("source-table", "Lag per partition, the largest first", columns, rows))
 
 
+def _requests_table(status: Status) -> Markup:
+    """Return the requests of operators that are in effect, nothing if there are none."""
+    facts = status.facts
+    rows: list[list[Part]] = [["drained", name] for name in facts.drained]
+    rows += [[f"key-group {task} pinned", f"to {member}"] for task, member in facts.pins.items()]
+    if facts.paused_since_ms is not None:
+        rows.append(["paused", ["since ", time_part(facts.paused_since_ms)]])
+    if facts.slot_limit is not None:
+        rows.append(["slots", [count_part(facts.slot_limit), " per executor at most"]])
+    if not rows:
+        return Markup("")
+    return table("requests-table", "Requests of operators in effect", [Column("Request"), Column("Value")], rows)
+
+
 def settings_section(status: Status) -> Markup:
     """Return the settings and the totals since the driver started."""
     settings = [[name, element("code", value)] for name, value in status.settings.items()]
@@ -384,6 +403,7 @@ def settings_section(status: Status) -> Markup:
     return section(
         "settings",
         "Settings and totals",
-        table("settings-table", "Settings", [Column("Setting"), Column("Value")], settings),
+        _requests_table(status),
+        table("settings-table", "Settings in effect", [Column("Setting"), Column("Value")], settings),
         table("counters-table", "Totals since the driver started", [Column("Total"), Column("Value", True)], counters),
     )

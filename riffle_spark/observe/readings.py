@@ -67,6 +67,9 @@ def _counters(facts: DriverFacts) -> Iterator[Reading]:
 def _of_query(facts: DriverFacts) -> Iterator[Reading]:
     yield _reading("facts_timestamp_seconds", facts.time_ms / _MS)
     yield _reading("running_batch_seconds", facts.batch_seconds)
+    yield _reading("paused", 0 if facts.paused_since_ms is None else 1)
+    if facts.disk_limit is not None:
+        yield _reading("local_disk_limit_ratio", facts.disk_limit)
     yield _reading("epoch", facts.epoch)
     yield _reading("batch_version", facts.version)
     if facts.commit_ms is not None:
@@ -111,6 +114,8 @@ def _of_member(member: MemberFacts) -> Iterator[Reading]:
         ("warmup_remaining_seconds", member.warmup_seconds),
         ("local_disk_used_ratio", member.disk_used),
         ("memory_used_ratio", member.memory_used),
+        ("owned_state_rows", member.state_rows),
+        ("owned_state_bytes", member.state_bytes),
     ):
         if value is not None:
             yield _reading(name, value, executor)

@@ -23,6 +23,7 @@ __all__ = [
     "WARNINGS_MAX",
     "BatchSummary",
     "MoveSummary",
+    "RequestSummary",
     "State",
     "Status",
     "WarningSummary",
@@ -82,6 +83,17 @@ class WarningSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """The requests to the object store in the last ``seconds`` before the status, by kind.
+
+    Those of batches, upkeep, exporters and executors are included.
+    """
+
+    seconds: float
+    by_kind: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of a query.
 
@@ -94,7 +106,9 @@ class Status:
         batches: the last ``BATCHES_MAX`` batches, oldest first.
         moves: the last ``MOVES_MAX`` moves, oldest first.
         warnings: the last ``WARNINGS_MAX`` warnings, oldest first.
-        settings: the settings that matter for an operator, as text by name.
+        settings: the settings in effect that matter for an operator, as text by name.
+        requests: the requests to the object store in the last ten minutes, or since the driver's first batch;
+            ``None`` if that has just ended.
     """
 
     facts: DriverFacts
@@ -105,6 +119,7 @@ class Status:
     moves: tuple[MoveSummary, ...] = ()
     warnings: tuple[WarningSummary, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    requests: RequestSummary | None = None
 
 
 def to_json(status: Status) -> str:

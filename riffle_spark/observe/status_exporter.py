@@ -6,14 +6,15 @@ Theory of operation.
    them with the newest facts, also while the query is idle, and once more when the query stops or fails. After an
    answer to an operator's request, after a pause begins or ends, and while a drained member loses copies, it writes at
    most once a second, so that the operator sees the effect at once.
-2. A write is one GET and one conditional PUT. If the stored status has a higher epoch and was written since this driver
-   started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
+2. A write is one conditional PUT with the tag that the write before returned. The first write, and one after another
+   process has written, reads the object before. If the stored status has a higher epoch and was written since this
+   driver started, a newer driver has taken over, and nothing is written. An older status of another log is replaced.
 3. If another process writes between the two requests, the write is skipped until the next interval.
-4. With ``status_page``, the driver that wrote the status also writes ``status.html``, with one GET and one PUT.
+4. With ``status_page``, the driver that wrote the status also writes ``status.html`` in the same way.
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -27,6 +28,7 @@ from riffle_spark.observe.status import (
     WARNINGS_MAX,
     BatchSummary,
     MoveSummary,
+    RequestSummary,
     State,
     Status,
     WarningSummary,
@@ -37,7 +39,7 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
-from riffle_spark.state.objects.store import ObjectStore, TaggedObject, sent_since
+from riffle_spark.state.objects.store import ObjectStore, sent_since
 
 __all__ = ["StatusExporter", "StatusHistory"]
 
@@ -45,6 +47,9 @@ _RUNNING_MS: Final = 10_000
 """A query counts as running for so long after a batch."""
 _STEERED_MS: Final = 1_000
 """Changes that operators asked for are written at most this often."""
+_SECOND_MS: Final = 1000
+_REQUESTS_MS: Final = 600_000
+"""The requests of so long a time are shown."""
 _WARNING: Final = re.compile(r"\[(RIFFLE-\d{4})\] (.*)", re.DOTALL)
 _QUOTES_ROWS: Final = frozenset({"RIFFLE-0809", "RIFFLE-0760"})
 """Warnings that quote errors of users' functions, which may contain data. Only their first clause is kept."""
@@ -62,6 +67,9 @@ _SHOWN_SETTINGS: Final = (
     "deliver_after_commit",
     "retained_versions",
     "retained_for",
+    "local_disk_limit",
+    "local_memory_limit",
+    "control",
     "status_interval",
 )
 """The settings that an operator needs to read a status. None of them is a secret."""
@@ -87,6 +95,24 @@ class StatusHistory:
         """Create an empty history."""
         self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
         self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
+        self._requests: deque[tuple[int, Counter[str]]] = deque()
+        """The requests since the driver started, by kind, at some times of the last ten minutes, oldest first."""
+
+    def _recent_requests(self, facts: DriverFacts) -> RequestSummary | None:
+        """Return the requests since the oldest kept time, and keep those of now."""
+        counts: Counter[str] = Counter()
+        for name, count in facts.counters.items():
+            if name.startswith("requests/"):
+                counts[name.rpartition("/")[2]] += int(count)
+        while len(self._requests) > 1 and self._requests[1][0] <= facts.time_ms - _REQUESTS_MS:
+            self._requests.popleft()
+        if self._requests and self._requests[0][0] > facts.time_ms:
+            self._requests.clear()  # the clock was set back
+        self._requests.append((facts.time_ms, counts))
+        first_ms, first = self._requests[0]
+        if facts.time_ms - first_ms < _SECOND_MS:
+            return None
+        return RequestSummary((facts.time_ms - first_ms) / 1000, dict(counts - first))
 
     def add(self, report: BatchReport, facts: DriverFacts) -> None:
         """Add a batch that ended, given the facts after it. A repeat adds only its warnings."""
@@ -110,6 +136,7 @@ class StatusHistory:
             tuple(moves[-MOVES_MAX:]),
             tuple(self._warnings),
             {name: str(getattr(settings, name)) for name in _SHOWN_SETTINGS},
+            self._recent_requests(facts),
         )
 
 
@@ -150,6 +177,8 @@ class StatusExporter:
         self._history = StatusHistory()
         self._facts: DriverFacts | None = None
         self._started_ms = 0
+        self._tags: dict[str, str] = {}
+        """The tags of the objects that this exporter wrote last."""
         self._tried_ms: int | None = None
         self._tried_steering: _Steering = (0, None, ())
         self._batch_ms = 0
@@ -195,22 +224,32 @@ class StatusExporter:
         self._tried_steering = _steering(facts)
         before = dict(self._objects.requests)
         try:
-            stored = self._objects.get_if_changed(STATUS)
-            if stored is not None and stored.data is not None and self._is_newer(stored.data, facts):
-                return
             status = self._history.status(facts, state, settings, self._moves(), self._product)
-            if self._replace(STATUS, stored, encode(status)) and settings.status_page:
-                page = page_of(status).encode()
-                self._replace(STATUS_PAGE, self._objects.get_if_changed(STATUS_PAGE), page)
+            is_written = self._replace(STATUS, encode(status), lambda data: self._is_newer(data, facts))
+            if is_written and settings.status_page:
+                self._replace(STATUS_PAGE, page_of(status).encode(), lambda _: False)
             self._has_ended = state in ENDED
         finally:
             self._count_requests(sent_since(before, self._objects.requests))
 
-    def _replace(self, name: str, stored: TaggedObject | None, data: bytes) -> bool:
-        """Write an object unless another process has written it since it was read as ``stored``."""
-        if stored is None:
-            return self._objects.put_if_absent(name, data)
-        return self._objects.replace_if_unchanged(name, data, stored.tag)
+    def _replace(self, name: str, data: bytes, is_newer: Callable[[bytes], bool]) -> bool:
+        """Write an object. Return whether it was written.
+
+        If another process has written it since this one, it is read first, and kept if ``is_newer`` returns true for
+        its bytes.
+        """
+        tag = self._tags.pop(name, "")  # after an error the object is unknown
+        replaced = self._objects.replace_if_unchanged(name, data, tag) if tag else None
+        if replaced is None:
+            stored = self._objects.get_if_changed(name)
+            if stored is None:
+                return self._objects.put_if_absent(name, data)
+            if stored.data is not None and is_newer(stored.data):
+                return False
+            replaced = self._objects.replace_if_unchanged(name, data, stored.tag)
+        if replaced is not None:
+            self._tags[name] = replaced.tag
+        return replaced is not None
 
     def _is_newer(self, data: bytes, facts: DriverFacts) -> bool:
         """Return whether a newer driver wrote this status. A damaged status is replaced."""

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import key_column, key_groups
-from riffle_spark.observe.status import decode
+from riffle_spark.observe.rates import Rates, rates_of
+from riffle_spark.observe.status import Status, WarningSummary, decode
+from riffle_spark.offline.periods import ALWAYS, Period
 from riffle_spark.offline.rollback_targets import read_intact
 from riffle_spark.offline.root_status import members_of_record, newest_record
 from riffle_spark.offline.scenario_of_root import open_log
@@ -17,16 +19,27 @@ from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task_name
 from riffle_spark.protocol.ownership.groups import task as task_of
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["KeyOnRoot", "LoggedRecord", "StoreOnRoot", "find_key", "read_records", "read_stores"]
+__all__ = [
+    "KeyOnRoot",
+    "LoggedRecord",
+    "StoreOnRoot",
+    "find_key",
+    "read_rates",
+    "read_records",
+    "read_stores",
+    "read_warnings",
+]
 
 _LARGEST = 5
 
@@ -44,6 +57,7 @@ class LoggedRecord:
         changed_rows: stored rows that the batch changed.
         sealed_bytes: bytes of these changes.
         owner_moves: key-groups with another owner than in the record before, as (key-group, from, to).
+        moves: the moves since the record before, with their reasons; empty in records of earlier formats.
         rollback_to: the target of ``riffle rollback --to`` that returns to it; ``None`` if it is not retained.
         offsets: Spark's offset-log entry, one text per source; empty if unknown.
     """
@@ -58,6 +72,7 @@ class LoggedRecord:
     owner_moves: tuple[tuple[str, str, str], ...]
     rollback_to: str | None
     offsets: tuple[str, ...]
+    moves: tuple[RecordedMoves, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the record as JSON."""
@@ -116,20 +131,65 @@ class KeyOnRoot:
         return asdict(self)
 
 
-def read_records(root: str, limit: int, options: StoreOptions | None = None) -> list[LoggedRecord]:
-    """Return the last ``limit`` records of the log, oldest first. Raises ``ConfigError`` if there is no log."""
+def read_records(
+    root: str, limit: int, options: StoreOptions | None = None, period: Period = ALWAYS
+) -> list[LoggedRecord]:
+    """Return the last ``limit`` records of the log that were written in a period, oldest first.
+
+    The first record of the period is found by bisection, which reads a few records. Raises ``ConfigError`` if there is
+    no log.
+    """
     log, tail = open_log(root, options)
-    first = max(log.first, tail.sequence - limit)
-    records = read_intact(log, range(first, tail.sequence + 1))
+    end = tail.sequence + 1
+    if period.until_ms is not None:
+        end = _first_written(log, end, period.until_ms + 1)
+    start = log.first if period.since_ms is None else _first_written(log, end, period.since_ms)
+    start = max(start, end - limit)
+    # Records up to the newest one show which of them a rollback gave up.
+    records = read_intact(log, range(max(log.first, start - 1), tail.sequence + 1))
     abandoned = _abandoned(records, tail)
     shown: list[LoggedRecord] = []
     previous: Record | None = None
     for sequence in sorted(records):
         record = records[sequence]
-        if sequence > tail.sequence - limit:
+        if start <= sequence < end:
             shown.append(_logged(record, previous, _target(record, tail, abandoned)))
         previous = record
     return shown
+
+
+def _first_written(log: Log, end: int, time_ms: int) -> int:
+    """Return the number of the first record before ``end`` that was written at a time or later, else ``end``.
+
+    Records are taken to be in the order of their times. Those that are missing or damaged count as written before.
+    """
+    low, high = log.first, end
+    while low < high:
+        middle = (low + high) // 2
+        record = read_intact(log, [middle]).get(middle)
+        if record is not None and record.written_ms >= time_ms:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def read_warnings(root: str, options: StoreOptions | None = None, period: Period = ALWAYS) -> list[WarningSummary]:
+    """Return the warnings of a period among the last ones that the driver's status has.
+
+    There are none without a status, and if it cannot be read.
+    """
+    status = _status_of(root, options)
+    return [] if status is None else [warning for warning in status.warnings if warning.time_ms in period]
+
+
+def _status_of(root: str, options: StoreOptions | None) -> Status | None:
+    """Return the driver's status, ``None`` if there is none that can be read."""
+    store_options = options or StoreOptions()
+    data = open_store(only_root(root, store_options), store_options).get(paths.STATUS)
+    with suppress(CorruptStateError):
+        return None if data is None else decode(data)
+    return None
 
 
 def _abandoned(records: Mapping[int, Record], tail: Record) -> set[int]:
@@ -179,6 +239,7 @@ def _logged(record: Record, previous: Record | None, target: str | None) -> Logg
         moves,
         target,
         offsets,
+        record.moves,
     )
 
 
@@ -196,6 +257,12 @@ def read_stores(root: str, options: StoreOptions | None = None) -> list[StoreOnR
         _store_on_root(store, schema_of_text(store, tail.schemas[store]), entries[store], total)
         for store in sorted(tail.schemas)
     ]
+
+
+def read_rates(root: str, options: StoreOptions | None = None) -> Rates:
+    """Return the rates of the query by its status. They are unknown without a status, and if it cannot be read."""
+    status = _status_of(root, options)
+    return Rates() if status is None else rates_of(status)
 
 
 def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry], total: int) -> StoreOnRoot:

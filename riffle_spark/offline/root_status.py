@@ -7,11 +7,11 @@ for the last commit. Without a status, members and owners are those of the log.
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.observe.rates import Rates, rates_of
 from riffle_spark.observe.status import ENDED, Status, decode
 from riffle_spark.observe.units import show_duration, show_time
 from riffle_spark.protocol.batch.stored_requests import read_requests
@@ -96,24 +96,9 @@ class RootStatus:
         return max((lag.seconds for lag in self.facts.source if lag.seconds is not None), default=None)
 
     @property
-    def batches_per_minute(self) -> float | None:
-        """The rate of the batches that the status lists; ``None`` for fewer than two."""
-        batches = self.status.batches if self.status else ()
-        span_ms = batches[-1].time_ms - batches[0].time_ms if len(batches) > 1 else 0
-        return (len(batches) - 1) * 60_000 / span_ms if span_ms > 0 else None
-
-    @property
-    def rows_per_second(self) -> float | None:
-        """The input rows per second over the batches that the status lists; ``None`` for fewer than two."""
-        batches = self.status.batches if self.status else ()
-        span_ms = batches[-1].time_ms - batches[0].time_ms if len(batches) > 1 else 0
-        return sum(batch.rows for batch in batches[1:]) * 1000 / span_ms if span_ms > 0 else None
-
-    @property
-    def batch_seconds(self) -> float | None:
-        """The mean duration of the batches that the status lists."""
-        totals = [batch.seconds["total"] for batch in (self.status.batches if self.status else ()) if batch.seconds]
-        return fmean(totals) if totals else None
+    def rates(self) -> Rates:
+        """The rates up to the time of the status, all unknown without one."""
+        return Rates() if self.status is None else rates_of(self.status)
 
     @property
     def health(self) -> Health:
@@ -194,9 +179,7 @@ class RootStatus:
             "watermark_ms": self.record.watermark_ms,
             "lag_records": self.lag_records,
             "lag_seconds": self.lag_seconds,
-            "batches_per_minute": self.batches_per_minute,
-            "rows_per_second": self.rows_per_second,
-            "batch_seconds": self.batch_seconds,
+            **asdict(self.rates),
         }
 
 

@@ -14,7 +14,7 @@ from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.protocol.batch.enter import describe_stale_rows
 from riffle_spark.protocol.batch.stored_requests import read_requests
-from riffle_spark.state.copies.part_files import split_into_runs
+from riffle_spark.state.copies.part_runs import split_into_runs
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence

@@ -58,6 +58,9 @@ class MemberFacts:
         warmup_bytes: how many bytes its warm-ups still have to fetch.
         warmup_seconds: an estimate of the seconds until its warm-ups have caught up; ``None`` if nothing was fetched
             in the last minute.
+        state_rows: rows of the state of its owned key-groups in the object store; ``None`` if not measured. A key that
+            is in several parts counts several times.
+        state_bytes: their bytes.
         disk_used: the share of its local disk in use, 0 to 1; ``None`` if not measured.
         memory_used: the share of its memory that its Python workers use, 0 to 1; ``None`` if not measured.
     """
@@ -77,6 +80,8 @@ class MemberFacts:
     warmup_seconds: float | None = None
     disk_used: float | None = None
     memory_used: float | None = None
+    state_rows: int | None = None
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,10 @@ class DriverFacts:
         next_probe_seconds: seconds to the next probing rebalance, ``None`` if none is needed.
         paused_since_ms: since when an operator holds the query (milliseconds since the epoch), ``None`` if it is not
             paused.
+        drained: the ids of drained members, also of those that have left, sorted.
+        pins: the member that each pinned key-group is kept on, by the name of its task (``3``, ``group/3``).
+        slot_limit: the most slots per executor, ``None`` for one per core.
+        disk_limit: a member whose local disk is used to a larger share gets no new copies; ``None`` if unknown.
         failure: the error that ended the query, ``None`` while it runs.
         answered: the number of the newest request of an operator's command with an answer, 0 for none.
         counters: sums since the driver started, by name. ``riffle_spark.observe.metric_list`` describes them: the
@@ -194,6 +203,10 @@ class DriverFacts:
     batch_seconds: float = 0.0
     next_probe_seconds: float | None = None
     paused_since_ms: int | None = None
+    drained: tuple[str, ...] = ()
+    pins: Mapping[str, str] = field(default_factory=dict)
+    slot_limit: int | None = None
+    disk_limit: float | None = None
     failure: FailureFacts | None = None
     answered: int = 0
     counters: Mapping[str, int | float] = field(default_factory=dict)

@@ -17,5 +17,5 @@ about two."""
 
 
 def price_of(requests: Mapping[str, int]) -> float:
-    """Return the estimated price in US dollars of requests, given as counts by kind."""
-    return sum(count * DOLLARS_PER_REQUEST[kind] for kind, count in requests.items())
+    """Return the estimated price in US dollars of requests, given as counts by kind. Unknown kinds cost nothing."""
+    return sum(count * DOLLARS_PER_REQUEST.get(kind, 0.0) for kind, count in requests.items())

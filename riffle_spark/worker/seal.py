@@ -1,24 +1,32 @@
-"""Seal the changes of an attempt: one object with one part per key-group."""
+"""Seal the changes of an attempt: one object with one part per key-group, and a local block with the same rows.
 
-from collections.abc import Iterator, Mapping, Set
+Every member and version can read the object's parts one by one. This member reads the block instead, because it is
+opened once for all key-groups.
+"""
+
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.columns import Offsets, positions_of
 from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.process.blocks.block import NO_STATE_ROWS, StateRows
-from riffle_spark.state.formats import part_codec
+from riffle_spark.state.copies.disk import sealed_block_name
+from riffle_spark.state.formats import blocks, part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import Encrypt, Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
 
 __all__ = ["DeadRows", "SealedDelta", "SlotResult", "StateChanges", "seal"]
 
 _OUTPUT_PART = -1
+_BLOCK_BYTES_MAX: Final = 1 << 30
+"""The rows of a larger delta are kept as parts, because encryption and Arrow have limits near 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,6 @@ class StateChanges:
     table: pa.Table
     key_groups: npt.NDArray[np.int32]
     timers: Mapping[int, int | None] = field(default_factory=dict)
-
-    def parts(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each key-group that changed, with its rows."""
-        for key_group, start, end in spans_of(self.key_groups):
-            yield key_group, self.table.slice(start, end - start)
 
 
 class DeadRows(NamedTuple):
@@ -64,13 +67,15 @@ class SlotResult(NamedTuple):
 class SealedDelta:
     """The bytes of a delta and the byte ranges of its parts. ``output`` is the part of the output rows, if sealed.
 
-    ``data`` is empty if nothing changed; then nothing is put.
+    ``data`` is empty if nothing changed; then nothing is put. ``block`` is a block file with the rows of all parts. It
+    is empty if there are none or if they are too large.
     """
 
     name: str
     data: bytes
     parts: tuple[Part, ...]
     output: Part | None
+    block: bytes
 
     def put(self, objects: ObjectStore) -> None:
         """Put the object, unless the slot changed nothing.
@@ -96,26 +101,56 @@ def seal(
     without rows, so that old copies of lost state are behind it and are not used. Parts that one member will read
     are adjacent, so that one ranged GET reads them all; otherwise key-groups ascend.
     """
-    changed = dict(changes.parts())
-    changed |= {key_group: changes.table.slice(0, 0) for key_group in lost - changed.keys()}
-    tables = sorted(changed.items(), key=lambda part: (order.followed_by.get(part[0], ()), part[0]))
-    if order.seal_output and output.num_rows:
-        tables.append((_OUTPUT_PART, output))
+    counts = {key_group: end - start for key_group, start, end in spans_of(changes.key_groups)}
+    key_groups = sorted(counts.keys() | lost)
+    starts = positions_of(np.array([counts.get(key_group, 0) for key_group in key_groups], np.int64))
+    datas: list[bytes] = []
+    block = b""
+    if key_groups:
+        datas, block = part_codec.encode_slices(changes.table, starts, due)
+    encrypt = keys.new_encryption() if keys is not None else None
+    if encrypt is not None:
+        places = (paths.delta_place(order.store, key_group, order.version, attempt) for key_group in key_groups)
+        datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
+    sealed = zip(key_groups, datas, np.diff(starts).tolist(), strict=True)
     chunks: list[bytes] = []
     parts: list[Part] = []
     start = 0
-    encrypt = keys.new_encryption() if keys is not None else None
-    for key_group, table in tables:
-        data = part_codec.encode(table, due, packed=True)
-        if encrypt is not None:
-            if key_group == _OUTPUT_PART:
-                place = paths.output_place(order.store, order.version, attempt)
-            else:
-                place = paths.delta_place(order.store, key_group, order.version, attempt)
-            data = encrypt(data, place)
+    for key_group, data, rows in sorted(sealed, key=lambda part: (order.followed_by.get(part[0], ()), part[0])):
         timer_ms = changes.timers.get(key_group)
-        parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
+        parts.append(Part(key_group, start, len(data), part_codec.checksum(data), rows, timer_ms))
         chunks.append(data)
         start += len(data)
-    output = parts.pop() if parts and parts[-1].key_group == _OUTPUT_PART else None
-    return SealedDelta(paths.delta_name(order.version, attempt), b"".join(chunks), tuple(parts), output)
+    output_part = None
+    if order.seal_output and output.num_rows:
+        data = _encode_output(order, output, attempt, encrypt)
+        output_part = Part(_OUTPUT_PART, start, len(data), part_codec.checksum(data), output.num_rows)
+        chunks.append(data)
+    if key_groups and len(block) <= _BLOCK_BYTES_MAX:
+        block = _make_block_file(order, attempt, keys, block, starts, parts)
+    else:
+        block = b""
+    return SealedDelta(paths.delta_name(order.version, attempt), b"".join(chunks), tuple(parts), output_part, block)
+
+
+def _encode_output(order: Order, output: pa.Table, attempt: str, encrypt: Encrypt | None) -> bytes:
+    """Return the bytes of an attempt's output rows, encrypted if ``encrypt`` is set."""
+    data = part_codec.encode(output)
+    return data if encrypt is None else encrypt(data, paths.output_place(order.store, order.version, attempt))
+
+
+def _make_block_file(
+    order: Order, attempt: str, keys: Keys | None, rows: bytes, starts: Offsets, parts: Sequence[Part]
+) -> bytes:
+    """Return the block file of an attempt. ``starts`` are the first rows of its key-groups, ascending."""
+    if keys is not None:
+        name = sealed_block_name(order.version, attempt)
+        rows = keys.new_encryption()(rows, paths.block_place(order.store, name))
+    in_order = sorted(parts)
+    return blocks.encode_block_file(
+        rows,
+        np.array([part.key_group for part in in_order], np.int32),
+        starts,
+        np.array([part.start for part in in_order], np.int64),
+        np.array([part.checksum for part in in_order], np.uint64),
+    )

@@ -153,7 +153,9 @@ class _Attempt:
         output = computed.output
         with self.step("seal"):
             sealed = seal(order, computed.changes, output, self.name, self.schema.due, self.keys, self.lost)
-        if sealed.data:
+        if sealed.block:
+            self.folder.write_sealed_file(order.version, self.name, sealed.block, is_block=True)
+        elif sealed.data:
             self.folder.write_sealed_file(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
             with self.step("put"):

@@ -84,10 +84,11 @@ def test_without_a_status_the_log_shows_the_members(query: Elastic) -> None:
 
 def test_the_status_shows_lag_moves_and_warnings_with_units(query: Elastic) -> None:
     """What only the driver knows is read from its status."""
-    batches = tuple(BatchSummary(n, n * 30_000, 600, {"total": 0.5}) for n in range(3))
+    now_ms = read_status(query.home.root).now_ms
+    batches = tuple(BatchSummary(n, now_ms - 60_000 + n * 30_000, 600, {"total": 0.5}) for n in range(3))
     moves = (MoveSummary(60_000, 2, 4, "query", "owner", "m1", "m2", "member joined"),)
     warnings = (WarningSummary(60_000, "RIFFLE-0809", "Batch 2 has 3 dead letters."),)
-    _write_status(query, batches=batches, moves=moves, warnings=warnings)
+    _write_status(query, time_ms=now_ms, batches=batches, moves=moves, warnings=warnings)
     shown = _json("status", query.home.root)
     assert (shown["lag_records"], shown["lag_seconds"]) == (75, 3.0)
     assert (shown["batches_per_minute"], shown["rows_per_second"], shown["batch_seconds"]) == (2.0, 20.0, 0.5)

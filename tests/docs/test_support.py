@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
-from tests.kit.spark_matrix import PAGE, Outcome, read_outcomes, read_report, with_table
+import pytest
+
+from tests.kit.spark_matrix import PAGE, Outcome, read_outcomes, read_report, run_pair, with_table
 
 PAIR = Outcome("4.0.5", "3.11", "abc", "2026-11-26")
 
@@ -22,3 +26,11 @@ def test_failed_tests_are_read_from_the_summary() -> None:
     assert outcome == replace(PAIR, passed=40, skipped=2, failed=("tests/a.py::test_b[c]", "tests/a.py::test_d"))
     assert outcome.cell == "2 of 42 failed"
     assert replace(PAIR, passed=7, sample=True).cell == "7 passed (sample)"
+
+
+@pytest.mark.parametrize(("spark", "python"), [("3.5.9", "3.13"), ("4.3.0", "3.10")])
+def test_a_pair_that_spark_does_not_support_runs_no_tests(spark: str, python: str) -> None:
+    """Its cell is refused, with the reason that ``riffle_spark.configure`` has."""
+    outcome = run_pair(spark, python, Path(sys.executable), [], ())
+    assert (outcome.cell, outcome.passed) == ("refused", 0)
+    assert f"does not support Python {python}" in outcome.refused

@@ -72,7 +72,7 @@ class SteppedStore:
         self._lose(befalls, name)
         return done
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
         """See ``ObjectStore.replace_if_unchanged``. No late effect: only operators replace, and they read again."""
         befalls = self._step("put", name)
         done = self.inner.replace_if_unchanged(name, data, tag)

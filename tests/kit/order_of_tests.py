@@ -10,8 +10,6 @@ __all__ = ["InOrder"]
 
 SPLIT = "tests/spark/"
 """Files below it run last and share one session, so they can be split."""
-WHOLE = ("tests/spark/queries/test_edited_queries.py",)
-"""Files below it that are not split, because all their tests continue queries of one slow fixture."""
 SPLIT_TESTS_MAX = 5
 
 
@@ -32,8 +30,7 @@ class InOrder(LoadScopeScheduling):
         """Return the run of a test. Tests of a file that do not follow each other are different runs."""
         if nodeid not in self._runs:
             file = nodeid.partition("::")[0]
-            is_split = file.startswith(SPLIT) and file not in WHOLE
-            is_full = is_split and self._last_tests == SPLIT_TESTS_MAX
+            is_full = file.startswith(SPLIT) and self._last_tests == SPLIT_TESTS_MAX
             if is_full or self._last.partition("@")[0] != file:
                 self._last = f"{file}@{len(self._runs)}"
                 self._last_tests = 0

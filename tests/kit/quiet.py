@@ -33,6 +33,8 @@ def no_warnings() -> Iterator[None]:
             warnings.simplefilter("always")
             # PySpark leaves sockets to the garbage collector (see setup.cfg); Python does not show this to users.
             warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
+            # PySpark 3.5 compares versions with distutils as setuptools has it.
+            warnings.filterwarnings("ignore", "distutils Version classes", DeprecationWarning)
             yield
     finally:
         logger.removeHandler(handler)

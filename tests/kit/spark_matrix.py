@@ -23,9 +23,10 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from riffle_spark.spark_installation import python_problem
 from tests.kit.folders import CHECKOUT
 
-__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "read_report", "table", "with_table"]
+__all__ = ["OUTCOMES", "PAGE", "Outcome", "read_outcomes", "read_report", "run_pair", "table", "with_table"]
 
 SPARKS = ("3.5.0", "3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -183,6 +184,10 @@ def run_pair(spark: str, python: str, program: Path, folders: Sequence[Path], te
     """Run the smoke tests on one pair, or those of some files."""
     environment = _environment(program, folders)
     outcome = Outcome(spark, python, _revision(), f"{datetime.now(timezone.utc):%Y-%m-%d}", sample=bool(tests))
+    first, second, *_ = _numbers(spark)
+    problem = python_problem((first, second), tuple(_numbers(python)), has_setuptools=True)  # build.txt installs it
+    if problem:
+        return replace(outcome, refused=problem)
     run = partial(subprocess.run, capture_output=True, text=True, env=environment, cwd=CHECKOUT, check=False)
     imported = run([str(program), "-c", "import riffle_spark"])
     if imported.returncode:

@@ -140,6 +140,7 @@ def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
     assert query.run() == {**after(BATCHES), 9: {"rows": 1, "total": 9}}
 
 
+@pytest.mark.long
 def test_a_lost_record_is_refused_and_rolled_over(query: Query, original: Query) -> None:
     """A hole in the log is named; a rollback to a version whose records are intact makes the log whole again."""
     lost = sorted((query.folder / "state" / "log").iterdir())[2]
@@ -152,6 +153,7 @@ def test_a_lost_record_is_refused_and_rolled_over(query: Query, original: Query)
     assert query.run()[0] == {"rows": BATCHES + 1, "total": after(BATCHES)[0]["total"] + 50}
 
 
+@pytest.mark.long
 def test_an_empty_root_is_refused_and_begun_on_purpose(query: Query, original: Query) -> None:
     """A running checkpoint on an empty root needs a word that this is meant; then the state begins anew."""
     shutil.rmtree(query.folder / "state")
@@ -164,6 +166,7 @@ def test_an_empty_root_is_refused_and_begun_on_purpose(query: Query, original: Q
     assert committed(query.root)[0] == BATCHES
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_line_is_refused_and_led_back(query: Query) -> None:
     """It is at the state's batch, and ended that elsewhere: Spark would go on from there, without the rows between."""
     entry = query.checkpoint / "offsets" / str(BATCHES - 1)

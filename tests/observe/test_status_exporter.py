@@ -63,13 +63,17 @@ def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
 
 
 def test_the_first_batch_writes_and_later_ones_once_a_minute(writer: Writer) -> None:
-    """A write is one GET and one PUT, and these are counted."""
+    """A write is one PUT, and these are counted. The object is read until the exporter has replaced it once."""
     for second in range(0, 180):
         writer.exporter.export(_report(second), _facts(second), ())
-    assert writer.counted == {"get": 3, "put": 3}
+    assert writer.counted == {"get": 2, "put": 3}
+    for second in range(180, 1_200):
+        writer.exporter.export(None, _facts(second), ())
+    assert writer.counted == {"get": 2, "put": 20}
+    writer.exporter.export(_report(180), _facts(1_200), ())
     status = writer.stored()
-    assert status.facts.time_ms == _facts(120).time_ms
-    assert [batch.version for batch in status.batches] == list(range(61, 121))
+    assert status.facts.time_ms == _facts(1_200).time_ms
+    assert [batch.version for batch in status.batches] == list(range(121, 181))
     assert (status.batches[-1].lag_records, status.batches[-1].rows, status.product) == (7, 100, "1.2.3")
 
 
@@ -179,15 +183,34 @@ def test_a_paused_query_says_since_when(writer: Writer) -> None:
 
 
 def test_with_status_page_the_page_is_written_too(writer: Writer) -> None:
-    """The page shows the status that was written. It is one GET and one PUT more, and is replaced each minute."""
+    """The page shows the status that was written. It is one PUT more, and is replaced each minute."""
     paged = Writer(writer.objects, status_page=True)
     paged.exporter.export(_report(0), _facts(0), ())
     paged.exporter.export(_report(1), _facts(60), ())
     assert paged.counted == {"get": 4, "put": 4}
+    for minute in range(2, 10):
+        paged.exporter.export(None, _facts(60 * minute), ())
+    assert paged.counted == {"get": 4, "put": 20}
     page = paged.objects.get(paths.STATUS_PAGE)
     assert page is not None
     assert page.decode() == page_of(paged.stored())
     assert len(paged.stored().batches) == 2
+
+
+def test_a_status_that_another_process_replaced_or_deleted_is_read_again(writer: Writer) -> None:
+    """The known tag is wrong, so the object is read before it is replaced. Later writes need no read again."""
+    for minute in range(3):
+        writer.exporter.export(None, _facts(60 * minute), ())
+    other = Writer(writer.objects)
+    other.exporter.export(None, _facts(130), ())
+    writer.exporter.export(None, _facts(180), ())
+    assert writer.stored().facts.time_ms == _facts(180).time_ms
+    assert writer.counted == {"get": 3, "put": 5}
+    writer.objects.delete([paths.STATUS])
+    for minute in range(4, 9):
+        writer.exporter.export(None, _facts(60 * minute), ())
+    assert writer.stored().facts.time_ms == _facts(480).time_ms
+    assert writer.counted == {"get": 5, "put": 11}
 
 
 def test_a_driver_that_was_replaced_writes_no_page(writer: Writer) -> None:

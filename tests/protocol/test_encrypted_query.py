@@ -94,7 +94,11 @@ class Encrypted:
     def files(self) -> list[bytes]:
         """Return all local files but lists of parts."""
         paths_ = (path for path in self.world.local_dir.rglob("*") if path.is_file())
-        return [path.read_bytes() for path in paths_ if path.suffix in {".part", ""} or path.parent.name == "fetched"]
+        return [
+            path.read_bytes()
+            for path in paths_
+            if path.suffix in {".part", ".block", ""} or path.parent.name == "fetched"
+        ]
 
 
 def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) -> None:
@@ -542,14 +546,19 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
     query = Encrypted(tmp_path, "a", num_standbys=0)
     kept = []
+    sizes = list[int]()
     for _ in range(6):
         query.run(1)
         files, held = part_files._files, part_files._decrypted  # private: what this process has open, and counts
         opened = {(path, start) for path, file in files.items() for start in file.rows}
-        assert opened == set(held.sizes), "what was let go of is not counted on"
+        blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
+        counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
+        assert counted == set(held.sizes), "what was let go of is not counted on"
         kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
+        kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
+        sizes += held.sizes.values()
     query.check()
-    longest = max(len(part) for _, _, part in query.parts())
+    longest = max(sizes)
     assert 0 < max(kept) <= most + longest
 
 

@@ -88,6 +88,7 @@ def test_processing_time_builds_the_placed_frame_once(
     assert len(of_batches) == 1
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """A new job on the same checkpoint and root adds to the state, with the local copies or without."""
     kept = Kept()
@@ -100,6 +101,7 @@ def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, fee
         assert [report.restores for report in job.reports] == [number]
 
 
+@pytest.mark.long
 def test_a_batch_that_spark_repeats_is_skipped(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """When Spark's commit log lost its last entry, that batch comes again and changes nothing."""
     kept = Kept()
@@ -114,6 +116,7 @@ def test_a_batch_that_spark_repeats_is_skipped(spark: SparkSession, tmp_path: Pa
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """Sealed output comes to the sink after the commit, and the very same rows come again when the batch does."""
     kept, logged = Kept(), []

@@ -63,7 +63,7 @@ def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Membe
     assert set(found.copies) == heads(member, 0)
     assert found.copies == tuple(sorted(found.copies))
     assert set(found.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
-    assert (folder_of(member.home, "1").sealed / f"1-{found.sealed[1]}").exists()
+    assert folder_of(member.home, "1").sealed_path(1, found.sealed[1]).exists()
 
 
 def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:

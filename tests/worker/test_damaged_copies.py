@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.damage.trials import Plan, run_trials
 
-PLANS = [Plan("columns", 1, 30), Plan("variables", 1, 30)]
+PLANS = [Plan("columns", 1, 15), Plan("variables", 1, 15)]
 LONG_PLANS = [Plan(load, *sizes) for load in ("columns", "variables") for sizes in ((2, 850), (3, 150, 2))]
 ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)]
 

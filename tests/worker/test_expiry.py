@@ -419,7 +419,7 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     data = part_codec.encode(schema.sealed(rows))
     (tmp_path / "file").write_bytes(data)
     part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3, 1)
-    runs = PartFiles(tmp_path).read_runs(part, schema)
+    runs = PartFiles(tmp_path).read_runs(part, schema, 0)
     assert find_due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
     assert find_first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 

@@ -142,7 +142,7 @@ def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path) -> No
     member.later = lambda work: work()
     for fed in range(9, 15):
         assert {row["total"] for row in member.feed(rows_of(*keys))} == {fed}
-    assert list(Path(member.home.local_dir or "").glob("*/*/stacks/*/*.part")), "something was merged"
+    assert list(Path(member.home.local_dir or "").glob("*/*/fetched/*.block")), "something was merged"
 
 
 def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:

@@ -52,9 +52,13 @@ def test_copies_fold_together_with_one_get_a_delta(upkept: Upkept) -> None:
     for version in range(2, 5):
         upkept.place.seal(version, {kg: {"k": version} for kg in KEY_GROUPS if kg % 3})
     upkept.gets("")
+    (journal,) = upkept.folder().path.glob("stacks/*/*.journal")
+    before = journal.read_bytes()
     receipt = upkept.run()
     assert upkept.is_warm(receipt)
     assert (upkept.gets("delta/"), receipt.folds, receipt.restores) == (3, 18, 0)
+    appended = journal.read_bytes()[len(before) :]
+    assert int.from_bytes(appended[8:12], "little") == len(appended) - 12, "one entry for all copies"
     again = upkept.run()
     assert upkept.is_warm(again)
     assert (upkept.gets(""), again.folds, again.delta_bytes) == (0, 0, 0)

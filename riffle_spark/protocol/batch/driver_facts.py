@@ -2,20 +2,27 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
+from typing import Final
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.batch.counters import Counters
 from riffle_spark.protocol.facts import DriverFacts, FailureFacts, GroupFacts, MemberFacts, MemberStatus, StoreFacts
-from riffle_spark.protocol.ownership.groups import Groups
+from riffle_spark.protocol.ownership.groups import Groups, task_name
 from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Clock
 from riffle_spark.protocol.source_lag import SourceLag
-from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.manifest import NO_SIZE, Manifest, Size
 from riffle_spark.state.log.record import Record
 
 __all__ = ["FactCollector"]
+
+_MEASURE_SECONDS: Final = 30.0
+_FEW_ENTRIES: Final = 256
+"""So many entries are measured for each facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class FactCollector:
         self._clock = clock
         self._groups: tuple[GroupFacts, ...] = ()
         self._groups_key: _PlacementKey | None = None
+        self._member_sizes = _MemberSizes()
 
     def start_run(self, previous: Record | None, query_name: str) -> None:
         """Start a run of the query. ``previous`` is the newest record before the driver's claim."""
@@ -72,7 +80,9 @@ class FactCollector:
         """
         now = self._clock.seconds()
         placement = self._ownership.placement
-        members = tuple(self._member(state, now) for state in self._operations.members)
+        sizes = self._member_sizes.measure(manifest, placement, now)
+        members = tuple(self._member(state, now, sizes) for state in self._operations.members)
+        requests = self._operations.requests
         probes = placement.triggers.probes
         return DriverFacts(
             time_ms=self._clock.wall_ms(),
@@ -91,13 +101,21 @@ class FactCollector:
                 placement.present, placement.settings.probing_rebalance_interval, now
             ),
             paused_since_ms=self.paused_since_ms(),
+            drained=tuple(sorted(requests.drained)),
+            pins={task_name(task): member for task, member in sorted(requests.pins.items())},
+            slot_limit=requests.slots,
+            disk_limit=placement.settings.local_disk_limit,
             failure=self.failure,
             answered=answered,
             counters=self.counters.values(),
         )
 
-    def _member(self, state: MemberState, now: float) -> MemberFacts:
-        """Return the facts of a member, given its state as of the last assignment."""
+    def _member(self, state: MemberState, now: float, sizes: Mapping[MemberId, Size]) -> MemberFacts:
+        """Return the facts of a member, given its state as of the last assignment.
+
+        ``sizes`` has the size of the state that members own.
+        """
+        size = sizes.get(state.id, NO_SIZE)
         ownership = self._ownership
         lag_records, _, lag_trend = ownership.copies.trend.of(state.id)
         warmups = ownership.copies.warmups
@@ -117,6 +135,8 @@ class FactCollector:
             warmup_seconds=warmups.remaining_seconds(state.id),
             disk_used=ownership.membership.disks.get(state.id, (None, 0))[0],
             memory_used=ownership.membership.memory_shares.get(state.id),
+            state_rows=size.rows,
+            state_bytes=size.bytes,
         )
 
     def _status(self, state: MemberState, now: float) -> MemberStatus:
@@ -136,6 +156,36 @@ class FactCollector:
             self._groups = tuple(_facts_of_group(name, key) for name in placement.groups.names)
             self._groups_key = key
         return self._groups
+
+
+class _MemberSizes:
+    """Measures the state that each member owns.
+
+    All entries are read at most once per ``_MEASURE_SECONDS``, so that batches stay proportional to what they change,
+    unless the entries are few.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[MemberId, Size] = {}
+        self._present: Assignment | None = None
+        self._manifest: Manifest | None = None
+        self._measured_at = 0.0
+
+    def measure(self, manifest: Manifest, placement: Placement, now: float) -> Mapping[MemberId, Size]:
+        """Return the size of the state that each member owns. ``now`` is in seconds of a monotonic clock."""
+        is_same = manifest is self._manifest and placement.present is self._present
+        is_recent = self._present is not None and now - self._measured_at < _MEASURE_SECONDS
+        if is_same or (is_recent and len(manifest.entries) > _FEW_ENTRIES):
+            return self._sizes
+        sizes: dict[MemberId, Size] = {}
+        owners = placement.present.owners
+        for (store, key_group), entry in manifest.entries.items():
+            owner = owners.get(placement.groups.task(store, key_group))
+            if owner is not None:
+                total = sizes.get(owner, NO_SIZE)
+                sizes[owner] = Size(*map(add, total, entry.measure()))
+        self._sizes, self._manifest, self._present, self._measured_at = sizes, manifest, placement.present, now
+        return sizes
 
 
 def _facts_of_group(name: str, key: _PlacementKey) -> GroupFacts:

@@ -13,6 +13,7 @@ from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import (
     check_encryption_key,
@@ -181,6 +182,7 @@ def check_matches_stored_state(
             check_encryption_key(schema_text, key_id, root)
         if decision is Decision.REPEAT:
             _check_sealed_rows_have_sinks(tail, operators, root)
+    _check_new_store_names(tail, operators)
     check_initial(tail, settings.dispatch, operators)
     if settings.store_groups and settings.dispatch == "hashed":
         raise ConfigError(
@@ -189,6 +191,21 @@ def check_matches_stored_state(
             where="store_groups",
             id="RIFFLE-0216",
         )
+
+
+def _check_new_store_names(tail: Record | None, operators: Sequence[Operator]) -> None:
+    """Raise ``ConfigError`` for a new store with the name of another object. Stores that have state continue."""
+    stored = tail.schemas.keys() if tail is not None else ()
+    for operator in operators:
+        if operator.durable and operator.store in paths.OTHER_OBJECTS and operator.store not in stored:
+            # Cause: The snapshots of a store are below its name. In a root on files, one name cannot be a folder and a
+            # file.
+            raise ConfigError(
+                f"Store {operator.store!r} has the name of another object below the root.",
+                remedy=f"Rename the store. Reserved are {', '.join(sorted(paths.OTHER_OBJECTS))}, delta and log.",
+                where="store",
+                id="RIFFLE-1471",
+            )
 
 
 def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], root: str) -> None:

@@ -221,7 +221,7 @@ def add_request(objects: ObjectStore, request: MailboxRequest, answered: Callabl
             if tag is None:
                 is_written = objects.put_if_absent(MAILBOX, changed.encode())
             else:
-                is_written = objects.replace_if_unchanged(MAILBOX, changed.encode(), tag)
+                is_written = objects.replace_if_unchanged(MAILBOX, changed.encode(), tag) is not None
         except UnavailableError as error:
             unclear = error
             continue

@@ -6,12 +6,13 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError, LocalDiskError
 from riffle_spark.state.log.manifest import Address
 
 __all__ = [
+    "BLOCK",
     "DamagedCopy",
     "DiskUse",
     "IncomingFile",
@@ -19,6 +20,7 @@ __all__ = [
     "damaged_copy_error",
     "default_local_dir",
     "disk_refused_error",
+    "is_block",
     "is_disk_refusal",
     "is_member_name",
     "list_fetched_files",
@@ -26,8 +28,11 @@ __all__ = [
     "list_sealed_files",
     "read_disk_use",
     "refuse_network",
+    "sealed_block_name",
 ]
 
+BLOCK: Final = ".block"
+"""How the names of block files end (``blocks``)."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
@@ -48,8 +53,8 @@ _REFUSALS = frozenset(
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 """An escaped blank or the like in a mount point."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
-_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
-_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+\Z")
+_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
+_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block)?\Z")
 _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
@@ -163,6 +168,16 @@ class IncomingFile(NamedTuple):
     path: Path
 
 
+def is_block(file: str) -> bool:
+    """Return whether the name of a local file is that of a block file."""
+    return file.endswith(BLOCK)
+
+
+def sealed_block_name(version: int, attempt: str) -> str:
+    """Return the name of the file with the block that an attempt sealed."""
+    return f"{version}-{attempt}{BLOCK}"
+
+
 def is_member_name(name: str) -> bool:
     """Return whether the name of a folder is a member's."""
     return _MEMBER.match(name) is not None
@@ -174,7 +189,9 @@ def list_sealed_files(folder: Path) -> list[SealedFile]:
 
 
 def list_fetched_files(folder: Path) -> list[SealedFile]:
-    """Return the files in ``folder`` with parts of deltas that other members wrote, newest first."""
+    """Return the files in ``folder`` with parts of deltas that other members wrote, or with merged blocks, newest
+    first.
+    """
     return _list_delta_files(folder, _FETCHED)
 
 

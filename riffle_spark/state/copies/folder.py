@@ -3,8 +3,9 @@
     <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
                                   /stacks/<store>/*.journal  the lists of the parts of all copies
                                   /stacks/<store>/<0042>.*   parts of a copy: snapshots and merged parts
-                                  /sealed/<version>-<attempt> the deltas that this member sealed, as bytes
+                                  /sealed/<version>-<attempt>.block the deltas that this member sealed
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
+                                  /fetched/<version>-<attempt>.*.block merged parts of several copies
                                   /incoming/<store>/...      partly fetched snapshots
 
 Theory of operation.
@@ -40,11 +41,13 @@ from riffle_spark.state.copies.abandoned import (
     remove_leftovers,
 )
 from riffle_spark.state.copies.disk import (
+    BLOCK,
     SealedFile,
     disk_refused_error,
     list_fetched_files,
     list_sealed_files,
     refuse_network,
+    sealed_block_name,
 )
 from riffle_spark.state.copies.stack import PART, STACKS
 from riffle_spark.state.copies.stacks import Stacks
@@ -195,12 +198,12 @@ class Folder:
         for path in [path for path in self.path.iterdir() if path.is_dir()]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def write_sealed_file(self, version: int, attempt: str, data: bytes) -> bool:
-        """Write the delta that an attempt of this member sealed to a local file.
+    def write_sealed_file(self, version: int, attempt: str, data: bytes, *, is_block: bool = False) -> bool:
+        """Write the delta that an attempt of this member sealed to a local file: its block, or its parts.
 
         Return ``False`` if the disk refuses. This is harmless.
         """
-        path = self.sealed / f"{version}-{attempt}"
+        path = self.sealed / (sealed_block_name(version, attempt) if is_block else f"{version}-{attempt}")
         part = path.with_suffix(".part")
         try:
             self.sealed.mkdir(PRIVATE, exist_ok=True)
@@ -223,13 +226,22 @@ class Folder:
                     probe.unlink()
 
     def sealed_path(self, version: int, attempt: str) -> Path:
-        """Return the path of the file with an attempt's sealed delta. The file may not exist."""
-        return self.sealed / f"{version}-{attempt}"
+        """Return the path of the file with an attempt's sealed delta: its block, else its parts. It may not exist."""
+        block = self.sealed / sealed_block_name(version, attempt)
+        return block if block.exists() else self.sealed / f"{version}-{attempt}"
 
     def new_fetched_path(self, version: int, attempt: str) -> Path:
         """Return a new path for a file with parts of a delta that another member sealed."""
         self.fetched.mkdir(PRIVATE, exist_ok=True)
         return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
+
+    def new_block_path(self, version: int, attempt: str) -> Path:
+        """Return a new path for a block of merged parts of several copies, none newer than this attempt.
+
+        Blocks are deleted as fetched parts are: when no stack uses them.
+        """
+        path = self.new_fetched_path(version, attempt)
+        return path.with_name(path.name + BLOCK)
 
     def sealed_attempts(self) -> tuple[str, ...]:
         """Return the attempts whose sealed delta is in the folder, sorted."""

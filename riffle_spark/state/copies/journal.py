@@ -6,7 +6,7 @@ read. The seed of the first entry is made of the format and the name of the stor
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from re import Pattern
 from re import compile as compile_pattern
 from struct import Struct
@@ -50,10 +50,10 @@ class Change(NamedTuple):
         """Return the change that makes ``stack`` of the ``former`` stack."""
         keep = 0
         if former is not None:
-            for old, new in zip(former.parts, stack.parts, strict=False):
-                if old != new:
-                    break
-                keep += 1
+            keep = len(former.parts)
+            if stack.parts[:keep] != former.parts:
+                pairs = zip(former.parts, stack.parts, strict=False)
+                keep = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return cls(key_group, stack.head, keep, stack.parts[keep:])
 
 

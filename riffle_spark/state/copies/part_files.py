@@ -4,7 +4,8 @@ Theory of operation.
 
 1. No byte of a file is used before this process has verified its part's checksum, and again after the file's signature
    has changed. The process may verify its own files while it writes them. So damage by a disk, a crash or a person
-   is found before the next read. The copy is then dropped and restored from the store.
+   is found before the next read. The copy is then dropped and restored from the store. A block is verified and opened
+   as a whole, once for all its key-groups.
 2. Files never change, so no reader waits. A mapped file that was deleted remains readable until it is unmapped.
 3. The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does
    not need are closed, least recently used first, until mapped files take at most half of the free space. If a file
@@ -17,27 +18,26 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
 import pyarrow as pa
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error
-from riffle_spark.state.copies.elements import element_runs, merge_elements
+from riffle_spark.errors import ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error, is_block
+from riffle_spark.state.copies.elements import merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
+from riffle_spark.state.copies.part_runs import OpenBlock, split_into_runs
 from riffle_spark.state.copies.run import Run, merge_runs
 from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, signature_of
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
-from riffle_spark.state.formats.due_times import compute_due_times, read_stored_order
+from riffle_spark.state.formats.blocks import BlockIndex, checksum_of_block, read_index
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.objects.encryption import Keys, Place
-from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "merge_rows",
     "read_all_rows",
     "scrub_stacks",
-    "split_into_runs",
 ]
 
 _MAPPED_FROM_BYTES = 64 * 1024
@@ -56,6 +55,9 @@ _FILES_MAX = 4096
 _DECRYPTED_BYTES_MAX = 1 << 30
 _OBJECT_BYTES = 2048
 """The approximate size of the Python objects of an open part. Small deltas consist mostly of them."""
+_WHOLE = -1
+"""The start under which the rows of a block are counted."""
+_WHOLE_SPAN = (_WHOLE, 0)
 _OpenRows = tuple[StoreSchema, tuple[Run, ...]]
 
 
@@ -70,6 +72,8 @@ class _File:
     verified: dict[tuple[int, int], int] = field(default_factory=dict)
     """The checksums of verified parts, by (start, length)."""
     rows: dict[int, _OpenRows] = field(default_factory=dict)
+    block: tuple[StoreSchema, OpenBlock] | None = None
+    """The rows of a block file."""
 
 
 class PartFiles:
@@ -82,21 +86,26 @@ class PartFiles:
         self._folder = folder
         self._keys = keys
         self._seen: dict[str, _File] = {}
+        self._blocks: dict[tuple[str, int, int], tuple[StoreSchema, OpenBlock]] = {}
+        """Verified blocks by file, checksum and declaration."""
 
-    def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
-        """Return a part's rows as runs with the current schema's columns.
+    def read_runs(self, part: StackedPart, schema: StoreSchema, key_group: int) -> tuple[Run, ...]:
+        """Return a key-group's rows of a part as runs with the current schema's columns.
 
         Raises ``DamagedCopy``, also if the part was written under a declaration that was rolled back, because the part
         lacks the columns that this declaration did not name.
         """
+        if is_block(part.file):
+            block = self._open_block(part, schema)
+            place = block.index.ranges.get(key_group)
+            if place is None or place.rows != part.rows:
+                raise damaged_copy_error("A block lacks rows of a key-group.", self._folder / part.file)
+            return block.read_runs(key_group)
         file = self._open_verified(part)
         cached = file.rows.get(part.start)
         if cached is not None and cached[0] is schema:
             return cached[1]
-        if not schema.history.includes(part.declaration):
-            raise damaged_copy_error(
-                "A part was written under a declaration that was rolled back.", self._folder / part.file
-            )
+        self._check_declaration(part, schema)
         try:
             data = self._decrypt(file.data.slice(part.start, part.length), part, schema.store, key_group)
             table = part_codec.open_part(data, part.file)
@@ -109,6 +118,57 @@ class PartFiles:
             _decrypted.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _OBJECT_BYTES)
         return runs
 
+    def _open_block(self, part: StackedPart, schema: StoreSchema) -> OpenBlock:
+        """Return the rows of a block, after verifying it. Raises ``DamagedCopy`` as ``read_runs`` does."""
+        known = self._blocks.get((part.file, part.checksum, part.declaration))
+        if known is not None and known[0] is schema:
+            return known[1]
+        file = self._open_verified(part)
+        self._check_declaration(part, schema)
+        opened = file.block  # the merging thread may release it
+        if opened is None or opened[0] is not schema:
+            opened = schema, self._parse_block(file, part, schema)
+        self._blocks[part.file, part.checksum, part.declaration] = opened
+        return opened[1]
+
+    def _parse_block(self, file: _File, part: StackedPart, schema: StoreSchema) -> OpenBlock:
+        """Open the rows of a verified block for a schema. Raises ``DamagedCopy`` as ``read_runs`` does."""
+        try:
+            rows, index = read_index(file.data)
+            table = part_codec.open_block(self._decrypt(rows, part, schema.store, 0), part.file)
+            block = OpenBlock(schema.without_later_names(table, part.epoch), index, schema)
+        except (ConfigError, CorruptStateError) as error:
+            raise damaged_copy_error(error.problem, self._folder / part.file) from error
+        except ValueError as error:
+            raise damaged_copy_error(error, self._folder / part.file) from error
+        file.block = schema, block
+        path = f"{self._folder}/{part.file}"
+        if self._keys is not None and _files.get(path) is file:
+            _decrypted.add(path, _WHOLE, max(file.data.size, table.get_total_buffer_size()) + _OBJECT_BYTES)
+        return block
+
+    def _check_declaration(self, part: StackedPart, schema: StoreSchema) -> None:
+        """Raise ``DamagedCopy`` if a part was written under a declaration that was rolled back."""
+        if not schema.history.includes(part.declaration):
+            raise damaged_copy_error(
+                "A part was written under a declaration that was rolled back.", self._folder / part.file
+            )
+
+    def read_block_index(self, name: str) -> tuple[BlockIndex, int] | None:
+        """Return the index and the checksum of a block file that this member wrote, ``None`` if it is not intact."""
+        try:
+            file = self._seen.get(name) or self._open_file(name)
+            checksum = file.verified.get(_WHOLE_SPAN)
+            if checksum is None:
+                checksum, actual = checksum_of_block(file.data)
+                if actual != checksum:
+                    return None
+                file.verified[_WHOLE_SPAN] = checksum
+            self._seen[name] = file
+            return read_index(file.data)[1], checksum
+        except (DamagedCopy, ValueError):
+            return None
+
     def _decrypt(self, data: part_codec.Data, part: StackedPart, store: str, key_group: int) -> part_codec.Data:
         """Return the decrypted bytes of a part, or ``data`` if there are no keys."""
         if self._keys is None:
@@ -120,10 +180,12 @@ class PartFiles:
         return self._open_verified(part).data.slice(part.start, part.length)
 
     def read_as_snapshot(self, part: StackedPart, store: str, key_group: int) -> part_codec.Data | None:
-        """Return a part's decrypted bytes, or ``None`` if it marks deleted keys and so cannot be a snapshot.
+        """Return a part's decrypted bytes, or ``None`` if they cannot be a snapshot.
 
-        Raises ``DamagedCopy``.
+        A part that marks deleted keys and a block cannot. Raises ``DamagedCopy``.
         """
+        if is_block(part.file):
+            return None
         try:
             data = self._decrypt(self.data(part), part, store, key_group)
             is_delta = part_codec.DELETED in part_codec.open_part(data, part.file).column_names
@@ -150,7 +212,7 @@ class PartFiles:
             raise disk_refused_error(
                 f"A file that was just written is not on the disk: {error.problem}", self._folder
             ) from error
-        file.verified[part.start, part.length] = part.checksum
+        file.verified[_span_of(part)] = part.checksum
 
     def forget_verification(self, parts: Iterable[StackedPart]) -> None:
         """Require that these parts are verified again before their next use.
@@ -161,7 +223,8 @@ class PartFiles:
         for part in parts:
             file = _files.get(f"{self._folder}/{part.file}")
             if file is not None:
-                file.verified.pop((part.start, part.length), None)
+                file.verified.pop(_span_of(part), None)
+            self._blocks.pop((part.file, part.checksum, part.declaration), None)
 
     def release_rows(self, parts: Iterable[StackedPart]) -> None:
         """Release the cached rows of merged parts, because unpacked and decrypted rows take memory."""
@@ -169,18 +232,22 @@ class PartFiles:
             path = f"{self._folder}/{part.file}"
             file = _files.get(path)
             if file is not None:
+                if is_block(part.file):
+                    continue  # other key-groups may use it, and its rows are in place unless they are encrypted
                 file.rows.pop(part.start, None)
                 _decrypted.remove(path, [part.start])
 
     def verify(self, part: StackedPart) -> bool:
-        """Read a part from the disk again. Return whether it has its checksum."""
+        """Read a part, or the whole block that it is in, from the disk again. Return whether it has its checksum."""
         try:
             with (self._folder / part.file).open("rb") as file:
+                if is_block(part.file):
+                    return checksum_of_block(pa.py_buffer(file.read())) == (part.checksum, part.checksum)
                 if part.start + part.length > os.fstat(file.fileno()).st_size:
                     return False  # do not allocate memory for a wrong length
                 file.seek(part.start)
                 return part_codec.checksum(file.read(part.length)) == part.checksum
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def close_removed(self) -> None:
@@ -198,10 +265,10 @@ class PartFiles:
         file = self._seen.get(part.file)
         if file is None:
             file = self._seen[part.file] = self._open_file(part.file)
-        span = (part.start, part.length)
+        span = _span_of(part)
         if file.verified.get(span) != part.checksum:
             self._check_length(file, part)
-            if part_codec.checksum(memoryview(file.data)[part.start : part.start + part.length]) != part.checksum:
+            if _checksum_in(file.data, part) != part.checksum:
                 raise damaged_copy_error("Its checksum is wrong.", self._folder / part.file)
             file.verified[span] = part.checksum
         return file
@@ -252,6 +319,25 @@ class PartFiles:
             _close_file(path)
 
 
+def _span_of(part: StackedPart) -> tuple[int, int]:
+    """Return the key of a part in ``_File.verified``. All parts in a block have the same."""
+    return _WHOLE_SPAN if is_block(part.file) else (part.start, part.length)
+
+
+def _checksum_in(data: pa.Buffer, part: StackedPart) -> int | None:
+    """Return the checksum of a part's bytes in its file, or of the block that it is in.
+
+    Return ``None`` for a file that is not a block, or that does not have the checksum in its footer.
+    """
+    if not is_block(part.file):
+        return part_codec.checksum(memoryview(data)[part.start : part.start + part.length])
+    try:
+        in_footer, actual = checksum_of_block(data)
+    except ValueError:
+        return None
+    return actual if in_footer == actual else None
+
+
 _files: "OrderedDict[str, _File]" = OrderedDict()
 
 
@@ -300,7 +386,9 @@ class _DecryptedRows:
                 (oldest_path, oldest_start), freed = self.sizes.popitem(last=False)
                 self._bytes -= freed
                 file = _files.get(oldest_path)
-                if file is not None:
+                if file is not None and oldest_start == _WHOLE:
+                    file.block = None
+                elif file is not None:
                     file.rows.pop(oldest_start, None)
 
     def remove(self, path: str, starts: Iterable[int]) -> None:
@@ -316,15 +404,17 @@ def _close_file(path: str) -> None:
     """Close the cached file at a path, if it is open, and release its decrypted parts."""
     file = _files.pop(path, None)
     if file is not None:
-        _decrypted.remove(path, list(file.rows))
+        _decrypted.remove(path, [*file.rows, _WHOLE])
 
 
 def encryption_place(file: str, store: str, key_group: int) -> Place:
     """Return the place that a key-group's part is encrypted for.
 
-    ``file`` is the name of its local file, as in ``StackedPart.file``.
+    ``file`` is the name of its local file, as in ``StackedPart.file``. All key-groups of a block have the same place.
     """
     folder, _, name = file.partition("/")
+    if is_block(name):
+        return paths.block_place(store, name)
     if folder == STACKS:
         _, unique, *snapshot_id = name.rpartition("/")[2].removesuffix(PART).split(".")
         if snapshot_id:
@@ -340,26 +430,6 @@ def _read_or_map(path: str, size: int) -> pa.Buffer:
         return pa.py_buffer(Path(path).read_bytes())
     with pa.memory_map(path) as file:
         return file.read_buffer()
-
-
-def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
-    """Return a part's rows as runs with the current schema's columns.
-
-    Raises ``CorruptStateError`` if they do not fit.
-    """
-    try:
-        return schema.either(partial(_split_plain_runs, table), partial(element_runs, table))
-    except (pa.ArrowException, *UNREADABLE) as error:
-        raise_if_memory(error)
-        # Cause: The part is undamaged, but has other columns than the log's schema of the store. Another version of
-        # riffle_spark wrote it, or objects of two roots were mixed.
-        raise CorruptStateError(
-            f"The columns of a part do not fit store {schema.store!r}: {error!r}",
-            remedy="Use the version of riffle_spark that last ran the query. If that does not help, restore the root "
-            "from a backup, or roll back to an older batch (riffle rollback).",
-            where=schema.store,
-            id="RIFFLE-0390",
-        ) from error
 
 
 def merge_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.Table:
@@ -385,26 +455,6 @@ def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
     )
 
 
-def _split_plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
-    """Return the rows of a part with one row per key as runs, one per chunk."""
-    if part_codec.HASH not in table.column_names:
-        table = schema.sealed(table)
-    rows = part_codec.fit_columns(table, schema.row_schema)
-    deleted_column = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
-    if deleted_column is not None and not deleted_column.to_numpy().any():
-        deleted_column = None
-    order = read_stored_order(table, schema.due)
-    runs: list[Run] = []
-    start = 0
-    for hashes in filter(len, table.column(part_codec.HASH).chunks):
-        batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0]
-        deleted = None if deleted_column is None else deleted_column.slice(start, len(hashes)).to_numpy()
-        due = None if schema.due is None else compute_due_times(batch.column(schema.due), deleted, order)
-        runs.append(Run(hashes.to_numpy(), batch, deleted, due))
-        start += len(hashes)
-    return tuple(runs)
-
-
 _SCRUB_BYTES = 8 << 20
 _next_address: dict[str, Address] = {}
 """By folder, the key-group at which the next scrub starts."""
@@ -419,7 +469,15 @@ def scrub_stacks(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address
     addresses = [(store, key_group) for store in stacks for key_group in stacks[store].key_groups()]
     start = _next_address.get(str(folder.path), ("", 0))
     files = PartFiles(folder.path)
+    intact_blocks: set[str] = set()
     dropped: list[Address] = []
+
+    def is_intact(part: StackedPart) -> bool:
+        verified = part.file in intact_blocks or files.verify(part)
+        if verified and is_block(part.file):
+            intact_blocks.add(part.file)
+        return verified
+
     for address in sorted(addresses, key=lambda address: (address < start, address)):
         if size_bytes <= 0:
             _next_address[str(folder.path)] = address
@@ -429,7 +487,7 @@ def scrub_stacks(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address
         if stack is not None:
             size_bytes -= stack.size_bytes
             # A slot may have merged parts meanwhile: missing parts of an old stack are no damage.
-            if not all(map(files.verify, stack.parts)) and _read_current(stacks[store], key_group) == stack:
+            if not all(map(is_intact, stack.parts)) and _read_current(stacks[store], key_group) == stack:
                 folder.drop(store, key_group, stacks[store])
                 dropped.append(address)
     return dropped

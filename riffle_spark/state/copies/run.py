@@ -2,8 +2,9 @@
 
 Theory of operation.
 
-1. A run holds the rows of one part, sorted by the 64-bit hash of their key. One binary search finds all requested keys
-   of a key-group in a run. Runs are searched newest first.
+1. A run holds the rows of one part, sorted by the 64-bit hash of their key. Runs are searched newest first. One binary
+   search finds all requested keys of all key-groups whose rows are in one block: it searches for the number of the
+   key-group in the block, followed by the upper bits of the hash.
 2. Two keys may have the same hash. So each row is compared with the requested key, column by column. If they differ,
    all rows with that hash are searched for the key.
 3. A run finds its due rows by their order, so the cost depends on the due rows alone. Some of them are not current,
@@ -13,8 +14,9 @@ Theory of operation.
    deletes them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import one_array
+from riffle_spark.columns import Offsets, one_array, positions_of
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, in_milliseconds
 from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows, normalise_zeros
 from riffle_spark.state.formats.part_codec import DELETED, HASH
@@ -34,12 +36,14 @@ __all__ = [
     "Indices",
     "RequestedKeys",
     "Run",
+    "RunBlock",
     "RunsOfKeyGroup",
     "find_due_rows",
     "find_first_due_ms",
     "find_first_ms_by_hash",
     "find_newest_by_group",
     "look_up_keys",
+    "merge_groups",
     "merge_runs",
 ]
 
@@ -57,7 +61,8 @@ class Run:
     """Rows with the key columns first, and their hashes in ascending order.
 
     ``deleted`` marks rows that only remove their key. ``due`` holds due times, in stores with a due column. Rows that
-    are due before ``first_ms`` are expired.
+    are due before ``first_ms`` are expired. If the run is a slice of a block, ``block`` is the block and ``number`` the
+    number of the key-group in it.
     """
 
     hashes: Hashes
@@ -65,11 +70,66 @@ class Run:
     deleted: Mask | None = None
     due: DueTimes | None = None
     first_ms: int = field(default=-NEVER_MS, kw_only=True)
+    block: "RunBlock | None" = field(default=None, kw_only=True)
+    number: int = field(default=0, kw_only=True)
 
     def are_gone(self, rows: Indices) -> Mask:
         """Return a mask of these rows that are deleted or expired."""
+        return self.are_gone_by(None if self.due is None else self.due.last_value_before(self.first_ms), rows)
+
+    def are_gone_by(self, last_values: int | Indices | None, rows: Indices) -> Mask:
+        """Return a mask of these rows that are deleted, or expired because they are due by ``last_values``."""
         deleted = np.zeros(len(rows), dtype=np.bool_) if self.deleted is None else self.deleted[rows]
-        return deleted if self.due is None else deleted | self.due.mask_due_before(self.first_ms, rows)
+        if self.due is None or last_values is None:
+            return deleted
+        return deleted | self.due.mask_due_by(last_values, rows)
+
+
+@dataclass(frozen=True)
+class RunBlock:
+    """The rows of several key-groups as one run ``whole``.
+
+    The rows of the key-group with number ``i`` are ``starts[i]`` up to ``starts[i + 1]``, sorted by hash.
+    """
+
+    whole: Run
+    starts: Offsets
+
+    @cached_property
+    def words(self) -> Hashes:
+        """The number of each row's key-group, followed by the upper bits of its hash. They ascend."""
+        if not self._number_bits:
+            return self.whole.hashes
+        return self._make_words(np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts)), self.whole.hashes)
+
+    @property
+    def _number_bits(self) -> int:
+        """How many bits the numbers of key-groups take."""
+        return (len(self.starts) - 2).bit_length()
+
+    def _make_words(self, numbers: Indices, hashes: Hashes) -> Hashes:
+        """Return the words of rows."""
+        bits = self._number_bits
+        if not bits:
+            return hashes
+        return (numbers.astype(np.uint64) << np.uint64(64 - bits)) | (hashes >> np.uint64(bits))
+
+    def find_hashes(self, numbers: Indices, hashes: Hashes) -> tuple[Indices, Mask]:
+        """Return the first row with each hash in the key-group with this number, and a mask of the hashes that are
+        there.
+        """
+        wanted = self._make_words(numbers, hashes)
+        rows = np.searchsorted(self.words, wanted)
+        np.minimum(rows, len(self.words) - 1, out=rows)
+        is_hit = self.whole.hashes[rows] == hashes
+        has_word = self.words[rows] == wanted
+        for place in np.flatnonzero(has_word & ~is_hit).tolist():  # the lower bits of the hashes differ
+            start = int(self.starts[numbers[place]])
+            of_group = self.whole.hashes[start : self.starts[numbers[place] + 1]]
+            rows[place] = start + int(of_group.searchsorted(hashes[place]))
+            rows[place] = min(rows[place], len(self.words) - 1)
+            is_hit[place] = self.whole.hashes[rows[place]] == hashes[place]
+        return rows, is_hit & has_word
 
 
 class RequestedKeys(NamedTuple):
@@ -91,11 +151,10 @@ def look_up_keys(
     places: list[Indices] = [np.empty(0, dtype=np.int64)]
     batches: list[pa.RecordBatch] = []
     gone_masks: list[Mask] = [np.empty(0, dtype=np.bool_)]
-    for group in groups:
-        for run, run_rows, place in _find_hashes(group, hashes):
-            places.append(place)
-            batches.append(run.rows.take(pa.array(run_rows)))
-            gone_masks.append(run.are_gone(run_rows))
+    for run, run_rows, place, is_gone in _find_hashes(groups, hashes):
+        places.append(place)
+        batches.append(run.rows.take(pa.array(run_rows)))
+        gone_masks.append(is_gone)
     place = np.concatenate(places)
     is_gone = np.concatenate(gone_masks)
     table = pa.Table.from_batches(batches, rows).combine_chunks()
@@ -109,21 +168,76 @@ def look_up_keys(
     return table.combine_chunks().take(pa.array(row_numbers, mask=~exists)), exists
 
 
-def _find_hashes(group: RequestedKeys, hashes: Hashes) -> Iterable[tuple[Run, Indices, Indices]]:
-    """Yield each run that is the newest with some of the hashes, with its rows and the numbers of their keys."""
-    place = np.arange(group.start, group.end)
-    missing = hashes[group.start : group.end]
-    for run in group.runs:
-        rows = np.searchsorted(run.hashes, missing)
-        np.minimum(rows, len(run.hashes) - 1, out=rows)
-        hit = run.hashes[rows] == missing
-        if hit.all():
-            yield run, rows, place
+class _Level:
+    """The runs of several key-groups at one depth of their stacks, by the block that holds them."""
+
+    def __init__(self, stacks: Sequence[Sequence[Run]], depth: int) -> None:
+        """Collect the runs at ``depth``, 0 for the newest, of the stacks that have so many."""
+        self.blocks: list[RunBlock] = []
+        self.block_of = np.full(len(stacks), -1, np.int64)
+        """The index of each stack's block, -1 if the stack has fewer runs."""
+        self.number_of = np.zeros(len(stacks), np.int64)
+        """The number of each stack's key-group in its block."""
+        self._last_values: list[int] | None = None
+        indexes: dict[int, int] = {}
+        for place, runs in enumerate(stacks):
+            if depth >= len(runs):
+                continue
+            run = runs[depth]
+            block = run.block or RunBlock(run, np.array([0, len(run.hashes)]))
+            index = indexes.setdefault(id(run.block or run), len(self.blocks))
+            if index == len(self.blocks):
+                self.blocks.append(block)
+            self.block_of[place] = index
+            self.number_of[place] = run.number
+            if run.due is not None:
+                self._last_values = self._last_values or [-NEVER_MS] * len(stacks)
+                self._last_values[place] = run.due.last_value_before(run.first_ms)
+
+    def split_by_block(self, stacks: Indices) -> Iterator[tuple[RunBlock, Indices]]:
+        """Yield each block, and the places in ``stacks`` of the stacks that have it at this depth."""
+        indexes = self.block_of[stacks]
+        order = np.argsort((indexes + 1).astype(np.uint16), kind="stable")
+        edges = np.searchsorted(indexes[order], np.arange(len(self.blocks) + 1)).tolist()
+        for block, start, end in zip(self.blocks, edges[:-1], edges[1:], strict=True):
+            if start < end:
+                yield block, order[start:end]
+
+    def mask_gone(self, block: RunBlock, rows: Indices, stacks: Indices) -> Mask:
+        """Return a mask of these rows of a block, which belong to these stacks, that are deleted or expired."""
+        last_values = None if self._last_values is None else np.array(self._last_values)[stacks]
+        return block.whole.are_gone_by(last_values, rows)
+
+
+def _find_hashes(groups: Sequence[RequestedKeys], hashes: Hashes) -> Iterator[tuple[Run, Indices, Indices, Mask]]:
+    """Yield each run that is the newest with some of the hashes, with its rows, the numbers of their keys, and a mask
+    of the rows that are deleted or expired.
+    """
+    counts = [group.end - group.start for group in groups]
+    stack = np.repeat(np.arange(len(groups)), counts)
+    place = _expand_counts([group.start for group in groups], counts)
+    stacks = [group.runs for group in groups]
+    for depth in range(max(map(len, stacks), default=0)):
+        level = _Level(stacks, depth)
+        is_open = level.block_of[stack] >= 0
+        for block, chosen in level.split_by_block(stack):
+            numbers = level.number_of[stack[chosen]]
+            rows, is_hit = block.find_hashes(numbers, hashes[place[chosen]])
+            hits = chosen[is_hit]
+            if len(hits):
+                rows = rows[is_hit]
+                is_open[hits] = False
+                yield block.whole, rows, place[hits], level.mask_gone(block, rows, stack[hits])
+        stack = stack[is_open]
+        place = place[is_open]
+        if not len(place):
             return
-        if hit.any():
-            yield run, rows[hit], place[hit]
-            place = place[~hit]
-            missing = missing[~hit]
+
+
+def _expand_counts(starts: Sequence[int] | Offsets, counts: Sequence[int] | Offsets) -> Indices:
+    """Return ``counts[i]`` numbers from ``starts[i]`` on, one range after the other."""
+    positions = positions_of(np.asarray(counts, np.int64))
+    return np.arange(positions[-1]) + np.repeat(np.asarray(starts, np.int64) - positions[:-1], counts)
 
 
 def _find_colliding_key(
@@ -148,19 +262,46 @@ def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bot
 
     At the ``bottom`` of a stack no older rows exist, so deleted rows are left out.
     """
-    hashes = np.concatenate([np.empty(0, dtype=np.uint64), *(run.hashes for run in runs)])
-    table = pa.Table.from_batches([run.rows for run in runs], rows).combine_chunks()
-    gone_masks = [run.are_gone(np.arange(len(run.hashes))) for run in runs]
-    is_gone = np.concatenate([np.empty(0, dtype=np.bool_), *gone_masks])
-    picked = _find_newest(hashes, table.select(keys))
+    return merge_groups([RunsOfKeyGroup(0, runs)], keys, rows, bottom=bottom)[0]
+
+
+def merge_groups(
+    groups: "Sequence[RunsOfKeyGroup]", keys: Sequence[str], rows: pa.Schema, *, bottom: bool
+) -> tuple[pa.Table, npt.NDArray[np.int32]]:
+    """Return the newest row of each key of each key-group, as ``merge_runs`` does, by key-group, and the key-group of
+    each row.
+    """
+    hashes = [np.empty(0, np.uint64)]
+    batches: list[pa.RecordBatch] = []
+    gone_masks = [np.empty(0, np.bool_)]
+    key_groups = [np.empty(0, np.int32)]
+    numbers = np.array([group.key_group for group in groups], np.int32)
+    stacks = [group.runs for group in groups]
+    for depth in range(max(map(len, stacks), default=0)):
+        level = _Level(stacks, depth)
+        for block, chosen in level.split_by_block(np.arange(len(groups))):
+            starts = block.starts[level.number_of[chosen]]
+            counts = block.starts[level.number_of[chosen] + 1] - starts
+            places = _expand_counts(starts, counts)
+            is_slice = bool(np.all(starts[1:] == starts[:-1] + counts[:-1]))
+            run = block.whole
+            batches.append(run.rows.slice(starts[0], len(places)) if is_slice else run.rows.take(pa.array(places)))
+            hashes.append(run.hashes[places])
+            gone_masks.append(level.mask_gone(block, places, np.repeat(chosen, counts)))
+            key_groups.append(np.repeat(numbers[chosen], counts))
+    all_hashes = np.concatenate(hashes)
+    all_key_groups = np.concatenate(key_groups)
+    is_gone = np.concatenate(gone_masks)
+    table = pa.Table.from_batches(batches, rows).combine_chunks()
+    picked = find_newest_by_group(all_hashes, table.select(keys), all_key_groups)
     if bottom:
         picked = picked[~is_gone[picked]]
-    columns = [pa.array(hashes[picked]), *table.take(pa.array(picked)).columns]
+    columns = [pa.array(all_hashes[picked]), *table.take(pa.array(picked)).columns]
     schema = pa.schema([pa.field(HASH, pa.uint64()), *rows])
     if not bottom:
         columns.append(pa.array(is_gone[picked]))
         schema = schema.append(pa.field(DELETED, pa.bool_()))
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=schema), all_key_groups[picked]
 
 
 def find_newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
@@ -176,11 +317,6 @@ def find_newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray
     if np.any((words[1:] == words[:-1]) & (ordered[1:] != ordered[:-1])):
         order = np.lexsort((hashes, key_groups))
     return _first_rows(order, hashes, keys, key_groups)
-
-
-def _find_newest(hashes: Hashes, keys: pa.Table) -> Indices:
-    """Return the number of the first row of each key, by hash and, if hashes collide, by stored key."""
-    return _first_rows(np.argsort(hashes, kind="stable"), hashes, keys, np.zeros(len(hashes), dtype=np.int32))
 
 
 def _first_rows(order: Indices, hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
@@ -209,7 +345,7 @@ class RunsOfKeyGroup(NamedTuple):
 
     key_group: int
     runs: Sequence[Run]
-    first_ms: int
+    first_ms: int = -NEVER_MS
 
 
 class DueRows(NamedTuple):

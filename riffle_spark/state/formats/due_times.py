@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from riffle_spark.columns import fixed_values, one_array, valid_mask
+from riffle_spark.columns import fixed_values, one_array, positions_of, valid_mask
 
 __all__ = [
     "DUE_COLUMN",
@@ -20,6 +20,7 @@ __all__ = [
     "NEVER_MS",
     "DueTimes",
     "add_due_order",
+    "add_due_orders",
     "can_be_due",
     "compute_due_times",
     "first_ms_of",
@@ -58,9 +59,17 @@ class DueTimes(NamedTuple):
         order = self.order
         return bisect_left(range(len(order)), limit + 1, key=lambda place: int(values[order[place]]))
 
-    def mask_due_before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of these rows that are due before ``first_ms``."""
-        earlier = self.values[rows] <= max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
+    def last_value_before(self, first_ms: int) -> int:
+        """Return the greatest of ``values`` that is due before ``first_ms``."""
+        return max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
+
+    def mask_due_by(
+        self, last_values: int | npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return a mask of these rows that are due and have at most the value ``last_values``, one for all or one
+        each.
+        """
+        earlier: npt.NDArray[np.bool_] = self.values[rows] <= last_values
         return earlier if self.are_due is None else earlier & self.are_due[rows]
 
     def find_due_between(self, first_ms: int, last_ms: int) -> _Numbers:
@@ -119,6 +128,38 @@ def add_due_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
     count = len(due.order)
     span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(count - 1)}"} if count else {}
     return table.append_column(DUE_ORDER, pa.array(order)).replace_schema_metadata({DUE_COLUMN: name, **span})
+
+
+def add_due_orders(
+    table: pa.Table, name: str, deleted: str, starts: npt.NDArray[np.int64]
+) -> tuple[pa.Table, list[tuple[int, int] | None]]:
+    """Return the rows of several parts with each part's order by due time, and the least and greatest due time (ms) of
+    each part, ``None`` if nothing in it is due.
+
+    The rows of part ``i`` are ``starts[i]`` up to ``starts[i + 1]``. Other arguments are those of ``add_due_order``.
+    """
+    column = one_array(table.column(name))
+    is_deleted = None
+    if deleted in table.column_names:
+        is_deleted = one_array(table.column(deleted)).to_numpy(zero_copy_only=False)
+    is_due = _are_due(column, is_deleted)
+    values = _raw_values(column)
+    counts = np.diff(starts)
+    order = np.argsort(values, kind="stable") if is_due is None else _sort_by_time(values, is_due).astype(np.int64)
+    part_of_row = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
+    order = order[np.argsort(part_of_row[order], kind="stable")]
+    due_before = starts if is_due is None else positions_of(is_due.astype(np.int64))[starts]
+    due_counts = due_before[1:] - due_before[:-1]
+    per_ms = _per_ms(column.type)
+    spans = [
+        (-(-int(values[order[start]]) // per_ms), -(-int(values[order[start + count - 1]]) // per_ms))
+        if count
+        else None
+        for start, count in zip(starts.tolist(), due_counts.tolist(), strict=False)
+    ]
+    local_order = (order - np.repeat(starts[:-1], counts)).astype(np.uint32)
+    rows = table.append_column(DUE_ORDER, pa.array(local_order)).replace_schema_metadata({DUE_COLUMN: name})
+    return rows, spans
 
 
 def read_stored_order(table: pa.Table, due: str | None) -> _Numbers | None:

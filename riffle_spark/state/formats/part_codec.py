@@ -8,22 +8,27 @@ that names a part holds its checksum (XXH3-64). The schema's metadata holds the 
 | 1 | unsorted, compressed with zstd |
 | 2 | sorted by ``__hash``, not compressed, so that they are read in place |
 | 3 | rows of variables, sorted by ``__hash`` within each variable; changes of a batch are compressed with LZ4 |
+
+A *block* holds the rows of several parts of format 2 or 3 one after the other (``blocks``). It is never stored in a
+root.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
+from riffle_spark.columns import Offsets
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, RefusedError, raise_if_memory
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_messages import check_sizes, may_unpack
 from riffle_spark.state.formats.arrow_schemas import check_names, check_storable, inner_types
 from riffle_spark.state.formats.arrow_values import check_buffers
-from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, add_due_order
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, add_due_order, add_due_orders
 
 __all__ = [
     "DELETED",
@@ -37,7 +42,10 @@ __all__ = [
     "checksum",
     "decode",
     "encode",
+    "encode_block",
+    "encode_slices",
     "fit_columns",
+    "open_block",
     "open_part",
 ]
 
@@ -45,6 +53,8 @@ _UNSORTED = b"1"
 _BY_HASH = b"2"
 _BY_VARIABLE = b"3"
 _FORMATS = (_UNSORTED, _BY_HASH, _BY_VARIABLE)
+_BLOCK = b"block"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 HASH = "__hash"
 """The column of the keys' 64-bit hashes."""
 DELETED = "__deleted"
@@ -96,6 +106,56 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
     return data
 
 
+def encode_slices(table: pa.Table, starts: Offsets, due: str | None = None) -> tuple[list[bytes], bytes]:
+    """Return the bytes of each part of a delta, as ``encode`` returns them for its rows, and those of a block with all
+    rows.
+
+    The rows of part ``i`` are ``starts[i]`` up to ``starts[i + 1]``. All parts are encoded at once, because an Arrow
+    writer for each takes longer than the rows.
+    """
+    ranges = list(zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True))
+    rows = table
+    spans: list[tuple[int, int] | None] = [None] * len(ranges)
+    if due is not None:
+        rows, spans = add_due_orders(table, due, DELETED, starts)
+    batches = rows.to_batches()
+    is_plain = VARIABLE not in table.column_names and not any(map(_may_take_no_bytes, table.schema.types))
+    if not is_plain or len(batches) != 1:
+        parts = [encode(table.slice(*part), due, packed=True) for part in ranges]
+        return parts, encode_block(rows, starts, packed=True)
+    headers: dict[tuple[int, int] | None, bytes] = {}
+    parts = list[bytes]()
+    for (start, count), span in zip(ranges, spans, strict=True):
+        if not count:
+            parts.append(encode(table.slice(start, 0), due))
+            continue
+        if span not in headers:
+            headers[span] = _plain_header(rows.schema, span)
+        parts.append(b"".join((headers[span], batches[0].slice(start, count).serialize(), _END_OF_STREAM)))
+    return parts, encode_block(rows, starts)
+
+
+def _plain_header(schema: pa.Schema, due_span: tuple[int, int] | None) -> bytes:
+    """Return the first message of a part of format 2: its schema, with its least and greatest due time (ms)."""
+    metadata = {_VERSION_KEY: _BY_HASH, **_due_metadata(schema)}
+    if due_span is not None:
+        metadata[DUE_SPAN] = b"%d,%d" % due_span
+    return bytes(schema.with_metadata(metadata).serialize())
+
+
+def encode_block(table: pa.Table, starts: Offsets, due: str | None = None, *, packed: bool = False) -> bytes:
+    """Return the bytes of a block of rows that have hashes.
+
+    ``starts`` are as in ``encode_slices``, ``packed`` is as in ``encode``. ``due`` names the due column if the rows
+    have no due order yet.
+    """
+    if due is not None:
+        table = add_due_orders(table, due, DELETED, starts)[0]
+    if VARIABLE in table.column_names:
+        return _compress(table, _PACKED, _BLOCK, _PACK_FROM_BYTES if packed else None)
+    return bytes(_write_stream(table, _PLAIN, _BLOCK))
+
+
 def _check_readable(data: bytes) -> None:
     """Raise ``ConfigError`` for a part of a size that a reader would refuse."""
     try:
@@ -129,12 +189,16 @@ def _compress(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes, 
 
 def _write_stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) -> pa.Buffer:
     """Return a table as an Arrow IPC stream with the format version in its metadata."""
-    due_metadata = {key: text for key, text in (table.schema.metadata or {}).items() if key in (DUE_COLUMN, DUE_SPAN)}
-    schema = table.schema.with_metadata({_VERSION_KEY: version, **due_metadata})
+    schema = table.schema.with_metadata({_VERSION_KEY: version, **_due_metadata(table.schema)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata))
     return sink.getvalue()
+
+
+def _due_metadata(schema: pa.Schema) -> dict[bytes, bytes]:
+    """Return the metadata about due times in a schema."""
+    return {key: text for key, text in (schema.metadata or {}).items() if key in (DUE_COLUMN, DUE_SPAN)}
 
 
 def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data] | None = None) -> pa.Table:
@@ -162,8 +226,15 @@ def altered_error(where: str) -> CorruptStateError:
     )
 
 
-def open_part(data: Data, where: str) -> pa.Table:
+def open_block(data: Data, where: str) -> pa.Table:
+    """Return the table of a block with verified checksum, as ``open_part`` returns that of a part."""
+    return open_part(data, where, (_BLOCK,))
+
+
+def open_part(data: Data, where: str, formats: Collection[bytes] = _FORMATS) -> pa.Table:
     """Return the table of a part with verified checksum, over the same bytes, with its metadata.
+
+    ``formats`` are the accepted formats.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes have an unknown format, ``RefusedError`` if they are
     encrypted, ``MemoryError`` if there is no memory for the rows.
@@ -180,7 +251,7 @@ def open_part(data: Data, where: str) -> pa.Table:
         check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)
         version = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if version in _FORMATS:
+        if version in formats:
             check_names(reader.schema)
             table = reader.read_all()
             check_buffers(table)  # a checksum does not prove that riffle wrote the bytes
@@ -198,7 +269,7 @@ def open_part(data: Data, where: str) -> pa.Table:
         ) from error
     # Cause: A newer version of riffle-spark wrote the part.
     raise CorruptStateError(
-        f"The part has format {version!r}, but this version reads only {', '.join(map(repr, _FORMATS))}.",
+        f"The part has format {version!r}, but this version reads only {', '.join(map(repr, formats))}.",
         remedy="Run the version of riffle-spark that wrote it, or a newer one.",
         where=where,
         id="RIFFLE-0400",

@@ -20,12 +20,14 @@ __all__ = [
     "FAR",
     "LOG",
     "MAILBOX",
+    "OTHER_OBJECTS",
     "QUERIES",
     "QUERY",
     "REPLACED",
     "STATUS",
     "STATUS_PAGE",
     "ObjectName",
+    "block_place",
     "check_store_name",
     "delta_name",
     "delta_place",
@@ -51,6 +53,8 @@ STATUS_PAGE = "status.html"
 REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
+OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/")})
+"""Names below a root that a store's objects would share. Earlier versions allowed stores with these names."""
 QUERY = "query="
 FAR = 10_000
 """Records of a log are never this far apart."""
@@ -165,6 +169,11 @@ def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
 def merged_place(store: str, key_group: int, unique: str) -> Place:
     """Return where a merged part is stored, for its encryption: in a local file with this unique name."""
     return Place(f"merged/{store}/{key_group}/{unique}", snapshot_prefix(store, key_group))
+
+
+def block_place(store: str, name: str) -> Place:
+    """Return where a block is stored, for its encryption: in a local file with this unique name."""
+    return Place(f"block/{store}/{name}", f"block/{store}/{name}")
 
 
 def snapshot_id(version: int, attempt: str) -> str:

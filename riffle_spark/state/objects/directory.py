@@ -110,20 +110,20 @@ class DirectoryStore:
         """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
         return tag_content(self.get(name), tag)
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
-        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
+        """Replace the object if it still has ``tag``. Return its new tag, ``None`` if this call did not replace it."""
         target = self.root / check_name(name)
         self.requests.add("put")
         with self._converted_errors(_WRITE_REMEDY), self._unfinished_file(data) as unfinished, self._locked():
             try:
                 current = target.read_bytes()
             except _ABSENT:
-                return False
+                return None
             if content_tag(current) != tag:
-                return False
+                return None
             unfinished.replace(target)
             _sync(target.parent)
-            return True
+            return TaggedObject(None, content_tag(data))
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""

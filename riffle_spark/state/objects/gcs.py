@@ -142,7 +142,7 @@ class GcsStore(http_store.HttpStore):
         return self._replace_request(key, data, "0")
 
     def _replace_request(self, key: str, data: bytes, tag: str) -> Request:
-        fields = {"uploadType": "media", "name": key, "ifGenerationMatch": tag, "fields": "name"}
+        fields = {"uploadType": "media", "name": key, "ifGenerationMatch": tag, "fields": "generation"}
         query = urlencode(fields, quote_via=quote)
         headers = {"Content-Type": "application/octet-stream"}
         return Request("put_object", "POST", f"{self._endpoint}/upload{self._objects}?{query}", headers, data)
@@ -155,6 +155,10 @@ class GcsStore(http_store.HttpStore):
 
     def _tag_of(self, response: Response) -> str:
         return response.headers.get("x-goog-generation", "")
+
+    def _tag_of_put(self, response: Response, body: bytes) -> str:  # noqa: ARG002 - the tag is in the body
+        generation = json.loads(body)["generation"]
+        return generation if isinstance(generation, str) else ""
 
     def _head_request(self, key: str) -> Request:
         return Request("head_object", "GET", f"{self._object(key)}?fields=name,updated")

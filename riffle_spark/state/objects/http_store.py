@@ -195,18 +195,28 @@ class HttpStore(RemoteStore[Client, Request, Response]):
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write the object if its name is free. Return whether this call wrote it."""
-        return self._has_written(self._put_request(self._key(name), data))
+        return self._put(self._put_request(self._key(name), data)) is not None
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
-        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
-        return self._has_written(self._replace_request(self._key(name), data, tag))
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> store.TaggedObject | None:
+        """Replace the object if it still has ``tag``. Return its new tag, ``None`` if this call did not replace it."""
+        return self._put(self._replace_request(self._key(name), data, tag))
 
-    def _has_written(self, request: Request) -> bool:
-        """Send a conditional put. Return whether its condition held."""
+    def _put(self, request: Request) -> store.TaggedObject | None:
+        """Send a conditional put. Return the object's new tag, ``None`` if the condition did not hold."""
         response = self._exchange_put(request)
+        body = b""
         with suppress(BodyInterrupted):  # the status has already confirmed the put
-            _Body(response).read()
-        return response.status_code < 300
+            body = _Body(response).read()
+        if response.status_code >= 300:
+            return None
+        tag = ""
+        with suppress(*UNREADABLE):  # without a tag the next writer reads the object
+            tag = self._tag_of_put(response, body)
+        return store.TaggedObject(None, tag)
+
+    def _tag_of_put(self, response: Response, body: bytes) -> str:  # noqa: ARG002 - for stores whose answer has it
+        """Return the tag in the answer to a put. Raises an error of ``UNREADABLE`` if there is none."""
+        return self._tag_of(response)
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""

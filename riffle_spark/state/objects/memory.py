@@ -66,16 +66,16 @@ class MemoryStore:
         """Return the object with its tag, without its bytes if it still has ``tag``; ``None`` if it does not exist."""
         return tag_content(self.get(name), tag)
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
-        """Replace the object if it still has ``tag``. Return whether this call replaced it."""
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
+        """Replace the object if it still has ``tag``. Return its new tag, ``None`` if this call did not replace it."""
         check_name(name)
         self.requests.add("put")
         with self._objects.lock:
             current = self._objects.by_name.get(name)
             if current is None or content_tag(current) != tag:
-                return False
+                return None
             self._objects.by_name[name] = bytes(data)
-            return True
+            return TaggedObject(None, content_tag(data))
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""

@@ -109,15 +109,15 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
         return _status(answer) < 300
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
-        """Replace the object if it still has the ETag ``tag``. Return whether this call replaced it.
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> store.TaggedObject | None:
+        """Replace the object if it still has the ETag ``tag``. Return its new one, else ``None``.
 
         Needs a server with ``If-Match`` on puts, and boto3 1.35.69 or newer.
         """
         key = self.prefix + store.check_name(name)
         parameters = {"Key": key, "Body": data, "ContentMD5": store.content_md5(data), "IfMatch": tag}
         answer = self._exchange_put(_Request("put_object", {**parameters, **self._encryption}))
-        return _status(answer) < 300
+        return store.TaggedObject(None, _text(answer, "ETag")) if _status(answer) < 300 else None
 
     def _tagged_body(self, name: str, tag: str, patience: Patience) -> tuple[str, _Body | None] | None:
         """Send a GET; return the object's ETag with its unread body, or ``None`` if the object does not exist.

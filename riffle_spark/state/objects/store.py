@@ -84,12 +84,13 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
-        """Replace the object durably if it still has ``tag``. Return whether this call replaced it.
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
+        """Replace the object durably if it still has ``tag``.
 
-        Of several callers with the same tag at most one gets ``True``. As with ``put_if_absent``, ``False`` after a
-        retry may mean that an earlier attempt of this call succeeded, and after ``UnavailableError`` the object may
-        have either content. So the caller reads it. Create the object with ``put_if_absent``.
+        Return the new tag without the bytes, ``None`` if this call did not replace it. The tag is empty if the store
+        does not tell it. Of several callers with the same tag at most one gets a tag. As with ``put_if_absent``,
+        ``None`` after a retry may mean that an earlier attempt of this call succeeded, and after ``UnavailableError``
+        the object may have either content. So the caller reads it. Create the object with ``put_if_absent``.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Advance copies to exactly the heads that a driver names.
 
 `copy_plan` finds the links that a copy lacks. A link's part is in a local file if this member sealed the delta,
-otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before it
+otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of parts. Every part is checked before it
 is read. A copy with a damaged part is dropped and restored, from the object store if local files do not help.
 """
 
@@ -136,7 +136,8 @@ class StackKeeper:
         The files are checked again, because time has passed and a merged part gets a checksum of its own.
         """
         self._parts.forget_verification()
-        self._parts.merge_some(opened)
+        with self._folder.protect_deltas():
+            self._parts.merge_some(opened)
 
     def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], AdvanceCounts]:
         """Return the stacks at the entries' heads, and what was done for them."""

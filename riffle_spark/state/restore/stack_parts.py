@@ -9,14 +9,23 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import pyarrow as pa
+
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
-from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error
+from riffle_spark.state.copies.disk import (
+    DamagedCopy,
+    damaged_copy_error,
+    disk_refused_error,
+    sealed_block_name,
+)
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
-from riffle_spark.state.copies.run import Run
+from riffle_spark.state.copies.part_runs import merge_into_block
+from riffle_spark.state.copies.run import Run, RunsOfKeyGroup
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
@@ -39,6 +48,11 @@ _PARTS_MAX = 9
 _MERGED_SHARE = 0.5
 _MERGED_BYTES_MIN = 8 * 1024
 _MERGED_BYTES_AT_ONCE = 16 << 20
+_OWN_FILE_BYTES = 256 << 10
+"""Merged parts from this size on get a file of their own. Smaller ones of several key-groups are merged into one block,
+so that these key-groups are searched together."""
+_BLOCK_BYTES = 4 << 20
+"""The approximate size of a block of merged parts. It is deleted when no key-group uses it, so it must not be large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +84,24 @@ class StackParts:
     def find_sealed_parts(self, links: Collection[Link]) -> dict[Link, StackedPart]:
         """Return the local parts of the links that this member sealed itself, if their files are intact."""
         folder = self._folder.sealed.name
-        parts = {}
+        heads = {link.head for link in links}
+        blocks = {head: self._files.read_block_index(f"{folder}/{sealed_block_name(*head)}") for head in heads}
+        parts: dict[Link, StackedPart] = {}
         for link in links:
-            name = f"{folder}/{link.head.version}-{link.head.attempt}"
-            parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
-        return {link: part for link, part in parts.items() if self._files.is_intact(part)}
+            block = blocks[link.head]
+            if block is None:
+                part = StackedPart(
+                    f"{folder}/{link.head.version}-{link.head.attempt}", *link[1:], epoch=link.head.epoch
+                )
+                if self._files.is_intact(part):
+                    parts[link] = part
+                continue
+            index, checksum = block
+            place = index.by_part.get((link.start, link.checksum))
+            if place is not None and place.rows == link.rows:
+                name = f"{folder}/{sealed_block_name(*link.head)}"
+                parts[link] = StackedPart(name, 0, place.length, checksum, link.rows, link.head.epoch)
+        return parts
 
     def read_runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
         """Return the rows of a key-group's parts as runs, newest first. Raises ``DamagedCopy``.
@@ -176,9 +203,62 @@ class StackParts:
         if all(_merge_start(copy.stack.parts, _MERGED_SHARE) is None for copy in opened.values()):
             return
         bytes_left = _MERGED_BYTES_AT_ONCE
-        for key_group, copy in opened.items():
-            if bytes_left > 0:
-                bytes_left -= self.merge_if_large(key_group, copy.stack, copy.timer_ms, _MERGED_SHARE / 2)
+        small: dict[bool, list[tuple[int, OpenStack, Sequence[StackedPart]]]] = {True: [], False: []}
+        for key_group, copy in sorted(opened.items()):
+            start = _merge_start(copy.stack.parts, _MERGED_SHARE / 2)
+            if start is None or bytes_left <= 0:
+                continue
+            parts = copy.stack.parts[start:]
+            size = sum(part.length for part in parts)
+            bytes_left -= size
+            if size < _OWN_FILE_BYTES:
+                small[start == 0].append((key_group, copy, parts))
+            else:
+                self._merge(key_group, parts, copy.timer_ms, bottom=start == 0)
+        for bottom, merges in small.items():
+            for some in _split_by_size(merges):
+                self._merge_together(some, bottom=bottom)
+
+    def _merge_together(self, merges: Sequence[tuple[int, OpenStack, Sequence[StackedPart]]], *, bottom: bool) -> None:
+        """Replace parts of several key-groups by parts in one block.
+
+        ``merges`` are key-groups with their copies and the parts to merge.
+        """
+        if len(merges) == 1:
+            key_group, copy, parts = merges[0]
+            self._merge(key_group, parts, copy.timer_ms, bottom=bottom)
+            return
+        distinct = {(part.file, part.start): part for _, _, parts in merges for part in parts}
+        self._files.forget_verification(distinct.values())
+        groups = [
+            RunsOfKeyGroup(key_group, self.read_runs(key_group, parts, copy.timer_ms))
+            for key_group, copy, parts in merges
+        ]
+        rows, key_groups, starts = merge_into_block(groups, self._schema, bottom=bottom)
+        newest = max((copy.stack.head for _, copy, _ in merges), key=lambda head: (head.epoch, head.version))
+        path = self._folder.new_block_path(*newest)
+        name = f"{path.parent.name}/{path.name}"
+        data = encode_block_file(
+            self._encrypt(rows, paths.block_place(self._schema.store, path.name)), key_groups, starts
+        )
+        try:
+            path.write_bytes(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        _, index = read_index(pa.py_buffer(data))
+        checksum, _ = checksum_of_block(pa.py_buffer(data))
+        epoch = max(part.epoch for _, _, parts in merges for part in parts)
+        replacements: dict[int, tuple[Sequence[StackedPart], StackedPart]] = {}
+        for key_group, _, parts in merges:
+            place = index.ranges[key_group]
+            merged = StackedPart(name, 0, place.length, checksum, place.rows, epoch, self._schema.history.newest)
+            replacements[key_group] = parts, merged
+        replaced = self._stacks.replace_parts_of_many(replacements)
+        for key_group in replaced:
+            self._files.release_rows(replacements[key_group][0])
+        if not replaced:
+            path.unlink(missing_ok=True)
 
     def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
         """Merge a stack or its top, if the parts above the lowest part have grown too large. Return the bytes of merged
@@ -223,6 +303,22 @@ class StackParts:
                 return self._encrypt(bytes(data), place), stack.parts[0].rows
         merged, rows = self._merge(key_group, stack.parts, timer_ms, bottom=True)
         return self._encrypt(merged, place), rows
+
+
+def _split_by_size(
+    merges: Sequence[tuple[int, OpenStack, Sequence[StackedPart]]],
+) -> Iterator[Sequence[tuple[int, OpenStack, Sequence[StackedPart]]]]:
+    """Yield consecutive merges whose parts have about ``_BLOCK_BYTES`` together."""
+    first = 0
+    size = 0
+    for place, (_, _, parts) in enumerate(merges):
+        size += sum(part.length for part in parts)
+        if size >= _BLOCK_BYTES:
+            yield merges[first : place + 1]
+            first = place + 1
+            size = 0
+    if first < len(merges):
+        yield merges[first:]
 
 
 def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
@@ -282,7 +378,7 @@ class StackFollower:
             with closing(run_ahead(self._reader.fetch_run, self._take_granted(runs), span_bytes)) as fetching:
                 for run, data in fetching:
                     parts |= self._write(run, data, copies_by_link)
-            return sum(self._add(copy, parts) for copy in copies)
+            return self._add(copies, parts)
 
     def _sealed_parts(self, links: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
         """Return the intact parts of deltas that this member sealed itself."""
@@ -323,19 +419,50 @@ class StackFollower:
                 copies_by_link[link].fail(data)
         return parts
 
-    def _add(self, copy: CopyProgress, parts: Mapping[Link, StackedPart]) -> int:
-        """Add the next links of a copy to its stack, as far as their parts are present. Return how many were added."""
-        links = list(takewhile(parts.__contains__, copy.links))
-        if not links:
+    def _add(self, copies: Sequence[CopyProgress], parts: Mapping[Link, StackedPart]) -> int:
+        """Add the next links of copies to their stacks with one write, as far as their parts are present.
+
+        Return how many were added. Errors are recorded in the copies.
+        """
+        links = {copy.address[1]: list(takewhile(parts.__contains__, copy.links)) for copy in copies}
+        replacements: dict[int, tuple[Stack | None, Stack]] = {}
+        self._stacks.refresh()  # slots may have advanced some while the links were fetched
+        for copy in copies:
+            key_group = copy.address[1]
+            former = self._stacks.read(key_group)
+            if links[key_group] and former is not None and former.head == copy.head:
+                added = [parts[link] for link in links[key_group]]
+                replacements[key_group] = former, former.with_parts(links[key_group][-1].head, added)
+        try:
+            replaced = self._stacks.replace_many(replacements)
+        except OSError as error:
+            for copy in copies:
+                copy.fail(error)
+            return 0
+        return sum(
+            self._note_added(copy, links[key_group], replacements[key_group][1] if key_group in replaced else None)
+            for copy in copies
+            if links[key_group := copy.address[1]]
+        )
+
+    def _note_added(self, copy: CopyProgress, links: Sequence[Link], stack: Stack | None) -> int:
+        """Record in ``copy`` that these links were added, and merge its new ``stack`` if it is large.
+
+        Without a stack another process has removed or advanced the copy. Return how many links were added.
+        """
+        if stack is None:
+            error = OutOfDate(
+                "Another process advanced or removed the copy.",
+                remedy="Do nothing. The next piece of upkeep plans it again.",
+                id="RIFFLE-0466",
+            )
+            self._planner.accept_if_advanced(copy, error)
             return 0
         try:
-            stack = self._replace(copy, links, parts)
             self._parts.merge_if_large(copy.address[1], stack, timer_at_head(copy.entry, stack.head))
-        except OutOfDate as error:
-            self._planner.accept_if_advanced(copy, error)
         except DamagedCopy as error:
             self._planner.drop_damaged(copy, error)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
             copy.fail(error)
         else:
             copy.head = links[-1].head
@@ -343,29 +470,6 @@ class StackFollower:
             copy.fetched += sum(link.length for link in links)
             return len(links)
         return 0
-
-    def _replace(self, copy: CopyProgress, links: Sequence[Link], parts: Mapping[Link, StackedPart]) -> Stack:
-        """Put the copy's stack with these links added in its place, and return it.
-
-        Raises ``OutOfDate`` if another process removed or advanced the copy.
-        """
-        key_group = copy.address[1]
-        former = self._stacks.read(key_group)
-        if former is None:
-            raise OutOfDate(
-                "The copy was removed while it was advanced.",
-                remedy="Do nothing. The next piece of upkeep restores it.",
-                id="RIFFLE-0465",
-            )
-        if former.head == copy.head:
-            stack = former.with_parts(links[-1].head, [parts[link] for link in links])
-            if self._stacks.replace(key_group, former, stack):
-                return stack
-        raise OutOfDate(
-            "Another process advanced the copy.",
-            remedy="Do nothing. The next piece of upkeep plans it again.",
-            id="RIFFLE-0466",
-        )
 
     def create(self, copy: CopyProgress) -> bool:
         """Create a copy at the entry's base, from the fetched snapshot.

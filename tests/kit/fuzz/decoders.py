@@ -20,6 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -47,10 +48,11 @@ from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.simulate.scenario import read_scenario
 from riffle_spark.simulate.world_file import SHIPPED, read_world
-from riffle_spark.state.copies import journal, part_files
+from riffle_spark.state.copies import journal, part_runs
 from riffle_spark.state.copies.old_lists import decode_list
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode, manifest_of_record
@@ -248,7 +250,36 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.split_into_runs(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
+            part_runs.split_into_runs(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
+
+
+def _block(data: bytes) -> None:
+    """Read a block file as a stack does, with its right checksum or a wrong one."""
+    try:
+        checksum_of_block(pa.py_buffer(data))
+        rows, index = read_index(pa.py_buffer(data))
+    except ValueError:
+        return
+    table = part_codec.open_block(rows, "block")
+    for schema in SCHEMAS:
+        with suppress(CorruptStateError):
+            block = part_runs.OpenBlock(schema.without_later_names(table, 1), index, schema)
+            for key_group in list(index.ranges)[:100]:
+                block.read_runs(key_group)
+
+
+def _blocks() -> list[bytes]:
+    files = []
+    tables = [PLAIN.sealed(_plain_rows(50)), TIMED.sealed(_timed_rows(60)), VARIABLES.sealed(_variable_rows(600))]
+    for schema, table in zip((PLAIN, TIMED, VARIABLES), tables, strict=True):
+        starts = np.array([0, 7, 7, table.num_rows])
+        rows = part_codec.encode_block(table, starts, schema.due if schema is TIMED else None)
+        files.append(encode_block_file(rows, np.array([1, 5, 9], np.int32), starts))
+    return files
+
+
+def _sealed_block(data: bytes) -> bytes:
+    return data[:-16] + part_codec.checksum(data[:-16]).to_bytes(8, "little") + data[-8:]
 
 
 def _encrypted_part(data: bytes) -> None:
@@ -653,6 +684,7 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("record body", _record_of_body, _bodies)
     yield Decoder("log", lambda data: read_log(data, _scratch()), _logs)
     yield Decoder("part", _part, _parts)
+    yield Decoder("block", _block, _blocks, _sealed_block)
     yield Decoder("encrypted part", _encrypted_part, _encrypted_parts, retagged)
     yield Decoder("encrypted body", lambda data: _encrypted_part(framed(data)), _parts)
     yield Decoder("keys of a file", _file_of("keys", _keys_of_file), _lists_of_keys)

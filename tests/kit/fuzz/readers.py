@@ -54,6 +54,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/copies/old_lists": ("stack", "stack body", "folder of a member"),
     "state/formats/arrow_messages": ("part", "encrypted body", "packed schema"),
     "state/formats/arrow_schemas": ("packed schema", "schema text"),
+    "state/formats/blocks": ("block",),
     "state/formats/bounded_json": ("record", "record body", "log"),
     "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
     "state/log/record": ("record", "record body", "log"),

@@ -85,7 +85,7 @@ def registered(spark: SparkSession) -> Iterator[EventList]:
     events = EventList()
     listener = gateway.jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(events)
     streams: Any = spark.streams
-    streams._jsqm.addListener(listener)  # private: as PySpark registers its own
+    streams._jsqm.addListener(listener)  # As PySpark registers its own.
     try:
         yield events
     finally:

@@ -166,6 +166,7 @@ class History:
             "full",
             "entries",
             "weights",
+            "moves",
         }
         target = self.records[new.target]
         named = [field.name for field in fields(new) if field.name not in of_its_own]
@@ -194,6 +195,7 @@ class History:
             "entries",
             "promised",
             "members",
+            "moves",
         }
         lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
         assert not lost, f"a switch changed {lost}"
@@ -303,7 +305,7 @@ class History:
     ) -> dict[object, tuple[object, ...]]:
         timer_ms = self.timers.get(((schema.store, key_group), stack.head))
         parts = [(checksum_on_disk(folder, part), part.epoch, part.declaration) for part in stack.parts]
-        timer_key = (schema.store, timer_ms, *parts)
+        timer_key = (schema.store, key_group, timer_ms, *parts)
         if timer_key not in self._seen_whole:
             table = rows_of_stack(folder, schema, stack, key_group, self._keys())
             self._seen_whole[timer_key] = held_by_key(_still_there(table, schema.due, timer_ms))

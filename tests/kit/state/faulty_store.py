@@ -121,7 +121,7 @@ class FaultyStore:
             self.inner.delete([name])
         return self._do(fault, name, lambda: self.inner.put_if_absent(name, data))
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
         """See ``ObjectStore.replace_if_unchanged``; the faults of a ``put``, but none that is ``late``."""
         fault = self._due("put", (name,))
         return self._do(fault, name, lambda: self.inner.replace_if_unchanged(name, data, tag))

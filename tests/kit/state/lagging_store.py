@@ -60,7 +60,7 @@ class LaggingStore:
                 self._hidden.add(name)
         return written
 
-    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> bool:
+    def replace_if_unchanged(self, name: str, data: bytes, tag: str) -> TaggedObject | None:
         """See ``ObjectStore.replace_if_unchanged``."""
         return self.inner.replace_if_unchanged(name, data, tag)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.state.copies import journal_file, part_files
-from riffle_spark.state.copies.disk import damaged_copy_error
+from riffle_spark.state.copies.disk import damaged_copy_error, is_block
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
@@ -25,13 +25,13 @@ __all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
 def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Head, pa.Table] | None:
     """Return where a copy is and all that it holds, as a snapshot's table; ``None`` if there is none."""
     found = folder.stacks(schema.store).read(key_group)
-    return None if found is None else (found.head, rows_of_stack(folder.path, schema, found))
+    return None if found is None else (found.head, rows_of_stack(folder.path, schema, found, key_group))
 
 
 def rows_of_stack(
-    folder: Path, schema: StoreSchema, found: Stack, key_group: int = 0, keys: Keys | None = None
+    folder: Path, schema: StoreSchema, found: Stack, key_group: int, keys: Keys | None = None
 ) -> pa.Table:
-    """Return all that a stack holds, as a snapshot's table. ``key_group`` counts where ``keys`` are."""
+    """Return all that the stack of a key-group holds, as a snapshot's table."""
     files = PartFiles(folder, keys)
     return read_all_rows(
         [run for part in reversed(found.parts) for run in files.read_runs(part, schema, key_group)], schema
@@ -39,9 +39,14 @@ def rows_of_stack(
 
 
 def checksum_on_disk(folder: Path, part: StackedPart) -> int:
-    """Return the checksum of a part's bytes as they lie there. Raises ``DamagedCopy`` where its file is gone."""
+    """Return the checksum of a part's bytes, or of its whole block, as they are on the disk.
+
+    Raises ``DamagedCopy`` if the file is gone.
+    """
     try:
         with (folder / part.file).open("rb") as file:
+            if is_block(part.file):
+                return part_codec.checksum(file.read())
             file.seek(part.start)
             return part_codec.checksum(file.read(part.length))
     except FileNotFoundError as error:

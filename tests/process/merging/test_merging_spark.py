@@ -213,8 +213,12 @@ def column(text: str) -> Column:
     return expression.alias(text)
 
 
+CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", "true")]
+
+
 @pytest.mark.parametrize(
-    ("name", "ansi"), [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", "true")]
+    ("name", "ansi"),
+    [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
 def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
     """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""

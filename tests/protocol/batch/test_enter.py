@@ -210,3 +210,15 @@ def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -
     world.start()
     world.batch(0, rows_of(("a", 1, 0)))
     assert world.state("totals") == {"a": (1, 1)}
+
+
+@pytest.mark.parametrize("name", ["status.json", "status.html", "requests.json", "queries"])
+def test_a_new_store_with_the_name_of_another_object_is_refused(tmp_path: Path, name: str) -> None:
+    """On files its folder would be in the way of that object. A root that has such a store already continues."""
+    world = World(tmp_path, operators=[totals(name)], root=f"file://{tmp_path}/state")
+    with pytest.raises(ConfigError, match="RIFFLE-1471") as raised:
+        world.batch(0, rows_of(("a", 1, 0)))
+    assert "Rename the store" in raised.value.remedy
+    assert world.log().tail is None
+    schema = totals(name).schema.to_text()
+    check_matches_stored_state(replace(TAIL, schemas={name: schema}), Settings(key_groups=8), [totals(name)], ROOT)

@@ -49,6 +49,7 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
     assert not any(report.placed for report in job.reports)
 
 
+@pytest.mark.long
 def test_snapshots_are_taken_where_nothing_can_be_placed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
     assert rows.latest("k")[0] == {"rows": 6, "total": 15}
 
 
+@pytest.mark.long
 def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
     """One slot less an executor is another exchange: rows go where their slots are, and each is counted."""
     rows = Kept()
@@ -170,6 +171,7 @@ def nanoseconds(spark: SparkSession) -> DataFrame:
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, made._jdf.schema(), False), spark)
 
 
+@pytest.mark.long
 def test_what_is_cached_is_read_from_there_and_the_plan_waits(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
@@ -190,6 +192,7 @@ def test_what_is_cached_is_read_from_there_and_the_plan_waits(
     assert [report.plan_fallbacks for report in job.reports] == [0, 1, 0, 1, 0]
 
 
+@pytest.mark.long
 def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
     """Spark knows of no session there, and knows of none afterwards."""
     job = job_in(tmp_path, Kept())

@@ -18,7 +18,7 @@ POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 TIMES = [(5, None), (5, 9), (60, None), (60, 30), (61, 90)]
 
 
-@pytest.mark.parametrize("policy", ["min", "MAX"])
+@pytest.mark.parametrize("policy", [pytest.param("min", marks=pytest.mark.long), "MAX"])
 def test_of_several_watermarks_spark_and_riffle_choose_the_same(
     spark: SparkSession, tmp_path: Path, policy: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -235,34 +236,30 @@ BASES = {
     ),
 }
 PROCESSORS = "processors"
-HAS_PROCESSORS = hasattr(GroupedData, "transformWithStateInPandas")
 EDITS = [(base, edit) for base, one in BASES.items() for edit in one.edits]
-LONG = ("a longer window", "a slide", "another delay", "rows once closed", "complete results of a new store", "append")
-"""Edits that only long runs play: they start or keep stores as others do."""
+LONG_BASES = ("windows", "complete windows", "sessions", "distinct", PROCESSORS)
+"""Queries that only long runs play. tests/protocol/batch/test_edited_jobs.py has edits of all kinds without Spark."""
 
 
-def _marks(base: str, edit: str) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.long] if edit in LONG else []
+def _marks(base: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.long] if base in LONG_BASES else []
     return [*marks, pytest.mark.needs_spark4("transformWithState")] if base == PROCESSORS else marks
 
 
 @pytest.fixture(scope="module")
-def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """The input of all queries: the second file comes once all have run on the first."""
-    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long, m long")
-    made.add(ROWS)
-    return made
+def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Feed]]:
+    """A function that runs a query on a first file, once. It returns its folder, and its input with a second file."""
 
+    @functools.cache
+    def run_base(name: str) -> tuple[Path, Feed]:
+        folder = tmp_path_factory.mktemp(name)
+        feed = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long, m long")
+        feed.add(ROWS)
+        run(spark, feed, BASES[name].made, folder, BASES[name].mode)
+        feed.add(MORE)
+        return folder, feed
 
-@pytest.fixture(scope="module")
-def ran(spark: SparkSession, feed: Feed, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The folders of queries that ran on the first file."""
-    bases = {name: base for name, base in BASES.items() if name != PROCESSORS or HAS_PROCESSORS}
-    folders = {name: tmp_path_factory.mktemp(name) for name in bases}
-    for name, base in bases.items():
-        run(spark, feed, base.made, folders[name], base.mode)
-    feed.add(MORE)
-    return folders
+    return run_base
 
 
 def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **options: str) -> DataFrame | None:
@@ -283,14 +280,16 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
 
 @pytest.mark.parametrize(
     ("base", "edit"),
-    [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base, edit)) for base, edit in EDITS],
+    [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
 def test_an_edit_keeps_migrates_or_refuses(
-    base: str, edit: str, spark: SparkSession, feed: Feed, ran: Mapping[str, Path], tmp_path: Path
+    base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
     """Started again on a copy of its state and its checkpoint; nothing is committed where it is refused."""
-    folder, one = tmp_path / "copy", BASES[base].edits[edit]
-    shutil.copytree(ran[base], folder, ignore=shutil.ignore_patterns("local"))
+    first_folder, feed = ran(base)
+    folder = tmp_path / "copy"
+    one = BASES[base].edits[edit]
+    shutil.copytree(first_folder, folder, ignore=shutil.ignore_patterns("local"))
     before = records(f"file://{folder}/state")
     mode = one.mode or BASES[base].mode
     if one.refused:

@@ -38,7 +38,9 @@ def chained(events: DataFrame, others: DataFrame) -> DataFrame:
     return windowed(events.dropDuplicates(["k", "timestamp"]), others)
 
 
-@pytest.mark.parametrize("query", [windowed, pytest.param(joined, marks=pytest.mark.long), chained])
+@pytest.mark.parametrize(
+    "query", [pytest.param(windowed, marks=pytest.mark.long), pytest.param(joined, marks=pytest.mark.long), chained]
+)
 def test_a_start_makes_a_limited_number_of_calls(
     query: Callable[[DataFrame, DataFrame], DataFrame],
     spark: SparkSession,

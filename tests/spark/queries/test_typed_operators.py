@@ -89,6 +89,7 @@ def test_the_last_row_has_every_type(spark: SparkSession, tmp_path: Path) -> Non
 NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
 
 
+@pytest.mark.long
 def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_path: Path) -> None:
     """Values are those of its input."""
     columns = [one for one in WHOLE if one.name not in NO_ROWS]

@@ -112,6 +112,7 @@ def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path:
     assert same(spark, tmp_path, build, "0a1 1b2 2c3 3a3", "4a2 5b4", mode="update") == 5
 
 
+@pytest.mark.long
 def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Their state goes on over batches and a restart, and is as if each group's rows had come at once."""
     mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))

@@ -287,6 +287,7 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     assert times == {record.version: {record.time_ms} for record in batches}
 
 
+@pytest.mark.long
 def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Whatever the session's zone is when the query is started, and in the middle of it."""
     hours = dict[int, set[tuple[int, int]]]()

@@ -103,7 +103,8 @@ def _fork_counter(store: ObjectStore) -> int:
                     read = store.get_if_changed("requests.json")
                     assert read is not None
                     assert read.data is not None
-                    is_counted = store.replace_if_unchanged("requests.json", b"%d" % (int(read.data) + 1), read.tag)
+                    counted = store.replace_if_unchanged("requests.json", b"%d" % (int(read.data) + 1), read.tag)
+                    is_counted = counted is not None
             code = 0
         finally:
             os._exit(code)

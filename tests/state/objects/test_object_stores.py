@@ -236,10 +236,13 @@ class TestReplacedObjects:
         assert read is not None
         assert read.data == b"first"
         assert store.get_if_changed("requests.json", read.tag) == TaggedObject(None, read.tag)
-        assert store.replace_if_unchanged("requests.json", b"second", read.tag)
+        replaced = store.replace_if_unchanged("requests.json", b"second", read.tag)
+        assert replaced is not None
         changed = store.get_if_changed("requests.json", read.tag)
         assert changed is not None
         assert (changed.data, changed.tag != read.tag) == (b"second", True)
+        assert replaced == TaggedObject(None, changed.tag)
+        assert store.replace_if_unchanged("requests.json", b"second", replaced.tag)
         assert store.get("requests.json") == b"second"
 
     def test_only_the_tag_that_was_read_may_be_replaced(self, opened: Callable[[], ObjectStore]) -> None:
@@ -293,8 +296,8 @@ class TestReplacedObjects:
             with ThreadPoolExecutor(8) as pool:
                 won = list(
                     pool.map(
-                        lambda i, tag=read.tag: stores[i].replace_if_unchanged(
-                            "requests.json", b"%s %d" % (tag.encode(), i), tag
+                        lambda i, tag=read.tag: bool(
+                            stores[i].replace_if_unchanged("requests.json", b"%s %d" % (tag.encode(), i), tag)
                         ),
                         range(8),
                     )

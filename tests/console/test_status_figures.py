@@ -1,0 +1,176 @@
+"""What the status, the page and the log say about rates, cost, members, operators' requests and a period."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.observe.rates import Rates, rates_of
+from riffle_spark.observe.readings import readings
+from riffle_spark.observe.status import BatchSummary, Status, WarningSummary, encode
+from riffle_spark.observe.status_exporter import StatusExporter
+from riffle_spark.observe.units import show_bytes
+from riffle_spark.offline.root_status import read_status
+from riffle_spark.protocol.facts import DriverFacts, PartitionLag
+from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.world import World
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Elastic:
+    """A query over two executors with a standby each, whose newest full record lists its members."""
+    world = Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1)
+    world.feed(FULL_EVERY + 2)
+    return world
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    done = _run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    shown: dict[str, Any] = json.loads(done.output)
+    return shown
+
+
+def _write_status(query: World, **changes: object) -> None:
+    """Write a status as the driver does, as of the newest record."""
+    now_ms = read_status(query.home.root).now_ms
+    source = (PartitionLag("orders", 0, 70, 3.0), PartitionLag("orders", 1, 5, None))
+    of_facts = {field.name: changes.pop(field.name) for field in fields(DriverFacts) if field.name in changes}
+    facts = replace(DriverFacts(now_ms, "q", "counts", source=source), **of_facts)  # type: ignore[arg-type]
+    status = Status(facts, product="0.1.0", **changes)  # type: ignore[arg-type]
+    query.memory.delete([paths.STATUS])
+    assert query.memory.put_if_absent(paths.STATUS, encode(status))
+
+
+def test_rates_are_those_of_the_last_five_minutes() -> None:
+    """Not the average since the first batch: a query that stands still has a rate of 0."""
+    batches = tuple(BatchSummary(n, n * 10_000, 600, {"total": n / 60}) for n in range(60))
+    running = rates_of(Status(DriverFacts(590_000), batches=batches))
+    assert (running.batches_per_minute, running.rows_per_second) == (6.0, 60.0)
+    assert running.batch_seconds == pytest.approx(sum(range(30, 60)) / 30 / 60)
+    idle = rates_of(Status(DriverFacts(10_000_000), batches=batches))
+    assert (idle.batches_per_minute, idle.rows_per_second, idle.batch_seconds) == (0.0, 0.0, 59 / 60)
+    young = rates_of(Status(DriverFacts(20_000), batches=batches[:3]))
+    assert (young.batches_per_minute, young.rows_per_second) == (6.0, 60.0)
+    assert rates_of(Status(DriverFacts(0), batches=batches[:1])) == Rates(batch_seconds=0.0)
+
+
+def test_requests_of_the_last_ten_minutes_have_a_price(query: Elastic) -> None:
+    """The exporter measures them, ``status`` and ``stores`` show them per hour."""
+    settings = Settings(status_interval=60)
+    exporter = StatusExporter(query.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
+    now_ms = read_status(query.home.root).now_ms
+    for minute in range(31):
+        counters = {"requests/batch/put": 1000 * minute if minute < 20 else 20_000, "requests/upkeep/get": 10 * minute}
+        exporter.export(None, DriverFacts(now_ms + minute * 60_000 - 1_800_000, "q", counters=counters), ())
+        if minute == 15:
+            halfway = _json("status", query.home.root)
+            assert halfway["requests_per_hour"] == 60 * 1010
+    shown = _json("status", query.home.root)
+    assert shown["status"]["requests"] == {"seconds": 600.0, "by_kind": {"get": 100}}
+    assert shown["requests_per_hour"] == 600
+    assert shown["dollars_per_hour"] == pytest.approx(600 * 0.0004 / 1000)
+    stores = _json("stores", query.home.root)
+    assert (stores["requests_per_hour"], stores["dollars_per_hour"]) == (600, shown["dollars_per_hour"])
+    for command in ("status", "stores"):
+        assert "600 per hour, about 0.00024 USD per hour" in _run(command, query.home.root).output
+
+
+def test_stores_has_no_price_without_a_status(query: Elastic) -> None:
+    """The log does not have the requests."""
+    assert _json("stores", query.home.root)["requests_per_hour"] is None
+    assert re.search(r"Requests +unknown", _run("stores", query.home.root).output)
+
+
+def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: Elastic, tmp_path: Path) -> None:
+    """The driver's facts, the metrics, the text, the JSON and the page have the same numbers."""
+    query.driver.operations.pin(4, query.member("1"))
+    query.driver.operations.reconfigure(query.settings, {"local_disk_limit": 0.7})
+    query.settle()
+    query.driver.operations.drain(query.member("2"))
+    query.settle()
+    facts = replace(query.driver.facts(), paused_since_ms=1_000)
+    entries = query.log().manifest.entries
+    owners = query.ownership.placement.present.owners
+    for member in facts.members:
+        sizes = [entry.measure() for (_, kg), entry in entries.items() if owners[task(kg)] == member.id]
+        assert (member.state_rows, member.state_bytes) == (sum(s.rows for s in sizes), sum(s.bytes for s in sizes))
+    assert (facts.drained, facts.pins, facts.disk_limit) == ((query.member("2"),), {"4": query.member("1")}, 0.7)
+    used = replace(facts.members[0], disk_used=0.42)
+    facts = replace(facts, time_ms=read_status(query.home.root).now_ms, members=(used, *facts.members[1:]))
+    query.memory.delete([paths.STATUS])
+    assert query.memory.put_if_absent(paths.STATUS, encode(Status(facts, "paused", settings={"num_standbys": "1"})))
+    values = {(r.metric.name, r.labels): r.value for r in readings(None, facts)}
+    shown = _json("status", query.home.root)["facts"]
+    for member in shown["members"]:
+        labels = (member["executor"],)
+        assert values["riffle_owned_state_bytes", labels] == member["state_bytes"]
+        assert values["riffle_owned_state_rows", labels] == member["state_rows"]
+    assert values["riffle_local_disk_limit_ratio", ()] == shown["disk_limit"] == 0.7
+    assert (values["riffle_paused", ()], shown["paused_since_ms"]) == (1, 1_000)
+    text = _run("status", query.home.root).output
+    page = tmp_path / "page.html"
+    assert _run("status", query.home.root, "--html", page).exit_code == 0
+    html = page.read_text("utf-8")
+    largest = max(facts.members, key=lambda member: member.state_bytes or 0)
+    assert largest.state_bytes
+    for part in (show_bytes(largest.state_bytes), "42% of 70%", "Paused", "4 to m", "num_standbys"):
+        assert part in text
+    for part in (f'value="{largest.state_bytes}"', "Disk of 70%", "key-group 4 pinned", "drained", "num_standbys"):
+        assert part in html
+
+
+def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(query: Elastic) -> None:
+    """Ten of them, by records."""
+    source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
+    _write_status(query, source=source)
+    lines = _run("status", query.home.root).output.split("LAG, WORST FIRST (10 of 12 partitions)\n")[1].split("\n")
+    assert [line.split()[:3] for line in lines[1:4]] == [["orders", str(n), str(n * 10)] for n in (11, 10, 9)]
+    assert not lines[11]
+
+
+def test_the_log_of_a_period_has_its_records_moves_and_warnings(query: Elastic) -> None:
+    """One command says what happened at a time. Both ends are included."""
+    query.clock.advance(600)
+    query.cluster.lose("2")
+    query.clock.advance(1_000)
+    query.settle()
+    query.feed(3)
+    records = _json("log", query.home.root, "--limit", 1000)["records"]
+    first = next(record for record in records if record["moves"] and record["sequence"] > 5)
+    since, until = first["time_ms"], records[-2]["time_ms"]
+    warnings = tuple(WarningSummary(ms, "RIFFLE-0801", f"At {ms}.") for ms in (since - 1, since, until, until + 1))
+    _write_status(query, warnings=warnings)
+    period = ("--since", _iso(since), "--until", _iso(until))
+    shown = _json("log", query.home.root, *period)
+    assert shown["records"] == [record for record in records if since <= record["time_ms"] <= until]
+    assert [warning["time_ms"] for warning in shown["warnings"]] == [since, until]
+    text = _run("log", query.home.root, *period).output
+    assert "MOVES\n" in text
+    assert first["moves"][0]["reason"] in text
+    assert f"At {until}." in text
+    assert f"At {until + 1}." not in text
+    assert "No retained record" in _run("log", query.home.root, "--since", "1s").output
+    assert _json("log", query.home.root, "--until", _iso(since), "--limit", 1)["records"][0]["time_ms"] <= since
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat()
