@@ -64,8 +64,22 @@ _GONE_POLL_SECONDS = 0.05
 
 
 def application_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application."""
+    """Return the id of the Spark application. With a JVM it is read once per context, because it never changes."""
+    if not handles.is_classic(spark):
+        return _configured_id(spark)
+    context = handles.context(spark)
+    if not _applications or _applications[-1][0] is not context:
+        _applications[:] = [(context, _configured_id(spark))]
+    return _applications[-1][1]
+
+
+def _configured_id(spark: SparkSession) -> str:
+    """Return the id of the Spark application from its configuration."""
     return str(spark.conf.get("spark.app.id", "application") or "application")
+
+
+_applications: list[tuple[Any, str]] = []
+"""The context of the last call of ``application_id``, and its id."""
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
@@ -223,17 +237,62 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     query_id = context.getLocalProperty(_QUERY_ID)
     if not query_id:  # no query, or a thread of the caller, which JobCalls checks
         return IncomingBatch(batch_id, DIRECT, DIRECT, None, digest(batch), now_ms, None)
-    execution = _execution(spark, query_id)
-    if execution is None:
+    run = _run_of(spark, query_id)
+    if run is None:
         run_id = str(context.getLocalProperty(_RUN_ID))
         return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
-    offsets = _offset_entry(context, execution, batch_id)
+    offsets = _serialized_entry(context, run.offset_log, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
     time_ms = int(metadata["batchTimestampMs"])
-    available_now = _AVAILABLE_NOW in str(execution.trigger().toString())
+    return IncomingBatch(
+        batch_id, query_id, run.id, offsets, None, time_ms, watermark, available_now=run.is_available_now
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The facts of a query's run that never change, and handles of the JVM for the run and its offset log."""
+
+    execution: Any
+    offset_log: Any
+    id: str
+    is_available_now: bool
+
+
+_runs: dict[str, _Run] = {}
+"""The last run by query id. A run of another context, or one that has ended, is not active."""
+
+
+def _run_of(spark: SparkSession, query_id: str) -> _Run | None:
+    """Return the active run of a query, or ``None`` if there is none.
+
+    Facts of a run are read once, because each costs calls in every batch. A query has one active run at most.
+    """
+    run = _runs.get(query_id)
+    if run is not None and _is_still_active(run):
+        return run
+    _runs.pop(query_id, None)
+    execution = _execution(spark, query_id)
+    if execution is None:
+        return None
+    is_available_now = _AVAILABLE_NOW in str(execution.trigger().toString())
     run_id = str(execution.runId())  # not from the job group, which a user may rename
-    return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=available_now)
+    run = _Run(execution, execution.offsetLog(), run_id, is_available_now)
+    for ended in [known for known, other in list(_runs.items()) if not _is_still_active(other)]:
+        _runs.pop(ended, None)
+    _runs[query_id] = run
+    return run
+
+
+def _is_still_active(run: _Run) -> bool:
+    """Return whether a run has not ended. A handle of a JVM that is gone counts as ended."""
+    try:
+        return bool(run.execution.isActive())
+    except Exception as error:
+        if handles.is_interruption(error):
+            raise
+        return False
 
 
 def offsets_before(batch: DataFrame, version: int) -> str | None:
@@ -349,7 +408,11 @@ def is_stopping(batch: DataFrame) -> bool:
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
     """Return Spark's offset-log entry of a batch as text."""
-    log = execution.offsetLog()
+    return _serialized_entry(context, execution.offsetLog(), batch_id)
+
+
+def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:
+    """Return the entry of a batch in Spark's offset log as text."""
     out = handles.looked_up(context._jvm, "java.io.ByteArrayOutputStream")()
     log.serialize(log.get(batch_id).get(), out)
     return str(out.toString())
