@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.active_run import active_run
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -51,7 +53,6 @@ _RUN_ID = "spark.jobGroup.id"
 _ADMISSION = "org.apache.spark.sql.connector.read.streaming.SupportsAdmissionControl"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
-_AVAILABLE_NOW = "AvailableNow"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots with Spark Connect, where the number of cores is unknown."""
@@ -237,7 +238,7 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     query_id = context.getLocalProperty(_QUERY_ID)
     if not query_id:  # no query, or a thread of the caller, which JobCalls checks
         return IncomingBatch(batch_id, DIRECT, DIRECT, None, digest(batch), now_ms, None)
-    run = _run_of(spark, query_id)
+    run = active_run(query_id, partial(_execution, spark, query_id))
     if run is None:
         run_id = str(context.getLocalProperty(_RUN_ID))
         return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
@@ -248,51 +249,6 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     return IncomingBatch(
         batch_id, query_id, run.id, offsets, None, time_ms, watermark, available_now=run.is_available_now
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The facts of a query's run that never change, and handles of the JVM for the run and its offset log."""
-
-    execution: Any
-    offset_log: Any
-    id: str
-    is_available_now: bool
-
-
-_runs: dict[str, _Run] = {}
-"""The last run by query id. A run of another context, or one that has ended, is not active."""
-
-
-def _run_of(spark: SparkSession, query_id: str) -> _Run | None:
-    """Return the active run of a query, or ``None`` if there is none.
-
-    Facts of a run are read once, because each costs calls in every batch. A query has one active run at most.
-    """
-    run = _runs.get(query_id)
-    if run is not None and _is_still_active(run):
-        return run
-    _runs.pop(query_id, None)
-    execution = _execution(spark, query_id)
-    if execution is None:
-        return None
-    is_available_now = _AVAILABLE_NOW in str(execution.trigger().toString())
-    run_id = str(execution.runId())  # not from the job group, which a user may rename
-    run = _Run(execution, execution.offsetLog(), run_id, is_available_now)
-    for ended in [known for known, other in list(_runs.items()) if not _is_still_active(other)]:
-        _runs.pop(ended, None)
-    _runs[query_id] = run
-    return run
-
-
-def _is_still_active(run: _Run) -> bool:
-    """Return whether a run has not ended. A handle of a JVM that is gone counts as ended."""
-    try:
-        return bool(run.execution.isActive())
-    except Exception as error:
-        if handles.is_interruption(error):
-            raise
-        return False
 
 
 def offsets_before(batch: DataFrame, version: int) -> str | None:
