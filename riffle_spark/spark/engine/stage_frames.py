@@ -126,8 +126,8 @@ def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> Da
     """
     is_row = f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
     names = map(routing.quoted, without_letters(output).names)
-    marked = result.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {is_row}, {_FAILS})")
-    return marked.selectExpr(*[f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
+    marked = handles.selected(result, ["*", _mark(attempts)]).where(f"if({_OURS}, {is_row}, {_FAILS})")
+    return handles.selected(marked, [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
 
 
 def _mark(attempts: Sequence[str]) -> str:
