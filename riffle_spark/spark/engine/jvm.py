@@ -31,6 +31,7 @@ __all__ = [
     "looked_up",
     "mentions",
     "observed",
+    "rdd_of",
     "release",
     "removals_since",
     "running_seconds",
@@ -139,9 +140,14 @@ def observed(frame: DataFrame, name: str) -> int | None:
     return int(row.get().getLong(0)) if row.isDefined() else None
 
 
-def release(frame: DataFrame) -> None:
-    """Drop the blocks of the local checkpoint that ``frame`` reads."""
-    context(frame.sparkSession)._jsc.sc().unpersistRDD(frame._jdf.queryExecution().analyzed().rdd().id(), False)
+def rdd_of(frame: DataFrame) -> Any:
+    """Return the RDD of a frame whose plan is a ``LogicalRDD``."""
+    return frame._jdf.queryExecution().analyzed().rdd()
+
+
+def release(spark: SparkSession, rdd: Any) -> None:
+    """Drop the blocks of a local checkpoint, given its RDD."""
+    context(spark)._jsc.sc().unpersistRDD(rdd.id(), False)
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
