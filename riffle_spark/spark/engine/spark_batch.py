@@ -175,7 +175,9 @@ class SparkWork:
         if combined is not None and reductions.combines(order.store):
             try:
                 return self._plan_result(layout, order, combined.compute, channel, combined)
-            except LookupError as error:
+            except Exception as error:  # the JVM may raise any error; without combining a batch only takes longer
+                if handles.is_interruption(error):
+                    raise
                 _logger.debug("Rows of %s are not combined: %s", order.store, error)
         if combined is not None:
             rows = self._inputs.get(order.store, self._batch)
@@ -192,7 +194,7 @@ class SparkWork:
     ) -> PlanFrame:
         """Return the uncomputed result of an order's slots, from a kept plan if possible.
 
-        Raise ``LookupError`` if rows are to be ``combined`` and the batch is more than the rows of a query.
+        Raise ``LookupError`` or the JVM's error if rows are to be ``combined`` and cannot be.
         """
         output = routing.spark_schema(result_schema(order.output))
         sent_order = order if combined is None else combined_order(order, combined)
