@@ -27,6 +27,7 @@ from riffle_spark.process.plans.plan_values import PlanNode, walk
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
 from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
@@ -237,7 +238,8 @@ def _sources(frame: object) -> list[str]:
 def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> Iterator[FirstRows]:
     """Yield the rows of each stage's store. Raises ``ConfigError`` if the state of any cannot be moved."""
     reader = wrapped.cut.reader
-    native_plan = reader.read(wrapped.cut.catalyst.optimised(wrapped.cut.plan))
+    optimiser = jvm.session(wrapped.spark).sessionState().optimizer()  # A frame would refuse to optimise streams.
+    native_plan = reader.read(optimiser.execute(wrapped.cut.plan))
     nodes = [node for node in walk(native_plan) if _is_stateful(node)]
     numbers = list(_stages_from_top(wrapped.stages, len(wrapped.stages) - 1))
     stages = [wrapped.stages[number] for number in numbers]
