@@ -11,15 +11,14 @@ Theory of operation. The Spark query is stopped. Its checkpoint is only read.
    continues with the next batch.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import UNREADABLE, ConfigError, ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.offline.checkpoint import Checkpoint, with_added_sources
+from riffle_spark.offline.checkpoint import Checkpoint, times_of_entry, with_added_sources
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.process.plans.cut import STATEFUL
@@ -303,22 +302,12 @@ def _register(home: Home, stores: Sequence[str]) -> None:
 
 def _draft(query_id: str, version: int, offsets: str, total: int) -> Record:
     """Return the draft of the record that binds the moved state to the query, with the times of its last batch."""
-    metadata: Mapping[str, int] = {}
-    try:
-        metadata = json.loads(offsets.split("\n")[1])
-    except UNREADABLE as error:
-        raise ConfigError(
-            f"The offset-log entry of batch {version} cannot be read: {error}",
-            remedy="Restore the checkpoint from a backup.",
-            where="--checkpoint",
-            id="RIFFLE-1623",
-        ) from error
-    watermark_ms = int(metadata.get("batchWatermarkMs", 0))
+    time_ms, watermark_ms = times_of_entry(offsets)
     return replace(
         new_draft(query_id, total),
         version=version,
         offsets=offsets,
-        time_ms=int(metadata.get("batchTimestampMs", 0)),
+        time_ms=time_ms,
         watermark_ms=watermark_ms,
         late_watermark_ms=watermark_ms,
     )
