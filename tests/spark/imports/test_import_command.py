@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,18 +75,9 @@ class Moved:
     def command(self, *options: str, query: Callable[..., object] | None = None, checkpoint: str = "spark") -> Result:
         """Run the command."""
         self.module.query = query or (lambda _: self.wrapped().writeStream.outputMode("update"))  # type: ignore[attr-defined]
-        return CliRunner().invoke(
-            main,
-            [
-                "import",
-                self.root,
-                "--checkpoint",
-                f"{self.folder}/{checkpoint}",
-                "--query",
-                f"{MODULE}:query",
-                *options,
-            ],
-        )
+        location = f"{self.folder}/{checkpoint}"
+        arguments = ["import", self.root, "--checkpoint", location, "--query", f"{MODULE}:query", *options]
+        return CliRunner().invoke(main, arguments)
 
     def files(self) -> set[Path]:
         """Return all files but those of the input."""
@@ -175,7 +167,7 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
 def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
     """With the same keys the query continues."""
     keys = moved.folder / "keys"
-    keys.write_text("a " + "11" * 32 + "\n")
+    keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = {"encryption_keys": f"file:{keys}"}
     moved.native()
     query = moved.wrapped(**settings).writeStream.outputMode("update")
