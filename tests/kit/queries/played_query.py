@@ -29,7 +29,7 @@ from riffle_spark import Settings
 from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 from tests.kit.queries.query_shape import Frames, Shape
 
-__all__ = ["Played", "difference", "play", "play_moved", "play_native_part", "play_ours"]
+__all__ = ["Played", "difference", "move", "play", "play_moved", "play_native_part", "play_ours"]
 
 ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
 """No reports but those of batches: what a query tells while it waits has no watermark."""
@@ -110,12 +110,20 @@ def play_moved(
 
     with _configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
         moved = _Player(spark, shape, folder, wrap, "checkpoint-riffle")
-        assert settings.root is not None
-        import_checkpoint(
-            settings.root, str(folder / "checkpoint"), lambda _: moved.writer(), spark=spark, execute=True
-        )
+        move(spark, shape, folder, settings)
         steps = native_steps + moved.play_some(range(len(native_steps), len(shape.batches)))
     return Played(moved.columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
+
+
+def move(spark: SparkSession, shape: Shape, folder: Path, settings: Settings) -> None:
+    """Move the Spark query of ``play_native_part`` to the root of the settings."""
+
+    def wrap(frame: DataFrame) -> DataFrame:
+        return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
+
+    assert settings.root is not None
+    query = _Player(spark, shape, folder, wrap)
+    import_checkpoint(settings.root, str(folder / "checkpoint"), lambda _: query.writer(), spark=spark, execute=True)
 
 
 @contextmanager

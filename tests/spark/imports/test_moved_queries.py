@@ -8,8 +8,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.restore.follow import restore_tables
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.state.schemas.variable_kinds import INDEX
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import ROCKSDB, difference, play_moved, play_native_part
+from tests.kit.queries.played_query import ROCKSDB, difference, move, play_moved, play_native_part
 from tests.kit.queries.query_shape import Shape
 from tests.kit.queries.record_shapes import is_recorded, recorded
 
@@ -44,3 +51,52 @@ def test_a_moved_query_continues_as_if_it_had_not_moved(
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = play_native_part(spark, shape, tmp_path, (len(shape.batches) + 1) // 2, STORES[store])
     assert difference(play_moved(spark, shape, tmp_path, steps, settings), recorded(shape)) == ""
+
+
+SAME_STATE = (
+    "count_by_key",
+    "sums",
+    "dedup_by_time",
+    "within_by_key",
+    "tumbling_append",
+    "session_meeting",
+    "outer_full",
+    "groups_until_quiet",
+)
+"""Shapes whose state after the last batch is compared, too."""
+
+
+def state_of(root: str, folder: Path) -> dict[str, list[str]]:
+    """Return the rows of each store below a root, without the numbers of elements in lists."""
+    objects = open_store(root, StoreOptions())
+    log = Log(objects, root)
+    tail = log.open()
+    assert tail is not None
+    state = dict[str, list[str]]()
+    for store, text in tail.schemas.items():
+        schema = schema_of_text(store, text)
+        entries = {group: entry for (name, group), entry in log.manifest.entries.items() if name == store}
+        rows = list[str]()
+        for table in restore_tables(schema, entries, Reader(objects, None), folder / store).values():
+            plain = schema.either(lambda _: table, lambda variables: variables.to_wide_rows(table))  # noqa: B023 - called at once
+            names = [name for name in schema.part_schema().names if name != INDEX]
+            rows += map(repr, plain.select(names).to_pylist())
+        state[store] = sorted(rows)
+    return state
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [SHAPES[name] for name in SAME_STATE], ids=lambda shape: shape.name)
+def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+    """A query that moved in the middle has the state that its undisturbed run on Spark has in the end."""
+    roots = {}
+    for name, count in (("middle", (len(shape.batches) + 1) // 2), ("end", len(shape.batches))):
+        folder = tmp_path / name
+        settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8)
+        steps = play_native_part(spark, shape, folder, count, {})
+        if name == "middle":
+            play_moved(spark, shape, folder, steps, settings)
+        else:
+            move(spark, shape, folder, settings)
+        roots[name] = state_of(f"file://{folder}/state", tmp_path / f"copies of {name}")
+    assert roots["middle"] == roots["end"]
