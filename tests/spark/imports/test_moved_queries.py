@@ -16,15 +16,15 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import INDEX
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import ROCKSDB, difference, move, play_moved, play_native_part
+from tests.kit.queries.played_query import difference, move, play_moved, play_native_part
 from tests.kit.queries.query_shape import Shape
+from tests.kit.queries.record_checkpoints import MOVED, STORES, half_of, unpack
 from tests.kit.queries.record_shapes import is_recorded, recorded
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.needs_spark4("the source statestore")]
 
 OFTEN = ("tumbling_append",)
 """Shapes that every run of the tests moves. `--all` moves all others."""
-STORES = {"hdfs": {}, "rocksdb": ROCKSDB}
 
 
 def _is_moved(shape: Shape) -> bool:
@@ -49,21 +49,8 @@ def test_a_moved_query_continues_as_if_it_had_not_moved(
 ) -> None:
     """Moved after about half of its batches, it answers each later batch as Spark's own undisturbed run did."""
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
-    steps = play_native_part(spark, shape, tmp_path, (len(shape.batches) + 1) // 2, STORES[store])
+    steps = play_native_part(spark, shape, tmp_path, half_of(shape), STORES[store])
     assert difference(play_moved(spark, shape, tmp_path, steps, settings), recorded(shape)) == ""
-
-
-SAME_STATE = (
-    "count_by_key",
-    "sums",
-    "dedup_by_time",
-    "within_by_key",
-    "tumbling_append",
-    "session_meeting",
-    "outer_full",
-    "groups_until_quiet",
-)
-"""Shapes whose state after the last batch is compared, too."""
 
 
 def state_of(root: str, folder: Path) -> dict[str, list[str]]:
@@ -86,11 +73,11 @@ def state_of(root: str, folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [SHAPES[name] for name in SAME_STATE], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [SHAPES[name] for name in MOVED], ids=lambda shape: shape.name)
 def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """A query that moved in the middle has the state that its undisturbed run on Spark has in the end."""
     roots = {}
-    for name, count in (("middle", (len(shape.batches) + 1) // 2), ("end", len(shape.batches))):
+    for name, count in (("middle", half_of(shape)), ("end", len(shape.batches))):
         folder = tmp_path / name
         settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8)
         steps = play_native_part(spark, shape, folder, count, {})
@@ -100,3 +87,13 @@ def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_p
             move(spark, shape, folder, settings)
         roots[name] = state_of(f"file://{folder}/state", tmp_path / f"copies of {name}")
     assert roots["middle"] == roots["end"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("shape", [SHAPES[name] for name in MOVED], ids=lambda shape: shape.name)
+def test_a_query_of_spark_35_continues(spark: SparkSession, shape: Shape, store: str, tmp_path: Path) -> None:
+    """Checkpoints of Spark 3.5 have no metadata of operators: the query says which they are."""
+    settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
+    steps = unpack(shape, store, "3.5.9", tmp_path)
+    assert difference(play_moved(spark, shape, tmp_path, steps, settings), recorded(shape)) == ""
