@@ -12,7 +12,7 @@ from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec
 from riffle_spark.spark.engine.routing import arrow_of, quoted, spark_schema
 from riffle_spark.spark.imports.stage_states import StageState, key_columns
 from riffle_spark.spark.plans.batch_pieces import FrameRows
-from riffle_spark.spark.plans.plan_nodes import items
+from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.spark.seeds.first_version import FirstRows
 from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
@@ -57,7 +57,7 @@ def _joined_rows(state: StageState, side: int, *, has_partner: bool) -> DataFram
         )
     rows = rows.where(f"value is not null and value.{stored_names[-1]} = {str(has_partner).lower()}")
     catalyst = stage.map_side.catalyst
-    plans = dict[int, object]()
+    plans = dict[int, Node]()
     for hole in stage.map_side.holes:
         attributes = stage.map_side.leaf(hole).output()
         if hole.stage != side:

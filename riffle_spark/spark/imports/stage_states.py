@@ -180,9 +180,9 @@ def _buffer_columns(state: StageState, functions: Sequence[FunctionSpec], frame:
     columns = dict[int, list[str]]()
     position = start
     for result_id in state.function_ids:
-        function = by_id.get(result_id)
-        if function is None:
+        if result_id not in by_id:
             state.refuse("Spark's plan has a function that the query does not have.", "Report the query.")
+        function = by_id[result_id]
         first = types[position].typeName() if position < len(types) else ""
         columns[result_id] = list(_function_columns(function, position, first))
         position += _stored_count(function, first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,10 +65,10 @@ class Moved:
         """Run Spark's own query."""
         return self.run(build(self.feed.stream(self.spark)), "spark")
 
-    def wrapped(self, build: Build = by_page, **settings: Any) -> DataFrame:
+    def wrapped(self, build: Build = by_page, settings: Mapping[str, Any] | None = None) -> DataFrame:
         """Return the wrapped query."""
         on = riffle_spark.on(
-            self.feed.stream(self.spark), root=self.root, settings=settings_in(self.folder, root=None, **settings)
+            self.feed.stream(self.spark), root=self.root, settings=settings_in(self.folder, root=None, **settings or {})
         )
         return build(on)
 
@@ -156,7 +156,7 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
     """A frame of Spark's own, a checkpoint without a batch, no checkpoint at all, and dispatch by partition."""
     moved.native()
     assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
-    assert "RIFFLE-1618" in moved.command(query=lambda _: moved.wrapped(dispatch="partition")).output
+    assert "RIFFLE-1618" in moved.command(query=lambda _: moved.wrapped(settings={"dispatch": "partition"})).output
     assert "RIFFLE-0124" in moved.command(checkpoint="nothing").output
     for path in (moved.folder / "spark/commits").iterdir():
         path.unlink()
@@ -170,10 +170,10 @@ def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
     keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = {"encryption_keys": f"file:{keys}"}
     moved.native()
-    query = moved.wrapped(**settings).writeStream.outputMode("update")
+    query = moved.wrapped(settings=settings).writeStream.outputMode("update")
     assert moved.command("--execute", query=lambda _: query).exit_code == 0
     snapshots = [path for path in (moved.folder / "root").rglob("*") if path.parent.name == "snapshot"]
     assert snapshots
     assert all(path.read_bytes().startswith(b"RFE") for path in snapshots)
     moved.feed.add([{"page": "b", "n": 1}])
-    assert moved.run(moved.wrapped(**settings), "spark-riffle") == [("b", 2)]
+    assert moved.run(moved.wrapped(settings=settings), "spark-riffle") == [("b", 2)]
