@@ -77,9 +77,8 @@ def state_of(root: str, folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     "shape", [SHAPES[name] for name in MOVED if SHAPES[name].kind in KINDS], ids=lambda shape: shape.name
 )
-def test_the_state_at_the_end_is_sparks(spark: SparkSession, name: str, tmp_path: Path) -> None:
+def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """A query that moved in the middle has the state that its undisturbed run on Spark has in the end."""
-    shape = SHAPES[name]
     roots = {}
     for part, count in (("middle", half_of(shape)), ("end", len(shape.batches))):
         folder = tmp_path / part
