@@ -28,6 +28,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "observe/status": ("status",),
     "offline/checkpoint": ("checkpoint",),
     "offline/doctor/machine": "the answer of a program that the same process has started",
+    "offline/export": "tests/offline/test_export.py reads damaged descriptions and files",
     "offline/reshard": "a temporary file that the same process has just written",
     "offline/root_contents": "the key that the user of a command has typed",
     "process/plans/cut": _OF_SPARK,
