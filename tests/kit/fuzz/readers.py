@@ -22,6 +22,7 @@ _OF_STORE = "the store's answers; tests/state/objects/test_http_stores.py sends 
 _OWN_FUNCTION = "the user's own function, as PySpark pickled it in this process"
 
 READERS: Mapping[str, tuple[str, ...] | str] = {
+    "messages/first_version_orders": ("first version order",),
     "messages/slot_orders": ("order", "receipt"),
     "messages/upkeep_orders": ("upkeep order", "upkeep receipt", "census order", "census"),
     "observe/status": ("status",),
