@@ -77,6 +77,7 @@ def log_command(
         echo("No retained record was written in this period.")
     show_table(_records_table(records))
     show_table(_savepoints_table(savepoints))
+    show_table(_edits_table(records))
     if has_period:
         show_table(_moves_table(records))
     show_table(_warnings_table(warnings))
@@ -111,6 +112,18 @@ def _savepoints_table(savepoints: "Sequence[RecordedSavepoint]") -> Table:
     for savepoint in savepoints:
         times = show_time(savepoint.written_ms), show_time(savepoint.created_ms)
         table.add(savepoint.name, savepoint.version, *times, f"savepoint:{savepoint.name}")
+    return table
+
+
+def _edits_table(records: "Sequence[LoggedRecord]") -> Table:
+    """Return the changes of state that operators made, a row each."""
+    columns = ("RECORD", "ACTION", "STORE", "KEYS", "BY", "REASON")
+    table = Table("CHANGES OF STATE", columns, right=frozenset({"RECORD", "KEYS"}))
+    for record in records:
+        edit = record.edit
+        if edit:
+            by = f"{edit.get('user')}@{edit.get('host')}"
+            table.add(record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), by, edit.get("reason"))
     return table
 
 

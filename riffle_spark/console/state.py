@@ -1,12 +1,14 @@
 """The commands `riffle state ...`: the state of a key, its history, and what changed between two batches."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from riffle_spark.console.lazy_group import LazyGroup
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
 from riffle_spark.console.tables import Table, show_facts, show_table
 from riffle_spark.observe.units import show_time
@@ -22,12 +24,24 @@ _CHANGES_SHOWN = 1000
 _STATES_SHOWN = 20
 
 
-@click.group("state")
-def state_command() -> None:
-    """Show the state of keys, and what changed in it.
+class _StateGroup(LazyGroup):
+    """The commands on the state of a query. Those that change it are in modules of their own."""
 
-    The commands read the root alone, also while the query runs. Encrypted state needs the setting encryption_keys in
-    the configuration file, and the right to the keys.
+    lazy: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "delete": ("state_edits", "Delete keys from a store of a stopped query."),
+            "load": ("export", "Load an exported store into a new root, or into one that lacks the store."),
+            "set": ("state_edits", "Set the value of a key in a store of a stopped query."),
+        }
+    )
+
+
+@click.group("state", cls=_StateGroup)
+def state_command() -> None:
+    """Show the state of keys, what changed in it, and repair it.
+
+    Commands that show state read the root alone, also while the query runs. Encrypted state needs the setting
+    encryption_keys in the configuration file, and the right to the keys.
 
     KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
     "name": "a"}. NULL is null, and [null] for a text column. Bytes are {"base64": "AAE="}. Dates, times and decimals

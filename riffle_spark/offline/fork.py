@@ -199,6 +199,7 @@ def _append_first(target: ObjectStore, new_root: str, record: Record, manifest: 
         orders={},
         moves=(),
         savepoints=(),
+        purged=0,
         previous_offsets=None,
     )
     Log(target, new_root, machine_clocks).append(draft, manifest)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -53,7 +53,7 @@ class LoggedRecord:
     Attributes:
         sequence: its number.
         kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch`` or
-            ``savepoint``.
+            ``savepoint`` or ``state`` (state that an operator changed).
         version: the newest batch after it, -1 for none.
         time_ms: when it was written, in milliseconds since the epoch.
         epoch: the number of the driver's claim.
@@ -63,6 +63,7 @@ class LoggedRecord:
         moves: the moves since the record before, with their reasons; empty in records of earlier formats.
         rollback_to: the target of ``riffle rollback --to`` that returns to it; ``None`` if it is not retained.
         offsets: Spark's offset-log entry, one text per source; empty if unknown.
+        edit: of kind ``state``: the action, the store, the number of keys, the operator and the reason.
     """
 
     sequence: int
@@ -76,6 +77,7 @@ class LoggedRecord:
     rollback_to: str | None
     offsets: tuple[str, ...]
     moves: tuple[RecordedMoves, ...] = ()
+    edit: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the record as JSON."""
@@ -273,6 +275,7 @@ def _logged(record: Record, previous: Record | None, target: str | None) -> Logg
         target,
         offsets,
         record.moves,
+        record.edit,
     )
 
 

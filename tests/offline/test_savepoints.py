@@ -14,8 +14,10 @@ from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, Una
 from riffle_spark.offline import recovery
 from riffle_spark.offline import savepoints as offline_savepoints
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.purge import purge_keys
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.savepoints import Savepoints
+from riffle_spark.offline.state_edits import Editor, KeyChoice
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths, record
@@ -152,7 +154,7 @@ def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypat
     """It would delete what the savepoint keeps. Once the savepoint is deleted and a batch committed, it reads again."""
     Savepoints(world.home.root).create("a")
     with monkeypatch.context() as older:
-        older.setattr(record, "FORMAT", 6)
+        older.setattr(record, "FORMAT", 7)
         with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
             world.log()
         world.start()
@@ -164,7 +166,7 @@ def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypat
     newest = world.log().tail
     assert newest is not None
     data = world.memory.get(paths.record_name(newest.sequence)) or b""
-    assert json.loads(data.partition(b"\n")[0])["format"] < 7
+    assert json.loads(data.partition(b"\n")[0])["format"] < 8
 
 
 def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:
@@ -182,6 +184,18 @@ def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoin
     assert missing(world) == []
     plan = rollback(world.home.root, "savepoint:a", str(checkpoint), execute=True)
     assert (plan.version, world.log().tail.total) == (5, 8)  # type: ignore[union-attr]
+
+
+def test_a_purge_ends_savepoints(world: World) -> None:
+    """They may hold the keys; nothing of them stays, and the query runs on."""
+    Savepoints(world.home.root).create("a")
+    plan = purge_keys(world.home.root, "totals", KeyChoice('"k1"'), Editor("erasure"), execute=True)
+    assert "end the savepoints a" in plan.steps
+    assert world.memory.list(paths.SAVEPOINTS) == []
+    assert Savepoints(world.home.root).tail.savepoints == ()
+    world.start()
+    feed(world, 6, 12)
+    assert verify(world.home.root).findings == ()
 
 
 def test_costs_are_what_only_savepoints_keep(world: World) -> None:

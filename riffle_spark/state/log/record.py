@@ -36,8 +36,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 7
+FORMAT = 8
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_EDITS_FORMAT = 7
+"""The format with changes of state by operators."""
 _MOVES_FORMAT = 6
 """The format with the reasons of moves."""
 _ROW_COUNTS_FORMAT = 5
@@ -53,14 +55,15 @@ _MAGIC = "riffle-log"
 _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
-Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "savepoint"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
 _SINCE_5 = ("row_counts",)
 _SINCE_6 = ("moves",)
-_SINCE_7 = ("savepoints", "previous_offsets")
+_SINCE_7 = ("edit", "purged")
+_SINCE_8 = ("savepoints", "previous_offsets")
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
-_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
+_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (
     "entries",
@@ -74,6 +77,7 @@ _MAPS = (
     "orders",
     "stale_stores",
     "row_counts",
+    "edit",
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
@@ -126,6 +130,8 @@ class Record:
     weights              load of the key-groups
     orders               operator requests (docs/formats.md)
     watermarks           reserved
+    edit                 of kind ``state``: what an operator changed, who and why (docs/formats.md)
+    purged               the newest sequence at which keys were purged, 0 for never; local files from before are deleted
     savepoints           records that are kept until their savepoint is deleted. No object that they list is deleted
     previous_offsets     of the object of a savepoint, and of a rollback to it: the offset-log entry of the batch before
     ==================== ==============================================================================================
@@ -168,6 +174,8 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
     row_counts: Mapping[str, int] = field(default_factory=dict)
     moves: tuple[RecordedMoves, ...] = ()
+    edit: Mapping[str, object] = field(default_factory=dict)
+    purged: int = 0
     savepoints: tuple[RecordedSavepoint, ...] = ()
     previous_offsets: str | None = None
 
@@ -197,6 +205,10 @@ def encode(record: Record) -> bytes:
     body["moves"] = [moves.to_json() for moves in record.moves]
     if not record.moves:
         del body["moves"]
+    if not record.edit:
+        del body["edit"]
+    if not record.purged:
+        del body["purged"]
     body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
     if not record.savepoints:
         del body["savepoints"]
@@ -214,6 +226,8 @@ def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
     if record.savepoints or record.previous_offsets is not None or record.kind == "savepoint":
         return FORMAT  # older packages would delete what the savepoints keep
+    if record.edit or record.purged:
+        return _EDITS_FORMAT
     if record.moves:
         return _MOVES_FORMAT
     if record.row_counts:
@@ -329,7 +343,7 @@ def _record_of_body(
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
     """
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7), (8, _SINCE_8))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
@@ -364,7 +378,7 @@ def _record_of_body(
 
 def _check_references(record: Record) -> None:
     """Raise ``ValueError`` if a record refers to later records, or to a full record far before it."""
-    earlier = (record.full, record.promised, record.target or 0)
+    earlier = (record.full, record.promised, record.target or 0, record.purged)
     if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
         raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
 
