@@ -298,6 +298,7 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
     same_key_groups = (target.dispatch, target.total) == (tail.dispatch, tail.total)
     return replace(
         target,
+        savepoints=tail.savepoints,
         kind="rollback",
         commit_id=stamp.commit_id,
         written_ms=stamp.written_ms,
@@ -306,7 +307,6 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
         rollbacks=tail.rollbacks + 1,
         target=target.sequence,
         promised=tail.promised,
-        savepoints=tail.savepoints,
         members=tail.members,
         delivers_as=target.delivery_rollbacks if runs_again else None,
         orders=tail.orders if same_key_groups else without_key_groups(tail.orders),

@@ -18,12 +18,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedSavepoint
-from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
+from riffle_spark.state.log.savepoints import NewSavepoint, put_savepoint, read_savepoint, savepoint_objects
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import Crash, World, rows_of
-from tests.kit.state.faulty_store import Fault
+from tests.kit.state.faulty_store import Fault, FaultyStore
 
 HOUR_MS = 3_600_000
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -201,8 +201,8 @@ def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_driver_whose_append_is_unclear_refuses(query: Query) -> None:
-    """The record that may have been written may promise less than the one before it."""
+def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Query) -> None:
+    """The driver first finds out what became of the record."""
     query.driver.operations.pin(0, "1")
     query.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
@@ -212,9 +212,23 @@ def test_a_driver_whose_append_is_unclear_refuses(query: Query) -> None:
         query.rest(1, 700)
     query.store.heal()
     query.rest(3, 700)
-    query.feed(4, 4)
-    assert ("refused", "RIFFLE-1574") in query.answers()
-    assert query.tail.savepoints == ()
+    query.feed(4, 30)
+    assert (("applied", "") in query.answers()) == bool(query.tail.savepoints)
+    assert query.missing() == []
+
+
+def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(query: Query) -> None:
+    """The record that may have been written may promise less than the one before it."""
+    store = FaultyStore(query.memory, sleep=lambda _: None)
+    log = Log(store, "")
+    tail = log.open()
+    assert tail is not None
+    store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
+        log.append(tail, log.manifest)
+    with pytest.raises(UnavailableError, match="RIFFLE-1574"):
+        put_savepoint(store, log, tail, NewSavepoint("a", "0" * 32, 0, "ann"), tail.epoch)
+    assert query.memory.list(paths.SAVEPOINTS) == []
 
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "before requests", "after record"])
