@@ -31,8 +31,10 @@ SNAPSHOTS = st.builds(
     HEADS, ATTEMPTS, NUMBERS, CHECKSUMS, NUMBERS,
 )  # fmt: skip
 ENTRIES = st.builds(
-    Entry, st.none() | SNAPSHOTS, st.lists(LINKS | MERGED_LINKS, max_size=4).map(tuple),
-    st.none() | st.integers(-(2**62), 2**62)
+    Entry,
+    st.none() | SNAPSHOTS,
+    st.lists(LINKS | MERGED_LINKS, max_size=4).map(tuple),
+    st.none() | st.integers(-(2**62), 2**62),
 )
 ADDRESSES = st.tuples(st.sampled_from(["totals", "tails"]), st.integers(0, 32_767))
 JSON = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.upkeep.merges import MergePolicy, choose_merges, find_sparse, list_merges
 from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, needs_snapshot
 from riffle_spark.state.log import paths
@@ -24,10 +27,13 @@ from riffle_spark.state.log.manifest import (
     Replacement,
     Snapshot,
 )
+from riffle_spark.state.objects.encryption import key_id_of
 from riffle_spark.testing import InlineBackground
+from riffle_spark.worker.member_folders import keys_of
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, rows_of, totals
+from tests.kit.simulated.world import ROWS, Crash, Oracle, World, drawn_batch, rows_of, totals
 from tests.kit.state.faulty_store import Fault
 
 ADDRESS = ("totals", 3)
@@ -171,7 +177,7 @@ def levels_of(world: World) -> Counter[int]:
     return Counter(link.level for entry in world.log().manifest.entries.values() for link in entry.chain)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
     """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
     I5), copies hold what was committed, and only what records list is left.
@@ -200,7 +206,8 @@ def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, see
         if chance.random() < 0.7:
             world.background.run()
         history.look()
-        history.check_copies(contents)
+        if version % 4 == 3:
+            history.check_copies(contents)
         merges += sum(count for level, count in levels_of(world).items() if level)
     assert merges
     assert world.state("totals") == contents[39]["totals"]
@@ -265,3 +272,71 @@ def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
     target = log.manifest_of(log.read(before))
     assert all(not link.merged for entry in target.entries.values() for link in entry.chain)
     assert all(world.memory.get(name) is not None for name in target.object_names())
+
+
+def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
+    """What such a driver merges after its commit is never listed: it merges what is long overdue before it."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=16, retained_versions=100)
+    history = History(world)
+    longest = 0
+    for version in range(40):
+        world.start()
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+        history.look()
+        longest = max(longest, *(len(entry.chain) for entry in world.log().manifest.entries.values()))
+    assert longest <= 2 * 4 + 8
+    assert world.state("totals") == {f"k{n}": (40, 40) for n in range(20)}
+
+
+def test_variables_with_timers_and_ends_are_merged(tmp_path: Path) -> None:
+    """Values, lists, maps and timers that are set, cleared and expire: the merged rows of each element are the newest,
+    and a cleared list stays cleared.
+    """
+    operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    world = query(tmp_path, operators=[operator], num_standbys=1)
+    history, oracle, chance = History(world), AlarmsOracle(), random.Random(5)
+    contents: dict[int, dict[str, dict[object, tuple[object, ...]]]] = {}
+    merges = 0
+    for version in range(30):
+        rows = drawn_batch(chance, version)
+        now_ms = 1_000 * version
+        in_order = sorted(rows.to_pylist(), key=lambda row: row["at"])
+        oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
+        contents[version] = {"alarms": oracle.state()}
+        world.batch(version, rows)
+        world.background.run()
+        history.look()
+        if version % 4 == 3:
+            history.check_copies(contents)
+        merges += sum(count for level, count in levels_of(world).items() if level)
+    assert merges
+    assert world.state("alarms") == oracle.state()
+
+
+def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
+    """Another member decrypts them, and a part in another key-group's place is refused."""
+    key = base64.b64encode(bytes(range(32))).decode()
+    (tmp_path / "keys").write_text(f"a = {key}\n")
+    world = query(tmp_path / "copies", operators=[totals()], encryption_keys=f"file:{tmp_path / 'keys'}")
+    history = History(world)
+    for version in range(12):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+        world.background.run()
+        history.look()
+    merged_links = {
+        address: link
+        for address, entry in world.log().manifest.entries.items()
+        for link in entry.chain
+        if link.merged is not None
+    }
+    assert len({link.object for link in merged_links.values()}) < len(merged_links)
+    keys = keys_of(world.home)
+    assert keys is not None
+    for (store, key_group), link in merged_links.items():
+        data = world.memory.get(link.object, link.start, link.length)
+        assert data is not None
+        assert key_id_of(data) == "a"
+        keys.decrypt(data, link.place(store, key_group), "")
+        with pytest.raises(CorruptStateError):
+            keys.decrypt(data, link.place(store, key_group + 1), "")
+    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
