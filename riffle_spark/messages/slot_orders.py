@@ -98,7 +98,8 @@ class LateRule(NamedTuple):
 class Home:
     """Where state is stored: the root and its options, the local folder, and the executors that the driver sees alive.
 
-    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``encryption_keys`` names
+    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``purged`` separates them
+    from copies from before keys were purged: it is the number of that record, 0 for none. ``encryption_keys`` names
     where each process finds its keys, ``key`` the key of new parts; both are empty without encryption.
     """
 
@@ -110,6 +111,7 @@ class Home:
     log_id: str = ""
     encryption_keys: str = ""
     key: str = ""
+    purged: int = 0
 
     def to_json(self) -> str:
         """Return the message as one line of JSON. All orders of a batch have the same home, so its text is kept."""

@@ -78,12 +78,9 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
     query.settle()
     query.driver.operations.drain(query.member("2"))
     query.settle()
+    query.clock.advance(30)
     facts = replace(query.driver.facts(), paused_since_ms=1_000)
-    entries = query.log().manifest.entries
-    owners = query.ownership.placement.present.owners
-    for member in facts.members:
-        sizes = [entry.measure() for (_, kg), entry in entries.items() if owners[task(kg)] == member.id]
-        assert (member.state_rows, member.state_bytes) == (sum(s.rows for s in sizes), sum(s.bytes for s in sizes))
+    _check_state_of_members(query, facts)
     assert (facts.drained, facts.pins, facts.disk_limit) == ((query.member("2"),), {"4": query.member("1")}, 0.7)
     used = replace(facts.members[0], disk_used=0.42)
     facts = replace(facts, time_ms=read_status(query.home.root).now_ms, members=(used, *facts.members[1:]))
@@ -107,6 +104,29 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
         assert part in text
     for part in (f'value="{largest.state_bytes}"', "Disk of 70%", "key-group 4 pinned", "drained", "num_standbys"):
         assert part in html
+
+
+def _check_state_of_members(query: Elastic, facts: DriverFacts) -> None:
+    """Compare the state of each member with the entries of the log."""
+    entries = query.log().manifest.entries
+    owners = query.ownership.placement.present.owners
+    for member in facts.members:
+        sizes = [entry.measure() for (_, kg), entry in entries.items() if owners[task(kg)] == member.id]
+        assert (member.state_rows, member.state_bytes) == (sum(s.rows for s in sizes), sum(s.bytes for s in sizes))
+
+
+def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> None:
+    """Whatever the batches change in between: reading all entries is not in proportion to it."""
+    query.clock.advance(30)
+    before = query.driver.facts()
+    _check_state_of_members(query, before)
+    query.clock.advance(1)
+    query.feed(1)
+    after = query.driver.facts()
+    assert [member.state_bytes for member in after.members] == [member.state_bytes for member in before.members]
+    assert after.stores[0].bytes > before.stores[0].bytes
+    query.clock.advance(29)
+    _check_state_of_members(query, query.driver.facts())
 
 
 def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(query: Elastic) -> None:

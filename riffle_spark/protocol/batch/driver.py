@@ -427,10 +427,12 @@ class Driver:
         return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
-        """Return the home with these executors as the live ones, and with the log's id."""
+        """Return the home with these executors as the live ones, and with the log's id and newest purge."""
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
-        return replace(self._home, live=live, log_id=tail.log_id if tail else "")
+        if tail is None:
+            return replace(self._home, live=live, log_id="", purged=0)
+        return replace(self._home, live=live, log_id=tail.log_id, purged=tail.purged)
 
     def _batch_run(self, incoming: IncomingBatch, number: int) -> BatchRun:
         """Return the common parts of the orders for run ``number`` of a batch."""

@@ -56,6 +56,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/formats/arrow_schemas": ("packed schema", "schema text"),
     "state/formats/blocks": ("block",),
     "state/formats/bounded_json": ("record", "record body", "log"),
+    "state/formats/json_keys": "the key or value that the user of a command has typed",
     "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
     "state/log/record": ("record", "record body", "log"),
     "state/objects/azure": _OF_STORE,

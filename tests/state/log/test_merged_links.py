@@ -256,13 +256,13 @@ def test_records_with_merged_deltas_are_read_again() -> None:
 
 
 def test_older_versions_refuse_records_with_merged_deltas_by_their_format() -> None:
-    """The format is 7 only if a merged delta is listed, and a body with them in another format is refused."""
+    """The format is 8 only if a merged delta is listed, and a body with them in another format is refused."""
     plain = records.encode(_record({ADDRESS: Entry(chain=(link(1),))}))
     merged = records.encode(_record({ADDRESS: Entry(chain=(merged_link(Head(1, attempt()), 1),))}))
     assert json.loads(plain.split(b"\n")[0])["format"] == 2
     header = json.loads(merged.split(b"\n")[0])
-    assert header["format"] == 7
-    older = json.dumps({**header, "format": 6}).encode() + b"\n" + merged.split(b"\n", 1)[1]
+    assert header["format"] == 8
+    older = json.dumps({**header, "format": 7}).encode() + b"\n" + merged.split(b"\n", 1)[1]
     with pytest.raises(CorruptStateError, match="merged"):
         records.decode(older, "")
 
