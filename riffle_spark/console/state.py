@@ -30,6 +30,7 @@ class _StateGroup(LazyGroup):
     lazy: Mapping[str, tuple[str, str]] = MappingProxyType(
         {
             "delete": ("state_edits", "Delete keys from a store of a stopped query."),
+            "load": ("export", "Load an exported store into a new root, or into one that lacks the store."),
             "set": ("state_edits", "Set the value of a key in a store of a stopped query."),
         }
     )
