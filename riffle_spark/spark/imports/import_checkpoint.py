@@ -28,6 +28,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
+from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
 from riffle_spark.spark.imports.stage_states import StageState, rows_of_aggregate, rows_of_distinct
 from riffle_spark.spark.job_operators import JobOperators
@@ -35,6 +36,7 @@ from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import aggregate_plan
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
+from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.seeds.first_version import (
@@ -63,6 +65,9 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {
 _CONVERSIONS: Mapping[str, Callable[[StageState], FirstRows]] = {
     "aggregate": rows_of_aggregate,
     "distinct": rows_of_distinct,
+    "groups": rows_of_groups,
+    "join": rows_of_join,
+    "processor": rows_of_processor,
 }
 
 
@@ -255,10 +260,14 @@ def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> It
         state = StageState(stage, operator, native)
         if stage.stage.kind == "aggregate":
             state = replace(state, function_ids=aggregate_plan.function_ids(reader, node))
-        convert = _CONVERSIONS.get(stage.stage.kind)
-        if convert is None:
-            state.refuse(f"riffle import does not move {names.get(operator_id, node.kind)}.", "Start it without state.")
-        yield convert(state)
+        elif stage.stage.kind == "join":
+            state = replace(state, side_ids=[_output_ids(reader.fetch(child.handle)) for child in node.children])
+        yield _CONVERSIONS[stage.stage.kind](state)
+
+
+def _output_ids(plan: Node) -> list[int]:
+    """Return the ids of the columns of a plan in the JVM."""
+    return [int(attribute.exprId().id()) for attribute in items(plan.output())]
 
 
 def _is_stateful(node: PlanNode) -> bool:
