@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from riffle_spark.process.plans.plan_values import attribute_ids
 from riffle_spark.process.stages.paired_rows import LEFT, RIGHT, PairedRows
 from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec
 from riffle_spark.spark.engine.routing import arrow_of, quoted, spark_schema
@@ -57,6 +58,8 @@ def _joined_rows(state: StageState, side: int, *, has_partner: bool) -> DataFram
         )
     rows = rows.where(f"value is not null and value.{stored_names[-1]} = {str(has_partner).lower()}")
     catalyst = stage.map_side.catalyst
+    expressions = [part for node in stage.map_side.values.nodes() for part in node.all_expressions]
+    read_ids = set[int]().union(*map(attribute_ids, expressions))
     plans = dict[int, Node]()
     for hole in stage.map_side.holes:
         attributes = stage.map_side.leaf(hole).output()
@@ -68,8 +71,13 @@ def _joined_rows(state: StageState, side: int, *, has_partner: bool) -> DataFram
             attribute_id = int(attribute.exprId().id())
             if attribute_id in stored_ids:
                 columns.append(f"value.f{stored_ids.index(attribute_id)}")
-            else:
-                columns.append(f"cast(null as {attribute.dataType().sql()})")
+                continue
+            if attribute_id in read_ids:
+                # Cause: Spark's optimiser found that no later part of the query reads the column.
+                state.refuse(
+                    f"Spark stored no {attribute.name()} of {_SIDES[side]} rows.", "Leave this column out of the query."
+                )
+            columns.append(f"cast(null as {attribute.dataType().sql()})")
         frame = rows.selectExpr(*[f"{column} as c{index}" for index, column in enumerate(columns)])
         plans[hole.stage] = FrameRows(catalyst, attributes).project(frame)
     return catalyst.frame(stage.map_side.fill(plans))
