@@ -29,6 +29,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "offline/checkpoint": ("checkpoint",),
     "offline/doctor/machine": "the answer of a program that the same process has started",
     "offline/export": "tests/offline/test_export.py reads damaged descriptions and files",
+    "offline/state_edits": "the value that the user of a command has typed",
     "offline/reshard": "a temporary file that the same process has just written",
     "offline/root_contents": "the key that the user of a command has typed",
     "process/plans/cut": _OF_SPARK,

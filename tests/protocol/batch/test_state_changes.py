@@ -192,7 +192,7 @@ def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
 
 def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It checks key and value first, and `riffle requests` lists the request without them."""
-    monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)  # private: no answer arrives during the command
     common = (world.home.root, "--store", "totals", "--key", SECRET, "--request")
     assert run_command("state", "delete", *common, "--reason", f"of {SECRET}").exit_code == 1
     wrong = run_command("state", "set", *common, "--reason", "r", "--value", '{"total": "x"}', "--execute")
