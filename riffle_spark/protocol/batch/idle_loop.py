@@ -232,7 +232,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, snapshots)
-        self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
+        self._ownership.copies.known.record_removed_links(record.sequence, manifest, snapshots)
 
     def is_delayed(self) -> bool:
         """Return whether the store has just refused a record, so that the next one waits."""
@@ -250,7 +250,10 @@ class IdleLoop:
         draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
         promised = self._upkeep.promise(tail.sequence + 1)
         draft = replace(draft, kind="state", edit=change.edit, row_counts=change.row_counts, promised=promised)
-        changes = dict(change.entries)
+        # A snapshot replaces links of the changed entries too.
+        changed = manifest.with_entries(change.entries)
+        snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
+        changes = {**change.entries, **snapshots}
         self._ports.reached("before change")
         try:
             record = self._log.append(draft, manifest.with_entries(changes), self._ownership.moves.unrecorded())
@@ -261,6 +264,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
+        self._ownership.copies.known.record_removed_links(record.sequence, changed, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append without an answer was committed, and start upkeep at the newest record."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.console import state_edits
-from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.errors import FencedError, RefusedError, UnavailableError
 from riffle_spark.protocol.batch.mailbox import Answer, MailboxRequest, add_request, last_number, read_mailbox
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.log.paths import MAILBOX
@@ -192,7 +192,7 @@ def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
 
 def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It checks key and value first, and `riffle requests` lists the request without them."""
-    monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)  # private: no answer arrives during the command
     common = (world.home.root, "--store", "totals", "--key", SECRET, "--request")
     assert run_command("state", "delete", *common, "--reason", f"of {SECRET}").exit_code == 1
     wrong = run_command("state", "set", *common, "--reason", "r", "--value", '{"total": "x"}', "--execute")
@@ -208,3 +208,20 @@ def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatc
     world.rest()
     assert "applied" in run_command("requests", world.home.root).output
     assert world.state("totals")[SECRET] == (1, 40)
+
+
+def test_a_change_whose_record_is_refused_has_no_answer(world: World) -> None:
+    """The same driver makes it again, once the store accepts the record."""
+
+    def refuse() -> None:
+        raise RefusedError("No rights.", remedy="Grant them.")
+
+    ask(world, "delete")
+    world.at_step = {"before change": refuse}
+    with pytest.raises(RefusedError):
+        world.rest()
+    world.at_step = {}
+    world.rest(5)
+    assert len(changes(world)) == 1
+    assert [answer.state for answer in answers(world)] == ["applied"]
+    assert SECRET not in keys(world)
