@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "drain": ("steering", "Move all key-groups of a running query away from a member."),
     "export": ("export", "Export the newest state of a store to Parquet files."),
+    "import": ("imports", "Move a stopped Spark query to riffle with its state."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
     "ls": ("listing", "List the queries below a prefix with their age, lag and health."),
     "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),

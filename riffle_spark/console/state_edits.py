@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from riffle_spark.console.options import check_folder, read_settings, root_options, show_plan, usage_errors
+from riffle_spark.console.options import check_folder, echo, read_settings, root_options, show_plan, usage_errors
 from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["delete_command", "set_command"]
 
+_WAIT_SECONDS = 60.0
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
@@ -24,6 +25,11 @@ def _edit_options(command: _Command) -> _Command:
         "--reason", required=True, metavar="TEXT", help="Why, at most 200 characters. The log keeps it: no keys."
     )(command)
     command = click.option("--variable", default="", help="A variable of a processor.")(command)
+    command = click.option(
+        "--request",
+        is_flag=True,
+        help="Request it from the running query (control = on), and wait 60 s for the answer.",
+    )(command)
     return click.option("--store", required=True, help="The store of the keys (riffle stores ROOT).")(command)
 
 
@@ -53,6 +59,7 @@ def delete_command(  # noqa: PLR0913 - the command's options
     store: str,
     variable: str,
     reason: str,
+    request: bool,
     key: str | None,
     keys_file: Path | None,
     purge: bool,
@@ -78,6 +85,11 @@ def delete_command(  # noqa: PLR0913 - the command's options
     with usage_errors():
         editor = Editor.of_process(reason)
     settings = read_settings(conf_file, s3_endpoint)
+    if request:
+        if key is None or purge:
+            raise click.UsageError("--request requires --key, and excludes --purge.")
+        _request(root, settings, (store, key, None, editor, variable), execute=execute, as_json=as_json)
+        return
     keys = KeyChoice(key, keys_file)
     if purge:
         plan = _purge(root, settings, store, keys, editor, delivered or checkpoint or False, execute=execute)
@@ -93,6 +105,28 @@ def delete_command(  # noqa: PLR0913 - the command's options
             execute=execute,
         )
     show_plan(plan, as_json=as_json)
+
+
+def _request(
+    root: str,
+    settings: Settings,
+    change: "tuple[str, str, str | None, Editor, str]",
+    *,
+    execute: bool,
+    as_json: bool,
+) -> None:
+    """Request a change from the running query, and show the answer. ``change`` are arguments of ``request_edit``."""
+    from riffle_spark.console.steering import show_answer
+    from riffle_spark.offline.requested_edits import request_edit
+    from riffle_spark.offline.steering import Mailroom
+    from riffle_spark.worker.member_folders import options_of
+
+    mailroom = Mailroom(root, options_of(settings))
+    request = request_edit(mailroom, *change, execute=execute)
+    if request is None:
+        echo("The change fits the store. Add --execute to request it.")
+    else:
+        show_answer(mailroom, request, _WAIT_SECONDS, as_json=as_json)
 
 
 def _purge(
@@ -137,6 +171,7 @@ def set_command(  # noqa: PLR0913 - the command's options
     store: str,
     variable: str,
     reason: str,
+    request: bool,
     key: str,
     value: str,
 ) -> None:
@@ -152,6 +187,9 @@ def set_command(  # noqa: PLR0913 - the command's options
     with usage_errors():
         editor = Editor.of_process(reason)
     settings = read_settings(conf_file, s3_endpoint)
+    if request:
+        _request(root, settings, (store, key, value, editor, variable), execute=execute, as_json=as_json)
+        return
     plan = set_value(
         root,
         store,

@@ -6,6 +6,7 @@ and no key.
 """
 
 import getpass
+import json
 import socket
 import time
 import uuid
@@ -47,7 +48,7 @@ from riffle_spark.state.schemas.store_schema import (
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["Editor", "KeyChoice", "OpenRoot", "delete_keys", "open_root", "set_value"]
+__all__ = ["Editor", "KeyChoice", "OpenRoot", "delete_keys", "open_root", "parse_value", "set_value"]
 
 _REASON_MAX = 200
 
@@ -222,8 +223,14 @@ def set_value(  # noqa: PLR0913 - the options of a command
     """
     opened = open_root(root, options or StoreOptions(), encryption_keys)
     keys = read_keys(KeyChoice(key), opened.schema(store))
+    edit = EditOfState(store, keys, variable, (parse_value(value),), opened.tail.time_ms or 0)
+    return _change(opened, edit, editor, execute=execute)
+
+
+def parse_value(text: str, *, exact: bool = True) -> object:
+    """Return the JSON value of a text, with exact decimals or with floats. Raises ``ConfigError`` for other text."""
     try:
-        parsed = parse_json(value)
+        return parse_json(text) if exact else json.loads(text)
     except ValueError as error:
         raise ConfigError(
             f"The value is not JSON: {error}.",
@@ -231,8 +238,6 @@ def set_value(  # noqa: PLR0913 - the options of a command
             where="--value",
             id="RIFFLE-1598",
         ) from error
-    edit = EditOfState(store, keys, variable, (parsed,), opened.tail.time_ms or 0)
-    return _change(opened, edit, editor, execute=execute)
 
 
 def _change(opened: OpenRoot, edit: EditOfState, editor: Editor, *, execute: bool) -> Plan:

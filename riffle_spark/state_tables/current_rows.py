@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.columns import one_array
+from riffle_spark.columns import Mask, one_array
 from riffle_spark.state.copies.elements import ElementRows, ElementRun, number_keys, structs_of
 from riffle_spark.state.copies.part_runs import split_into_runs
 from riffle_spark.state.copies.run import Run, merge_runs
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.due_times import first_ms_of, in_milliseconds
-from riffle_spark.state.formats.key_codec import normalise_zeros
+from riffle_spark.state.formats.key_codec import find_differing_rows, normalise_zeros
+from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -42,7 +43,7 @@ def rows_of_plain(schema: PlainColumns, columns: TableColumns, keys: RequestedKe
         ]
         if schema.due is not None:
             runs = [replace(run, first_ms=first_ms_of(timer_ms)) for run in runs]
-        rows = merge_runs(runs, schema.key.names, row_schema, bottom=True)
+        rows = _merge_newest(runs, schema.key.names, row_schema)
         rows = rows if keys is None else rows.filter(keys.mask_rows(rows.select(schema.key.names).columns))
         rows = normalise_zeros(rows, schema.key.names)
         content = cast_table(rows.select(schema.part_schema().names), schema.part_schema())
@@ -51,6 +52,38 @@ def rows_of_plain(schema: PlainColumns, columns: TableColumns, keys: RequestedKe
         return pa.table([*content.columns, *added], schema=output)
 
     return rows_of
+
+
+def _merge_newest(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema) -> pa.Table:
+    """Return the newest row of each key in runs of columns ``rows``, newest run first, without deleted rows.
+
+    The oldest run usually has most rows, and few of them are replaced. So its other rows are not sorted again.
+    """
+    if not runs:
+        return rows.empty_table()
+    *newer, oldest = runs
+    stays = ~oldest.are_gone(np.arange(len(oldest.hashes)))
+    if not newer:
+        return _select(pa.Table.from_batches([oldest.rows], rows), stays)
+    upper = merge_runs(newer, keys, rows, bottom=False)
+    hashes = one_array(upper.column(HASH)).to_numpy()
+    first = np.searchsorted(oldest.hashes, hashes, side="left")
+    counts = np.searchsorted(oldest.hashes, hashes, side="right") - first
+    hits = np.flatnonzero(counts)
+    replaced = first[hits]
+    pairs = upper.select(keys).take(pa.array(hits)), oldest.rows.select(keys).take(pa.array(replaced))
+    is_shared = bool(np.any(np.diff(hashes) == 0)) or bool(np.any(counts > 1))
+    if is_shared or len(find_differing_rows(pairs[0], pa.Table.from_batches([pairs[1]]))):
+        return merge_runs(runs, keys, rows, bottom=True).select(rows.names)  # two keys have one hash
+    stays[replaced] = False
+    is_deleted = one_array(upper.column(DELETED)).to_numpy(zero_copy_only=False)
+    below = _select(pa.Table.from_batches([oldest.rows], rows), stays)
+    return pa.concat_tables([below, _select(upper.select(rows.names), ~is_deleted)])
+
+
+def _select(table: pa.Table, mask: Mask) -> pa.Table:
+    """Return the rows of a mask, without a copy if they are all rows."""
+    return table if mask.all() else table.filter(pa.array(mask))
 
 
 def rows_of_variable(schema: VariableColumns, name: str, keys: RequestedKeys | None, output: pa.Schema) -> RowsOf:

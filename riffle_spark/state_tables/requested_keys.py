@@ -140,8 +140,8 @@ def _misfit_error(key: object, schema: StoreSchema, error: Exception) -> ConfigE
     key_text = str(key)[:80]
     return ConfigError(
         f"{key_text!r} is not a key of store {schema.store!r}: {error}",
-        remedy=f"Give {described}: one column as a value, several as a list or an object by column. In JSON write "
-        f'bytes as {{"{BASE64}": "..."}}, and dates, times and decimals as text.',
+        remedy=f"Give {described}: a value for one column, a list or an object for several. In JSON write bytes "
+        "as an object with base64, and dates, times and decimals as text.",
         where=schema.store,
         id="RIFFLE-1556",
     )

@@ -398,7 +398,7 @@ def test_stores_whose_values_cannot_be_set_are_refused_by_kind() -> None:
     key = pa.schema([("k", pa.string())])
     dues = PlainColumns("s", key, pa.schema([("due", pa.int64())]), "due", "EventTime")
     lists = pa.schema([(name, pa.list_(pa.int64())) for name in ("start", "end")])
-    sessions = make_recorded_text(None, PlainColumns("s", key, lists), 0, {"end": "session_window(t, '5s').end"})
+    sessions = make_recorded_text(None, PlainColumns("s", key, lists), 0, {"end": "key session_window"})
     join = make_recorded_text(None, VariableColumns("s", key, ()), 0, {"join": "inner"})
     counted = PlainColumns("s", pa.schema([*key, ("v", pa.int64())]), pa.schema([("n", pa.int64())]), routed_by=("k",))
     for text, problem in (

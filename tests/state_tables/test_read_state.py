@@ -17,6 +17,7 @@ from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE
 from riffle_spark.state_tables import read_state as reading
+from riffle_spark.state_tables.requested_keys import requested_keys
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
@@ -255,3 +256,32 @@ def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
         reader.read_next_batch()
         assert store.requests["get"] - before < 8
         del reader
+
+
+def test_keys_that_share_a_hash_are_told_apart() -> None:
+    """In the same part and in several, with every requested key alone."""
+    from tests.state.copies.test_run import PAIRS, TWINS
+
+    operator_of_pairs = Stateful("s", ("a", "b"), aggregate(n=count()))
+    with Harness(operator_of_pairs, PAIRS.key, snapshot_chain_links=2) as query:
+        expected: dict[tuple[int, int], int] = {}
+        for some in (TWINS[:3], TWINS[2:5], TWINS[:1], TWINS, TWINS[1:2]):
+            query.feed([{"a": a, "b": b} for a, b in some])
+            expected |= {key: expected.get(key, 0) + 1 for key in some}
+            rows = read_state(query.root).read_all().to_pylist()
+            assert {(row["a"], row["b"]): row["n"] for row in rows} == expected
+        for key, total in expected.items():
+            (row,) = read_state(query.root, keys=[key]).read_all().to_pylist()
+            assert row["n"] == total
+
+
+def test_one_key_takes_few_requests() -> None:
+    """A LIST, two records of the log, and a GET for each part, whatever the number of key-groups."""
+    with visits(key_groups=64) as query:
+        query.feed([{"user": f"user-{n}", "amount": n} for n in range(2000)])
+        query.feed([{"user": "user-7", "amount": 1}])
+        root = open_root(query.root)
+        table = root.view().table(None)
+        rows = reading.read_table(table, requested_keys(["user-7"], table.store_schema)).read_all()
+        assert rows["total"].to_pylist() == [8]
+        assert sum(root.objects.requests.values()) <= 5

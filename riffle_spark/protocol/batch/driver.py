@@ -20,6 +20,7 @@ from riffle_spark.protocol.batch.mailbox import last_number
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
+from riffle_spark.protocol.batch.state_changes import StateChanges
 from riffle_spark.protocol.facts import DriverFacts, FailureFacts
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
@@ -66,6 +67,7 @@ class Driver:
         self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
+        self._state_changes = StateChanges(ports, self._log, self.mailbox, self._idle_loop, self._present_home)
         self._facts = FactCollector(self.ownership, self.operations, ports.clock)
         self._turn = ports.background.lock()
         self.idle_operators: Sequence[Operator] = ()
@@ -120,10 +122,10 @@ class Driver:
             operators = self.idle_operators
             if not operators:
                 return False
-            if executors and self._idle_loop.is_idle():
-                self._poll_mailbox()
-            self._apply_requests()
             try:
+                if executors and self._idle_loop.is_idle():
+                    self._poll_mailbox()
+                self._apply_requests()
                 return self._idle_loop.do_housekeeping(
                     executors,
                     self._settings,
@@ -215,8 +217,7 @@ class Driver:
 
     def _poll_mailbox(self) -> None:
         """Read and apply the requests from outside."""
-        self.mailbox.poll(self._settings)
-        self._apply_requests()
+        self._state_changes.poll(lambda: self._settings, self._apply_requests)
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
@@ -478,7 +479,7 @@ class Driver:
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)
         self._facts.commit_ms = record.written_ms
-        batch.snapshots = len(snapshots)
+        batch.snapshots = sum(entry.snapshot != manifest.entry(*a).snapshot for a, entry in snapshots.items())
         batch.warn_of_changed_stores(tail, operators)
         return record
 

@@ -251,9 +251,9 @@ def _float_of(value: object) -> float:
 
 def _decimal_of(value: object) -> Decimal:
     """Return a number or a text as a decimal. Raises ``TypeError`` or ``InvalidOperation``."""
-    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise TypeError
-    return Decimal(value)
+    return Decimal(repr(value) if isinstance(value, float) else value)
 
 
 def _bool_of(value: object) -> bool:

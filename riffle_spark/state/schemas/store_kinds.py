@@ -10,6 +10,8 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings
 __all__ = ["StoreKind", "kind_of_store", "why_not_set"]
 
 StoreKind: TypeAlias = Literal["columns", "distinct", "distinct values", "join", "processor", "session"]
+_OF_KEY = "key "
+"""The start of the meaning of a grouping column."""
 _WHY_NOT_SET: Mapping[StoreKind, str] = {
     "distinct": "a de-duplication stores only its keys",
     "distinct values": "a group with count(DISTINCT ...) has a row per counted value",
@@ -32,9 +34,9 @@ def kind_of_store(schema: StoreSchema, text: Mapping[str, str]) -> StoreKind:
     values = [field for field in state if field.name != schema.due]
     if not values:
         return "distinct"
-    # The start and end of a session are among the meanings of a wrapped query's keys, but not among the key columns.
-    is_of_key = {field.name for field in values} & {name for name, text in meanings.items() if "session_window" in text}
-    return "session" if is_of_key and all(pa.types.is_list(field.type) for field in values) else "columns"
+    # The start and the end of a session are parts of the grouping key, but not of the stored key.
+    has_window = any(meanings.get(field.name, "").startswith(_OF_KEY) for field in values)
+    return "session" if has_window and all(pa.types.is_list(field.type) for field in values) else "columns"
 
 
 def why_not_set(kind: StoreKind) -> str | None:
