@@ -154,7 +154,7 @@ def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypat
     """It would delete what the savepoint keeps. Once the savepoint is deleted and a batch committed, it reads again."""
     Savepoints(world.home.root).create("a")
     with monkeypatch.context() as older:
-        older.setattr(record, "FORMAT", 7)
+        older.setattr(record, "FORMAT", 8)
         with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
             world.log()
         world.start()
@@ -166,7 +166,7 @@ def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypat
     newest = world.log().tail
     assert newest is not None
     data = world.memory.get(paths.record_name(newest.sequence)) or b""
-    assert json.loads(data.partition(b"\n")[0])["format"] < 8
+    assert json.loads(data.partition(b"\n")[0])["format"] < 9
 
 
 def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:

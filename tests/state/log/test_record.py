@@ -138,11 +138,11 @@ def test_a_record_with_savepoints_has_a_format_of_its_own(changes: dict[str, Any
     """Older packages would delete what the savepoints keep. They refuse this format."""
     record = replace(PLAIN, **changes)
     data = encode(record)
-    assert json.loads(data.partition(b"\n")[0])["format"] == 8
+    assert json.loads(data.partition(b"\n")[0])["format"] == 9
     assert decode(data, "log/0") == record
     if "kind" not in changes:
         with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
-            decode(packed(body_of(record), 7), "log/0")
+            decode(packed(body_of(record), 8), "log/0")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
     """Their ids become names of objects, and their names are shown."""
     body = {**body_of(PLAIN), "savepoints": [replace(SAVEPOINT, **changes).to_json()]}
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
-        decode(packed(body, 8), "log/0")
+        decode(packed(body, 9), "log/0")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":9', 1)
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":10', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
 
