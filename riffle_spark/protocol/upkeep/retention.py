@@ -199,9 +199,14 @@ class Deletes:
         """The savepoints in the driver's newest record."""
         return self._tail.savepoints if self._tail else ()
 
-    def set_tail(self, record: Record) -> None:
-        """Set the driver's newest record. Deletes stop once another driver has appended after it."""
+    def set_tail(self, record: Record) -> list[str]:
+        """Set the driver's newest record. Return the names of the savepoints that it no longer lists.
+
+        Deletes stop once another driver has appended after it.
+        """
+        deleted = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
         self._tail = record
+        return deleted
 
     def run(self, names: Sequence[str]) -> Steps[bool]:
         """Return the steps that delete the objects.

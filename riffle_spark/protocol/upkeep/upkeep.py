@@ -207,12 +207,9 @@ class Upkeep:
     def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
         """Record a commit: objects that it no longer lists may be deleted later.
 
-        After a savepoint was deleted, a scan soon finds what only the savepoint kept.
-
         ``manifest`` is the manifest before its ``changes``.
         """
-        deleted_savepoints = [each for each in self._deletes.savepoints if each not in record.savepoints]
-        self._deletes.set_tail(record)
+        deleted_savepoints = self._deletes.set_tail(record)
         self._promised = record.promised
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
@@ -220,9 +217,8 @@ class Upkeep:
         merged_names = {replacement.link.object for _, replacement in self._merged}
         if merged_names:
             merged_names -= {link.object for entry in changes.values() for link in entry.chain if link.merged}
-        self._retention.retire(record.sequence, [*unused, *sorted(merged_names)])
+        self._retention.retire(record.sequence, [*unused, *sorted(merged_names), *deleted_savepoints])
         if deleted_savepoints:
-            self._retention.retire(record.sequence, [paths.savepoint_name(each.id) for each in deleted_savepoints])
             self._scans.hasten()
         self._forget_taken()
 
