@@ -258,10 +258,11 @@ class Scans:
         finally:
             self._is_running = False
 
-    def hasten(self) -> None:
-        """Let a scan be due now, or once the present one has ended."""
-        self._next = 0.0
-        self._is_hastened = True
+    def hasten_after(self, deleted_savepoints: Sequence[str]) -> None:
+        """If savepoints were deleted, let a scan be due now, or once the present one has ended."""
+        if deleted_savepoints:
+            self._next = 0.0
+            self._is_hastened = True
 
     def record_result(self, result: ScanResult, retention: Retention, interval: float) -> None:
         """Record the result of a scan, and set the time of the next one."""

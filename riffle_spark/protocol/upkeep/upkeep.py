@@ -218,8 +218,7 @@ class Upkeep:
         if merged_names:
             merged_names -= {link.object for entry in changes.values() for link in entry.chain if link.merged}
         self._retention.retire(record.sequence, [*unused, *sorted(merged_names), *deleted_savepoints])
-        if deleted_savepoints:
-            self._scans.hasten()
+        self._scans.hasten_after(deleted_savepoints)
         self._forget_taken()
 
     def _forget_taken(self) -> None:
