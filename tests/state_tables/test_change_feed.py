@@ -16,6 +16,7 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
+from riffle_spark.state_tables.differences import DELETE, iterate_differences
 from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
@@ -117,7 +118,7 @@ def test_keys_that_expire_are_not_read_and_are_deletes(name: str) -> None:
     late = LateRule("at", "rows")
     with Harness(
         Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.output, late=late, snapshot_chain_links=3,
-        key_groups=2,
+        key_groups=16,
     ) as query:  # fmt: skip
         for batch in range(10):
             query.advance_watermark(1000 * batch)
@@ -129,6 +130,17 @@ def test_keys_that_expire_are_not_read_and_are_deletes(name: str) -> None:
         assert len(known) < 20
         assert read_changes(table, 0, 9).read_all()[CHANGE_TYPE].to_pylist().count("delete") > 9
         assert check_changes(query.root) > 39
+        tables = [read_table(open_root(query.root).view(batch).table(None)).read_all() for batch in range(10)]
+        known_keys = [{tuple(row[name] for name in form.key) for row in rows.to_pylist()} for rows in tables]
+        for batch in range(1, 10):
+            left, right = (open_root(query.root).view(version).table(None) for version in (batch - 1, batch))
+            deleted = {
+                tuple(row[name] for name in form.key)
+                for difference in iterate_differences(left, right)
+                for change, row in zip(difference.changes.to_pylist(), difference.before.to_pylist(), strict=True)
+                if change == DELETE
+            }
+            assert deleted == known_keys[batch - 1] - known_keys[batch]
 
 
 def test_changes_of_the_sides_of_a_join() -> None:
