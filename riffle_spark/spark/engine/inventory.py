@@ -17,6 +17,7 @@ from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.active_run import active_run
+from riffle_spark.spark.engine.connect_root import session_of_user
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -376,7 +377,7 @@ def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:
 
 def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     """Return the facts of a batch with Spark Connect. Raises ``ConfigError`` if the session has several queries."""
-    active = batch.sparkSession.streams.active
+    active = session_of_user(batch.sparkSession).streams.active
     if len(active) > 1:
         # Cause: On Spark Connect a batch does not show its query, so a session may run only one.
         raise ConfigError(
