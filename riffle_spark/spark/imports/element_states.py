@@ -1,23 +1,25 @@
-"""Convert Spark's state of joins and of ``applyInPandasWithState`` to rows of riffle's stores."""
+"""Convert Spark's state of joins and of users' functions to rows of riffle's stores."""
 
 from functools import reduce
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.process.plans.plan_values import attribute_ids
 from riffle_spark.process.stages.paired_rows import LEFT, RIGHT, PairedRows
 from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec
-from riffle_spark.spark.engine.routing import quoted, spark_schema
+from riffle_spark.spark.engine.routing import arrow_of, quoted, spark_schema
 from riffle_spark.spark.imports.stage_states import StageState, key_columns
 from riffle_spark.spark.plans.batch_pieces import FrameRows
 from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.spark.seeds.first_version import FirstRows
+from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["rows_of_groups", "rows_of_join"]
+__all__ = ["rows_of_groups", "rows_of_join", "rows_of_processor"]
 
 _SIDES: Final = (LEFT, RIGHT)
 _NEVER: Final = -1
@@ -116,3 +118,54 @@ def rows_of_groups(state: StageState) -> FirstRows:
         columns.append("value.f0 is not null")
     columns += [f"value.f0.f{index}" for index in range(len(compute.state))]
     return state.first_rows(frame.selectExpr(*columns))
+
+
+def rows_of_processor(state: StageState) -> FirstRows:
+    """Return the rows of a ``StatefulProcessor``: its variables, and its timers."""
+    schema = state.operator.schema
+    assert isinstance(schema, VariableColumns), "a processor has variables"
+    frames = [_variable_rows(state, schema, variable) for variable in schema.variables]
+    if state.operator.declared.time_mode != "None":
+        timers = state.native.rows(readRegisteredTimers="true")
+        frames.append(_wide_rows(state, schema, timers, TIMER, due="expiration_timestamp_ms"))
+    if not frames:
+        state.refuse("The processor has no state.", "Start the query without state, in an empty root.")
+    return state.first_rows(reduce(DataFrame.unionAll, frames))
+
+
+def _variable_rows(state: StageState, schema: VariableColumns, variable: Variable) -> DataFrame:
+    """Return the rows of a variable as rows of the store. Raises ``ConfigError`` for a variable with a TTL."""
+    name = variable.name
+    if variable.ttl_ms is not None:
+        state.refuse(f"Variable {name!r} has a time to live.", "Start the query without state.")
+    if variable.kind == "list":
+        rows = state.native.rows(stateVarName=name, flattenCollectionTypes="false")
+        rows = rows.selectExpr("key", "posexplode(list_value) as (position, value)")
+        return _wide_rows(state, schema, rows, name, index="cast(position as bigint)", value="value")
+    rows = state.native.rows(stateVarName=name)
+    if variable.kind == "map":
+        value = "named_struct('key', user_map_key, 'value', user_map_value)"
+        return _wide_rows(state, schema, rows, name, value=value)
+    return _wide_rows(state, schema, rows, name, value="value")
+
+
+def _wide_rows(
+    state: StageState,
+    schema: VariableColumns,
+    rows: DataFrame,
+    name: str,
+    *,
+    index: str = "cast(null as bigint)",
+    value: str = "null",
+    due: str = "cast(null as bigint)",
+) -> DataFrame:
+    """Return rows of the variable ``name`` as rows of the store, given the SQL of its columns."""
+    texts = [*key_columns(state.stage.grouping, range(len(state.stage.grouping))), f"'{name}'", index, due]
+    columns = [F.expr(text) for text in texts]
+    for variable in schema.variables:
+        column = F.lit(None)
+        if variable.name == name:
+            column = F.expr(value)
+            state.check_types(arrow_of(rows.select(column.alias(name)).schema), pa.schema([(name, variable.type)]))
+        columns.append(column.cast(spark_schema(pa.schema([(name, variable.type)]))[name].dataType))
+    return rows.select(*[column.alias(f"c{number}") for number, column in enumerate(columns)])

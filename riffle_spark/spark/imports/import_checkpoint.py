@@ -29,7 +29,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
-from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join
+from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
 from riffle_spark.spark.imports.stage_states import StageState, rows_of_aggregate, rows_of_distinct
 from riffle_spark.spark.job_operators import JobOperators
@@ -69,6 +69,7 @@ _CONVERSIONS: Mapping[str, Callable[[StageState], FirstRows]] = {
     "distinct": rows_of_distinct,
     "groups": rows_of_groups,
     "join": rows_of_join,
+    "processor": rows_of_processor,
 }
 
 
@@ -272,8 +273,6 @@ def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int, offse
                 "Spark 3.5 wrote no metadata of its session windows, so Spark cannot read them from RocksDB.",
                 "Run the Spark query on Spark 4 until it has committed a batch, stop it, and run the command again.",
             )
-        if stage.stage.kind not in _CONVERSIONS:
-            state.refuse(f"riffle import does not move {names.get(operator_id, node.kind)}.", "Start it without state.")
         yield _CONVERSIONS[stage.stage.kind](state)
 
 

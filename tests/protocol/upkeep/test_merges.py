@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError
@@ -58,7 +58,8 @@ def ordered(policy: MergePolicy, entry: Entry, version: int) -> Entry | None:
     return orders["m1"][0].entry if orders else None
 
 
-@given(st.integers(4, 16), st.integers(1, 3000), st.integers(1, 5))
+@settings(max_examples=40)
+@given(st.integers(4, 16), st.integers(1, 1200), st.integers(1, 5))
 def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, deltas: int, late: int) -> None:
     """Merges that are listed some batches late, too: with ``fan_in`` to the power of ``n`` deltas a chain has at most
     ``fan_in`` links for each of ``n`` levels, and each row was written once per level.
@@ -257,6 +258,26 @@ def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
     merges = world.driver._upkeep._merged  # private: the links that no record lists yet
     assert present
     assert present <= listed | {replacement.link.object for _, replacement in merges}
+
+
+def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_path: Path) -> None:
+    """A snapshot or another merge took its first head off the chain."""
+    world = query(tmp_path, executors=["1"], operators=[totals()])
+    upkeep = world.driver._upkeep  # private: the links that no record lists yet
+    version = 0
+    while not upkeep._merged:
+        world.batch(version, rows_of(("a", 1, 0)))
+        world.background.run()
+        upkeep.gather(world.driver.ownership)
+        version += 1
+    ((address, replacement),) = upkeep._merged
+    upkeep._merged[:] = [(address, replacement._replace(since=Head(999, "1-a")))]
+    assert world.memory.get(replacement.link.object) is not None
+    for later in range(version, version + 40):
+        world.clock.advance(10)
+        world.batch(later, rows_of(("a", 1, 0)))
+        world.background.run()
+    assert world.memory.get(replacement.link.object) is None
 
 
 def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:

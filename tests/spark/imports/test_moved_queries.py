@@ -32,6 +32,7 @@ KINDS = (
     "inner",
     "key",
     "outer",
+    "processor",
     "semi",
     "session",
     "sliding",

@@ -120,6 +120,7 @@ def test_the_copies_of_the_merging_member_need_no_merged_delta(place: Place) -> 
     for version in (1, 2, 3):
         place.seal(version, {0: {"a": version}, 1: {"b": version}}, kept=True)
     merge(place, {kg: last_links(entry, 3) for kg, entry in place.entries.items()})
+    assert [place.local(kg) for kg in (0, 1)] == [(place.entries[kg].head, place.wanted[kg]) for kg in (0, 1)]
     place.seal(4, {0: {"c": 4}}, kept=True)
     place.store.calls.clear()
     place.bring()
