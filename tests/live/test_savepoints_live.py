@@ -78,6 +78,7 @@ class Query:
         return {row.pop("k"): {"rows": row["rows"], "total": row["total"]} for row in table.to_pylist()}
 
 
+@pytest.mark.usefixtures("nothing_is_young")
 def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_later(
     spark_that_forgets: SparkSession, tmp_path: Path
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_
     again = Query(spark, query.folder, feed)
     again.run()
     assert again.state() == after(range(BATCHES))
-    assert committed(query.root)[-1] == BATCHES - 1
+    assert committed(query.root)[-1] >= kept, "the rows come again, perhaps in fewer batches"
 
     other = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
     other.feed.add(rows(1000))
