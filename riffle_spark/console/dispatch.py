@@ -1,9 +1,10 @@
 """The commands `riffle dispatch` and `riffle keys`."""
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,7 +47,7 @@ def dispatch_command(
 
     settings = read_settings(conf_file, s3_endpoint)
     with usage_errors():
-        function = load_function(partition_of) if partition_of else None
+        function: PartitionOf | None = load_function(partition_of, "--partition-of") if partition_of else None
     plan = switch_dispatch(
         root,
         to,
@@ -80,23 +81,24 @@ def keys_command(
     show_plan(plan, as_json=as_json)
 
 
-def load_function(path: str) -> "PartitionOf":
-    """Return the function ``module:function``, also from the current folder. Raises ``ConfigError`` if it is none."""
+def load_function(path: str, option: str) -> Callable[..., Any]:
+    """Return the function ``module:function``, also from the current folder. Raises ``ConfigError`` if it is none.
+
+    ``option`` is the option that names it.
+    """
     module, _, name = path.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        function: PartitionOf = getattr(import_module(module), name)
+        function: Callable[..., Any] = getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"Cannot import {path!r}: {error!r}",
             remedy="Write it as module:function. Run the command in the folder of the module, or install it.",
-            where="--partition-of",
+            where=option,
             id="RIFFLE-0112",
         ) from error
     if not callable(function):
-        raise ConfigError(
-            f"{path!r} is not a function.", remedy="Name a function.", where="--partition-of", id="RIFFLE-0113"
-        )
+        raise ConfigError(f"{path!r} is not a function.", remedy="Name a function.", where=option, id="RIFFLE-0113")
     return function

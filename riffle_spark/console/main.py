@@ -19,6 +19,7 @@ COMMANDS = {
     "dispatch": ("dispatch", "Switch a stopped query's state to another dispatch."),
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "drain": ("steering", "Move all key-groups of a running query away from a member."),
+    "import": ("imports", "Move a stopped Spark query to riffle with its state."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
     "ls": ("listing", "List the queries below a prefix with their age, lag and health."),
     "log": ("contents", "List the newest records of a query's log, and what a rollback may return to."),

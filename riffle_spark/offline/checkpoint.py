@@ -14,7 +14,7 @@ from riffle_spark.state.objects.open import masked
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint", "describe_missing_entries"]
+__all__ = ["Checkpoint", "describe_missing_entries", "with_added_sources"]
 
 _Result = TypeVar("_Result")
 _SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
@@ -150,6 +150,51 @@ class Checkpoint:
         return self._with_masked_errors(
             lambda: self._restore_entries(version, offsets, previous_offsets, runs_again=runs_again)
         )
+
+    def last_committed_batch(self) -> int:
+        """Return the newest batch with an entry in both logs, -1 if there is none."""
+        planned, committed = self._with_masked_errors(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
+        return max({*planned} & {*committed}, default=-1)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no file at the location."""
+
+        def read() -> bool:
+            files, base = self._files()
+            return not files.get_file_info(fs.FileSelector(base, allow_not_found=True))
+
+        return self._with_masked_errors(read)
+
+    def copy_to(self, target: "Checkpoint", batch: int, added_sources: int = 0) -> None:
+        """Copy to ``target`` what a query needs to continue after the committed ``batch``, without Spark's state.
+
+        The entries of the offset log from the one before ``batch`` on, the commit of ``batch``, the query id, and the
+        logs of sources. ``added_sources`` sources without an offset are added to the offset-log entries. The query id
+        is written last, so that an interrupted copy is not a checkpoint.
+        """
+        self._with_masked_errors(lambda: self._copy(target, batch, added_sources))
+
+    def _copy(self, target: "Checkpoint", batch: int, added_sources: int) -> None:
+        """Copy the files. See ``copy_to``."""
+        files, base = self._files()
+        target_files, target_base = target._files()
+        for entry in [entry for entry in self._batch_ids("offsets") if entry >= batch - 1]:
+            text = with_added_sources(self._read(files, f"{base}/offsets/{entry}") or "", added_sources)
+            self._write(target_files, f"{target_base}/offsets", entry, text)
+        commit = self._read(files, f"{base}/commits/{batch}") or ""
+        self._write(target_files, f"{target_base}/commits", batch, commit)
+        if files.get_file_info(f"{base}/sources").type is fs.FileType.Directory:
+            fs.copy_files(
+                f"{base}/sources",
+                f"{target_base}/sources",
+                source_filesystem=files,
+                destination_filesystem=target_files,
+            )
+        target_files.create_dir(target_base)
+        with files.open_input_stream(f"{base}/metadata") as stream:
+            metadata = stream.read(_METADATA_BYTES_MAX)
+        with target_files.open_output_stream(f"{target_base}/metadata") as output:
+            output.write(metadata)
 
     def _with_masked_errors(self, work: Callable[[], _Result]) -> _Result:
         """Run ``work`` and return its result. Errors of the file system become ``UnavailableError``.
@@ -304,6 +349,11 @@ def _watermark_in(offsets: str) -> int:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
         return 0
+
+
+def with_added_sources(entry: str, count: int) -> str:
+    """Return an offset-log entry with ``count`` further sources at its end, which have no offset yet."""
+    return "\n".join([entry.rstrip("\n"), *[_NO_OFFSET] * count])
 
 
 def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, int]) -> str:

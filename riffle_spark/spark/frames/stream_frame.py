@@ -29,7 +29,7 @@ from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "start_prepared"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "query_parts", "start_prepared"]
 
 _OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
@@ -118,6 +118,17 @@ class StreamWriter(DataStreamWriter):
 def start_prepared(writer: StreamWriter, prepare: Callable[[StreamJob], object]) -> StreamingQuery:
     """Start a query as ``writer.start()`` does, and call ``prepare`` with its job before."""
     return start_query(writer._frame, WriterSettings(tuple(writer._calls)), writer._options, prepare)
+
+
+def query_parts(query: object) -> tuple[DataFrame, WriterSettings, StreamOptions] | None:
+    """Return the frame, the writer's settings and the options of a wrapped frame or of its writer.
+
+    ``None`` for any other object.
+    """
+    writer = query.writeStream if isinstance(query, StreamFrame) else query
+    if not isinstance(writer, StreamWriter):
+        return None
+    return writer._frame, WriterSettings(tuple(writer._calls)), writer._options
 
 
 class StreamFrame(ClassicFrame):
@@ -236,6 +247,7 @@ def on(
     settings: Settings | None = None,
     late_rows: Place | None = None,
     dead_letters: Place | None = None,
+    initial_state: Mapping[str, DataFrame] | None = None,
 ) -> StreamFrame:
     """Return a streaming frame whose stateful operators run on riffle. It has all methods of a ``DataFrame``.
 
@@ -253,6 +265,8 @@ def on(
       of ``foreachBatch``.
     - ``dead_letters``: the destination of rows for which a function (``applyInPandasWithState``,
       ``transformWithState``, ``transformWithStateInPandas``) raises an error. Without it the query fails.
+    - ``initial_state``: a static frame by store, from which an aggregate, a de-duplication or session windows start.
+      It is written before the query's first batch if the root is empty, and ignored otherwise.
 
     Raises ``ConfigError`` if ``frame`` is not a streaming frame, if ``root`` is not the URL of a root, and on Spark
     Connect.
@@ -267,7 +281,10 @@ def on(
     for place in (late_rows, dead_letters):
         if place is not None:
             side_sink(place)  # Checks its argument.
-    return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
+    return _with_options(
+        frame,
+        StreamOptions(root or "", settings, late_rows or None, dead_letters or None, initial_state or None),
+    )
 
 
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:

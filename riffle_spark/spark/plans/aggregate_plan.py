@@ -38,10 +38,10 @@ from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
 from riffle_spark.spark.plans.plan_reader import PlanReader
-from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
+from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions, result_id
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
-__all__ = ["AggregatePlan", "read_aggregate"]
+__all__ = ["AggregatePlan", "function_ids", "read_aggregate"]
 
 _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
     **dict.fromkeys(("byte", "short", "integer", "long"), int),
@@ -56,13 +56,16 @@ class AggregatePlan:
     """A stage that is an aggregate: its specification, and its map side and evaluation as pieces.
 
     ``map_side`` makes ``spec.rows`` of the input, ``evaluation`` makes the aggregate's output of ``spec.output``.
-    ``keys`` maps each key column to the SQL of its expression.
+    ``keys`` maps each key column to the SQL of its expression. ``grouping`` and ``result_ids`` are the grouping
+    expressions, and Spark's id of each function's result, in the order of ``spec``.
     """
 
     spec: AggregateSpec
     keys: Mapping[str, str]
     map_side: Piece
     evaluation: Piece
+    grouping: tuple[GroupingKey, ...]
+    result_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,17 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     results = catalyst.project_to(result_list, _function_results(reader, spec, keys, functions))
     evaluation = analysed(catalyst.frame(reader.build_with(prepared, {path: results})))
     key_texts = {column: f"key {_key_text(reader, key, parts.child)}" for key in keys for column in key.columns}
-    return AggregatePlan(spec, key_texts, read_piece(reader, map_side), read_piece(reader, evaluation))
+    result_ids = tuple(result_id(function.value) for function in functions)
+    pieces = read_piece(reader, map_side), read_piece(reader, evaluation)
+    return AggregatePlan(spec, key_texts, *pieces, tuple(keys), result_ids)
+
+
+def function_ids(reader: PlanReader, node: PlanNode) -> list[int]:
+    """Return Spark's ids of the results of an aggregate's functions, in the order of their buffers in Spark's state.
+
+    ``node`` is an aggregate of an optimised plan.
+    """
+    return [result_id(function) for function in _read_parts(reader, node).functions]
 
 
 def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from riffle_spark.process.plans.distinct import make_distinct_spec, read_distinct_rows
+from riffle_spark.process.plans.grouping_keys import GroupingKey
 from riffle_spark.process.plans.new_expressions import cast_back, leaf_column
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import DistinctSpec
@@ -17,11 +18,15 @@ __all__ = ["DistinctPlan", "read_distinct"]
 
 @dataclass(frozen=True, slots=True)
 class DistinctPlan:
-    """A stage that is a de-duplication: its specification, and its map side and evaluation as pieces."""
+    """A stage that is a de-duplication: its specification, and its map side and evaluation as pieces.
+
+    ``grouping`` are its keys, in the order of ``spec``.
+    """
 
     spec: DistinctSpec
     map_side: Piece
     evaluation: Piece
+    grouping: tuple[GroupingKey, ...]
 
 
 def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> DistinctPlan:
@@ -46,4 +51,5 @@ def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ..
     evaluation = catalyst.project(results, slot_rows)
     if len(columns) < len(output):  # A column may occur twice.
         evaluation = catalyst.project_to(child.output(), evaluation)
-    return DistinctPlan(spec, read_piece(reader, map_side), read_piece(reader, analysed(catalyst.frame(evaluation))))
+    pieces = read_piece(reader, map_side), read_piece(reader, analysed(catalyst.frame(evaluation)))
+    return DistinctPlan(spec, *pieces, rows.keys)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.grouping_keys import choose_store_name
+from riffle_spark.process.plans.grouping_keys import GroupingKey, choose_store_name
 from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.spark_schemas import schema_of_json
@@ -22,7 +22,7 @@ __all__ = ["GroupsPlan", "read_groups"]
 class GroupsPlan:
     """A stage with a user's function: its specification, and its map side and evaluation as pieces.
 
-    ``time`` is Spark's name of the timeout or time mode.
+    ``time`` is Spark's name of the timeout or time mode. ``grouping`` are its keys.
     """
 
     catalyst: Catalyst
@@ -31,6 +31,7 @@ class GroupsPlan:
     time: str
     map_side: Piece
     evaluation: Piece
+    grouping: tuple[GroupingKey, ...]
 
     def state(self) -> pa.Schema:
         """Return the fields of a group's state in ``applyInPandasWithState``."""
@@ -68,4 +69,5 @@ def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_store
     output = arrow_schema(catalyst.frame(results))
     spec = GroupsSpec(store, pa.schema(list(schema)[: len(keys)]), schema, rows.arguments, output, event_time)
     time = str((node.timeout() if is_of_frames else node.timeMode()).toString())
-    return GroupsPlan(catalyst, node, spec, time, read_piece(reader, map_side), read_piece(reader, results))
+    pieces = read_piece(reader, map_side), read_piece(reader, results)
+    return GroupsPlan(catalyst, node, spec, time, *pieces, tuple(keys))

@@ -25,7 +25,7 @@ from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal
 from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
+__all__ = ["PlannedFunction", "check_function", "named_functions", "result_id", "top_k", "user_aggregate"]
 
 _USER_AGGREGATE: Final = "riffle_spark_aggregate"
 """The attribute of a pandas function that holds the user's aggregate behind it."""
@@ -203,13 +203,18 @@ def named_functions(
         called = value.children[0]
         aggregate = _unpickle_aggregate(reader, called) if called.kind == _PYTHON else None
         text = _sql(reader, value, aggregate)
-        result_id = value.fields["resultId"]
-        assert isinstance(result_id, Mapping), "the id of a result is an object"
-        result_name = result_names.get(int(result_id["id"]), text)
+        result_name = result_names.get(result_id(value), text)
         name = make_unique_name(result_name if remove_column_ids(result_name) == result_name else text, used)
         planned.append(PlannedFunction(reader, value, name, text, aggregate))
         used.append(name)
     return planned
+
+
+def result_id(function: Expression) -> int:
+    """Return Spark's id of the result of an aggregate expression."""
+    identity = function.fields["resultId"]
+    assert isinstance(identity, Mapping), "the id of a result is an object"
+    return int(identity["id"])
 
 
 def _sql(reader: PlanReader, value: Expression, aggregate: UserAggregate | None) -> str:

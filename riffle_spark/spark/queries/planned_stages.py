@@ -11,6 +11,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.plans import cut, rules
+from riffle_spark.process.plans.grouping_keys import GroupingKey
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import routing
@@ -53,6 +54,9 @@ class PlannedStage:
 
     ``shift_ms`` (at most 0) is the distance from the watermark to the oldest possible result of the stage. The
     watermark of later stages is shifted by it. ``closes`` is set if some of its state ends with event time.
+
+    ``grouping`` are the key expressions, and ``result_ids`` Spark's ids of an aggregate's results, in the order of the
+    stored columns.
     """
 
     stage: cut.Stage
@@ -71,6 +75,8 @@ class PlannedStage:
     shift_ms: int = 0
     closes: bool = True
     buffers: pa.Schema | None = None
+    grouping: tuple[GroupingKey, ...] = ()
+    result_ids: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> tuple[cut.Input, ...]:
@@ -137,6 +143,8 @@ def _plan_aggregate(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tu
         {**plan.keys, **buffer_meanings},
         tuple(description),
         buffers=merged_groups.StoredBuffers.of(spec).schema if has_stable_keys else None,
+        grouping=plan.grouping,
+        result_ids=plan.result_ids,
     )
 
 
@@ -166,6 +174,7 @@ def _plan_deduplication(query: cut_query.CutQuery, stage: cut.Stage, used_stores
         late,
         {spec.due: "until when a key is known"} if spec.due and spec.stores_due else {},
         tuple(description),
+        grouping=plan.grouping,
     )
 
 
@@ -223,6 +232,7 @@ def _plan_groups(query: cut_query.CutQuery, stage: cut.Stage, used_stores: tuple
         groups.time_mode == "ProcessingTime",
         groups.initial,
         groups.shown,
+        grouping=plan.grouping,
     )
 
 

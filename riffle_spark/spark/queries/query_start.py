@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, command
 from riffle_spark.protocol.batch.enter import check_stale
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.settings import Settings
@@ -24,6 +24,7 @@ from riffle_spark.spark.plans import batch_pieces
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
 from riffle_spark.spark.queries import planned_stages, query_roots, stage_rows, stored_stages, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
+from riffle_spark.spark.seeds import seeding
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
 from riffle_spark.unknown_names import check_known
@@ -95,7 +96,10 @@ def start_query(
     by_clock = any(stage.by_clock for stage in stages)
     ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
     rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
-    job = stream_query.StreamJob(operators, settings, ticking, late_rows)
+    seed: Callable[[SparkSession], None] | None = None
+    if options.initial_state:
+        seed = seeding.seeder(stage_rows.input_of(stages), operators, options.initial_state, settings, checkpoint)
+    job = stream_query.StreamJob(operators, settings, ticking, late_rows, seed)
     if prepare is not None:
         prepare(job)
     writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
@@ -184,13 +188,7 @@ def _choose_root(
     settings = settings.but(root=opened.root)
     tail = opened.tail
     is_own = tail is not None and tail.query_id == query_id
-    if query_id is not None and not is_own and spark_sinks.path_exists(spark, f"{checkpoint}/state"):
-        raise ConfigError(
-            f"The checkpoint {checkpoint} belongs to a query with Spark's own state, which riffle cannot read.",
-            remedy="Set a new checkpointLocation. The query then starts without state, at startingOffsets.",
-            where=_CHECKPOINT,
-            id="RIFFLE-1129",
-        )
+    _check_checkpoint(spark, checkpoint, opened, query_id)
     if tail is not None and not is_own:
         return settings
     if tail is not None:
@@ -200,6 +198,38 @@ def _choose_root(
     taken_over = writer_settings.option(stored_stages.TAKE_OVER) or ""
     stored_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken_over)
     return settings
+
+
+def _check_checkpoint(
+    spark: SparkSession, checkpoint: str, opened: query_roots.OpenedRoot, query_id: str | None
+) -> None:
+    """Raise ``ConfigError`` if a checkpoint has Spark's own state.
+
+    ``opened`` is the query's root, and ``query_id`` the id in the checkpoint.
+    """
+    tail = opened.tail
+    is_own = tail is not None and tail.query_id == query_id
+    was_moved = is_own and tail is not None and tail.kind == "adopt" and tail.offsets is not None
+    if query_id is None or (is_own and not was_moved) or not spark_sinks.path_exists(spark, f"{checkpoint}/state"):
+        return
+    if was_moved:
+        raise ConfigError(
+            f"The checkpoint {checkpoint} is that of Spark's own query, whose state was moved to {opened.root}.",
+            remedy="Set checkpointLocation to the new checkpoint that riffle import wrote (by default the name of the "
+            "old one with -riffle at its end).",
+            where=_CHECKPOINT,
+            id="RIFFLE-1634",
+        )
+    options = {"checkpoint": checkpoint, "query": "MODULE:FUNCTION"}
+    import_command = command("import", "--execute", root=opened.root, **options)
+    raise ConfigError(
+        f"The checkpoint {checkpoint} belongs to a query with Spark's own state, which riffle cannot continue from.",
+        remedy=f"Stop that query and move its state: {import_command}. "
+        "Then start with the new checkpointLocation that it prints. Or set a new checkpointLocation to start without "
+        "state, at startingOffsets.",
+        where=_CHECKPOINT,
+        id="RIFFLE-1129",
+    )
 
 
 def _new_query(

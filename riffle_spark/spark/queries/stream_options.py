@@ -1,7 +1,7 @@
 """The options of ``riffle_spark.on``, found again by the marks in a frame's plan."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,18 +21,23 @@ _DIFFERENCES = {
     "settings": "differ",
     "late_rows": "go to different places",
     "dead_letters": "go to different places",
+    "initial_state": "differ",
 }
 """The options that all marks of a query must share, and the words of the error if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of ``riffle_spark.on``. ``root`` is ``""`` if none was passed."""
+    """The options of ``riffle_spark.on``. ``root`` is ``""`` if none was passed.
+
+    ``initial_state`` has a frame by store.
+    """
 
     root: str = ""
     settings: Settings | None = None
     late_rows: Place | None = None
     dead_letters: Place | None = None
+    initial_state: Mapping[str, DataFrame] | None = None
 
 
 _options: dict[int, StreamOptions] = {}
@@ -98,6 +103,7 @@ def options_in(frame: DataFrame) -> StreamOptions:
         next((options.settings for options in marked_options if options.settings is not None), None),
         next((options.late_rows for options in marked_options if options.late_rows is not None), None),
         next((options.dead_letters for options in marked_options if options.dead_letters is not None), None),
+        next((options.initial_state for options in marked_options if options.initial_state is not None), None),
     )
     if isinstance(combined.late_rows, str) and combined.late_rows == combined.dead_letters:
         raise ConfigError(

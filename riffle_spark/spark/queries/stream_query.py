@@ -33,13 +33,23 @@ class StreamJob(StatefulJob):
     """
 
     def __init__(
-        self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
+        self,
+        operators: Sequence[JobOperator],
+        settings: Settings,
+        tick: Tick,
+        late_rows: SideOutput | None = None,
+        seed: Callable[[SparkSession], None] | None = None,
     ) -> None:
-        """Create the job of a wrapped query. ``tick`` starts batches without rows, ``late_rows`` gets late rows."""
+        """Create the job of a wrapped query.
+
+        ``tick`` starts batches without rows, ``late_rows`` gets late rows. ``seed`` is called before the first batch of
+        this process.
+        """
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
         self._late_rows = late_rows
+        self._seed = seed
         self._stored_rows: dict[int, Mapping[str, int]] = {}
         self.time_shift_ms = 0
 
@@ -56,7 +66,9 @@ class StreamJob(StatefulJob):
         self._stop_running_job()
 
     def _create_running_job(self, spark: SparkSession) -> RunningJob:
-        """Return the batch loop of this query."""
+        """Return the batch loop of this query. Write the initial state before it starts."""
+        if self._seed is not None:
+            self._seed(spark)
         job = RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
         job.time_shift_ms = self.time_shift_ms
         return job

@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import riffle_spark
 from riffle_spark import Settings
+from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 from tests.kit.queries.query_shape import Frames, Shape
 
-__all__ = ["Played", "difference", "play", "play_ours"]
+__all__ = ["Played", "difference", "play", "play_moved", "play_native_part", "play_ours"]
 
 ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
 """No reports but those of batches: what a query tells while it waits has no watermark."""
@@ -82,6 +83,41 @@ def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
         return _Player(spark, shape, folder, wrap).play()
 
 
+def play_native_part(
+    spark: SparkSession, shape: Shape, folder: Path, count: int, conf: Mapping[str, str]
+) -> list[tuple[Rows, str]]:
+    """Play the first ``count`` batches of a shape on Spark's own operators, one by one, and stop. Return their steps.
+
+    ``conf`` is the configuration beside that of ``play``, such as another state store.
+    """
+    quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
+    with _configured(spark, {**quick, **shape.conf, **conf}):
+        return _Player(spark, shape, folder, lambda frame: frame).play_some(range(count))
+
+
+def play_moved(
+    spark: SparkSession,
+    shape: Shape,
+    folder: Path,
+    native_steps: list[tuple[Rows, str]],
+    settings: Settings,
+    conf: Mapping[str, str] | None = None,
+) -> Played:
+    """Move the Spark query of ``play_native_part`` to riffle, and play the other batches there, one by one."""
+
+    def wrap(frame: DataFrame) -> DataFrame:
+        return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
+
+    with _configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
+        moved = _Player(spark, shape, folder, wrap, "checkpoint-riffle")
+        assert settings.root is not None
+        import_checkpoint(
+            settings.root, str(folder / "checkpoint"), lambda _: moved.writer(), spark=spark, execute=True
+        )
+        steps = native_steps + moved.play_some(range(len(native_steps), len(shape.batches)))
+    return Played(moved.columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
+
+
 @contextmanager
 def _configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name, None) for name in conf}
@@ -119,8 +155,11 @@ class _Broken(Exception):
 class _Player:
     """One query of a shape: its files, its checkpoint, and what it put out, by batch."""
 
-    def __init__(self, spark: SparkSession, shape: Shape, folder: Path, wrap: Wrap) -> None:
+    def __init__(
+        self, spark: SparkSession, shape: Shape, folder: Path, wrap: Wrap, checkpoint: str = "checkpoint"
+    ) -> None:
         self._spark, self._shape, self._folder, self._wrap = spark, shape, folder, wrap
+        self._checkpoint = folder / checkpoint
         self._query: StreamingQuery | None = None
         self._out: dict[int, Rows] = {}
         self._fed: set[int] = set()
@@ -128,7 +167,7 @@ class _Player:
         self._columns = self._watermark = ""
         self._breaks = False
         for name in shape.schemas:
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir(parents=True, exist_ok=True)
 
     def play(self) -> Played:
         """Play all batches."""
@@ -138,9 +177,16 @@ class _Player:
             self._stop()
         return Played(self._columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
 
-    def _each(self) -> list[tuple[Rows, str]]:
+    def play_some(self, numbers: range) -> list[tuple[Rows, str]]:
+        """Play some of the batches one by one, and stop."""
+        try:
+            return self._each(numbers)
+        finally:
+            self._stop()
+
+    def _each(self, numbers: range | None = None) -> list[tuple[Rows, str]]:
         steps = []
-        for number in range(len(self._shape.batches)):
+        for number in range(len(self._shape.batches)) if numbers is None else numbers:
             self._add(number)
             self._breaks = number == self._shape.breaks_in
             self._settle()
@@ -199,18 +245,28 @@ class _Player:
             self._watermark = report.get("eventTime", {}).get("watermark", "")
 
     def _started(self, **trigger: Any) -> StreamingQuery:
+        writer = self.writer().foreachBatch(self._keep)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        self._query = (writer.trigger(**trigger) if trigger else writer).start()
+        return self._query
+
+    def writer(self) -> DataStreamWriter:
+        """Return the query's writer, with its output mode."""
         streams = {
             name: self._wrap(
-                self._spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
+                self._spark.readStream.schema(from_arrow_schema(schema))
+                .options(maxFilesPerTrigger=1, fileNameOnly=True)
                 .parquet(str(self._folder / name))
             )
             for name, schema in self._shape.schemas.items()
-        }  # fmt: skip
+        }
         frame = self._shape.build(Frames(self._spark, streams, self._wrap))
-        writer = frame.writeStream.outputMode(self._shape.mode).foreachBatch(self._keep)
-        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        self._query = (writer.trigger(**trigger) if trigger else writer).start()
-        return self._query
+        return frame.writeStream.outputMode(self._shape.mode)
+
+    @property
+    def columns(self) -> str:
+        """The columns of what came out, ``""`` before the first batch."""
+        return self._columns
 
     def _keep(self, frame: DataFrame, batch: int) -> None:
         rows = _in_order(frame, self._shape)

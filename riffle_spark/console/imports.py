@@ -1,0 +1,57 @@
+"""The command `riffle import`."""
+
+from pathlib import Path
+
+import click
+
+from riffle_spark.console.dispatch import load_function
+from riffle_spark.console.options import (
+    check_folder,
+    check_location,
+    checkpoint_option,
+    read_settings,
+    root_options,
+    show_plan,
+    usage_errors,
+)
+
+__all__ = ["import_command"]
+
+
+@click.command("import")
+@root_options
+@checkpoint_option
+@click.option(
+    "--query",
+    required=True,
+    metavar="MODULE:FUNCTION",
+    help="A function from a Spark session to the wrapped query: a frame of riffle_spark.on, or its writeStream.",
+)
+@click.option(
+    "--new-checkpoint",
+    metavar="CHECKPOINT",
+    callback=check_folder,
+    help="The checkpointLocation from which the wrapped query continues. By default CHECKPOINT-riffle.",
+)
+def import_command(
+    root: str,
+    checkpoint: str,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    execute: bool,
+    as_json: bool,
+    query: str,
+    new_checkpoint: str | None,
+) -> None:
+    """Move a stopped Spark query to riffle with its state."""
+    from riffle_spark.spark.imports.command import run_import
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = read_settings(conf_file, s3_endpoint)
+    check_location(checkpoint, options_of(settings))
+    with usage_errors():
+        function = load_function(query, "--query")
+    show_plan(
+        run_import(root, checkpoint, function, new_checkpoint=new_checkpoint, settings=settings, execute=execute),
+        as_json=as_json,
+    )

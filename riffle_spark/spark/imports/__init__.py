@@ -1,0 +1,1 @@
+"""Move stopped Spark queries to riffle with the state in their checkpoints."""

@@ -1,0 +1,1 @@
+"""Write the first version of a query's stores, which no batch computed."""

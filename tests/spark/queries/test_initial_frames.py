@@ -1,0 +1,127 @@
+"""Wrapped queries that start from frames: ``initial_state`` of ``riffle_spark.on``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark.errors import ConfigError
+from tests.kit.streams.streaming import Feed, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """A feed with a batch."""
+    feed = Feed(tmp_path / "in", "at timestamp, page string, n long")
+    feed.add([{"at": "2026-01-01T00:00:10Z", "page": "a", "n": 1}, {"at": "2026-01-01T00:00:11Z", "page": "c", "n": 5}])
+    return feed
+
+
+def run(
+    spark: SparkSession,
+    feed: Feed,
+    folder: Path,
+    build: Callable[[DataFrame], DataFrame],
+    initial: dict[str, DataFrame],
+    mode: str = "update",
+) -> list[dict[str, Any]]:
+    """Run the query to the end of its input, and return what its sink got, in order."""
+    rows = list[dict[str, Any]]()
+
+    def take(frame: DataFrame, _: int) -> None:
+        rows.extend(row.asDict(recursive=True) for row in frame.collect())
+
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder), initial_state=initial)
+    writer = build(events).writeStream.outputMode(mode).foreachBatch(take).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
+    return sorted(rows, key=str)
+
+
+def by_page(events: DataFrame) -> DataFrame:
+    """Return counts and sums."""
+    return events.groupBy("page").agg(F.count("*").alias("visits"), F.sum("n").alias("total"))
+
+
+def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """The second start, which names other numbers, continues the state that the first one left."""
+    frame = spark.createDataFrame([("a", 10, 100), ("b", 20, 200)], "page string, visits long, total long")
+    assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame.select("total", "page", "visits")}) == [
+        {"page": "a", "visits": 11, "total": 101},
+        {"page": "c", "visits": 1, "total": 5},
+    ]
+    feed.add([{"at": None, "page": page, "n": 1} for page in "ab"])
+    assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame.limit(0)}) == [
+        {"page": "a", "visits": 12, "total": 102},
+        {"page": "b", "visits": 21, "total": 201},
+    ]
+
+
+@pytest.mark.long
+def test_a_de_duplication_knows_the_keys_of_a_frame(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """They do not pass."""
+    frame = spark.createDataFrame([("a",)], "page string")
+    assert [
+        row["page"]
+        for row in run(
+            spark, feed, tmp_path, lambda e: e.dropDuplicates(["page"]), {"distinct.page": frame}, mode="append"
+        )
+    ] == ["c"]
+
+
+@pytest.mark.long
+def test_open_sessions_of_a_frame_go_on(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """A row joins an open session, and another one ends by the watermark."""
+    feed.add([{"at": "2026-01-01T01:00:00Z", "page": "z", "n": 0}])
+    frame = spark.createDataFrame(
+        [
+            ("a", "2026-01-01 00:00:05", "2026-01-01 00:00:12", 3),
+            ("b", "2026-01-01 00:00:05", "2026-01-01 00:00:08", 4),
+        ],
+        "page string, start string, end string, visits long",
+    ).select(
+        "page",
+        F.expr("timestamp(start) AS session_window_start"),
+        F.expr("timestamp(end) AS session_window_end"),
+        "visits",
+    )
+    build = lambda e: (  # noqa: E731 - a query
+        e.withWatermark("at", "0 seconds")
+        .groupBy(F.session_window("at", "5 seconds"), "page")
+        .agg(F.count("*").alias("visits"))
+        .select("page", F.col("session_window.start").cast("string").alias("start"), "visits")
+    )
+    store = "aggregate.session_window-page"
+    assert run(spark, feed, tmp_path, build, {store: frame}, mode="append") == [
+        {"page": "a", "start": "2026-01-01 00:00:05", "visits": 4},
+        {"page": "b", "start": "2026-01-01 00:00:05", "visits": 4},
+        {"page": "c", "start": "2026-01-01 00:00:11", "visits": 1},
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("store", "columns", "error"),
+    [
+        ("aggregate.user", "page string, visits long, total long", None),
+        ("aggregate.page", "page string, visits long", "RIFFLE-1632"),
+        ("aggregate.page", "page string, visits long, total long, more long", "RIFFLE-1632"),
+        ("aggregate.page", "page string, visits int, total long", "RIFFLE-1633"),
+    ],
+)
+def test_frames_that_do_not_fit_are_refused(
+    spark: SparkSession, feed: Feed, tmp_path: Path, store: str, columns: str, error: str | None
+) -> None:
+    """Before anything is written."""
+    frame = spark.createDataFrame([], columns)
+    with pytest.raises(ConfigError) as caught:
+        run(spark, feed, tmp_path, by_page, {store: frame})
+    assert error in (None, caught.value.id)
+    assert not (tmp_path / "state").exists() or not list((tmp_path / "state").rglob("log"))

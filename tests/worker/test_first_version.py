@@ -1,0 +1,109 @@
+"""The first version of a store: snapshots by key-group, of rows that come one key-group after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
+from riffle_spark.messages.first_version_orders import FirstVersionOrder
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.process.stages.rows_to_state import state_of_rows
+from riffle_spark.state.log.manifest import Entry, Head, Snapshot
+from riffle_spark.state.objects.encryption import parse_keys
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.state.restore.follow import restore_tables
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.worker.first_version import write_key_groups
+
+TOTAL = 4
+SCHEMA = PlainColumns(
+    "counts",
+    pa.schema([("k", pa.string())]),
+    pa.schema([("n", pa.int64()), ("due", pa.timestamp("us", "UTC"))]),
+    "due",
+    "EventTime",
+)
+ROWS = pa.table(
+    [pa.array([f"k{n}" for n in range(40)]), pa.array(range(40), pa.int64()), pa.array([1000 * n for n in range(40)])],
+    names=["k", "n", "due"],
+).cast(SCHEMA.part_schema())
+
+
+def order_of(folder: Path, keys: str = "") -> FirstVersionOrder:
+    """Return an order for version 7 below a folder, as it arrives on an executor."""
+    key = "a" if keys else ""
+    home = Home(f"file://{folder}/root", StoreOptions(), None, "application", frozenset(), "", keys, key)
+    order = FirstVersionOrder(home, SCHEMA.store, SCHEMA.to_text(), TOTAL, 7, 1)
+    assert FirstVersionOrder.from_json(order.to_json()) == order
+    return order
+
+
+def in_order(rows: pa.Table, size: int = 3) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows by key-group, a few at a time."""
+    numbers = keygroups.key_groups([rows.column("k")], TOTAL)
+    for key_group in range(TOTAL):
+        mine = rows.filter(pa.array(numbers == key_group))
+        yield from ((key_group, mine.slice(start, size)) for start in range(0, mine.num_rows, size))
+
+
+def as_state(schema: StoreSchema, rows: pa.Table) -> tuple[pa.Table, int]:
+    """Return rows that are state already."""
+    return state_of_rows(schema, None, rows)
+
+
+def read_back(order: FirstVersionOrder, folder: Path, keys: str = "") -> pa.Table:
+    """Write the rows, list the snapshots as a record does, and read them as a driver's executors do."""
+    entries = dict[int, Entry]()
+    for written in write_key_groups(order, as_state, in_order(ROWS)):
+        head = Head(7, written.snapshot_id.partition("-")[2])
+        snapshot = Snapshot(written.snapshot_id, head, written.length, written.checksum, written.rows)
+        entries[written.key_group] = Entry(snapshot, timer_ms=written.timer_ms)
+        assert written.state_rows == written.rows
+    parsed = parse_keys(Path(keys.removeprefix("file:")).read_text(), keys, lambda wrapped: wrapped) if keys else None
+    reader = Reader(open_store(order.home.root, order.home.options), parsed)
+    tables = restore_tables(SCHEMA, entries, reader, folder / "copies")
+    assert set(entries) == set(range(TOTAL))
+    for key_group, table in tables.items():
+        assert entries[key_group].timer_ms == min(table.column("n").to_pylist())
+    return pa.concat_tables(table.select(ROWS.column_names) for table in tables.values()).sort_by("n")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """All rows, in the key-groups of their keys, with the due time of each key-group."""
+    assert read_back(order_of(tmp_path), tmp_path).equals(ROWS)
+
+
+def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
+    """Nothing tells which one counts."""
+    rows = pa.concat_tables([ROWS, ROWS.slice(3, 1)])
+    with pytest.raises(ConfigError) as caught:
+        list(write_key_groups(order_of(tmp_path), as_state, in_order(rows, 100)))
+    assert caught.value.id == "RIFFLE-1611"
+
+
+def test_rows_of_another_key_group_are_refused(tmp_path: Path) -> None:
+    """They would never be found."""
+    wrong = ((key_group ^ 1, rows) for key_group, rows in in_order(ROWS))
+    with pytest.raises(CorruptStateError) as caught:
+        list(write_key_groups(order_of(tmp_path), as_state, wrong))
+    assert caught.value.id == "RIFFLE-1610"
+
+
+def test_no_rows_write_nothing(tmp_path: Path) -> None:
+    """A task may get no key-group."""
+    assert list(write_key_groups(order_of(tmp_path), as_state, iter(()))) == []
+    assert not (tmp_path / "root").exists()
+
+
+def test_an_order_of_another_version_is_refused() -> None:
+    """As all messages between driver and executors."""
+    with pytest.raises(ConflictError):
+        FirstVersionOrder.from_json("[1, 2]")
