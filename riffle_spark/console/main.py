@@ -33,6 +33,7 @@ COMMANDS = {
     "resume": ("steering", "Continue a paused query."),
     "rollback": ("recovery", "Roll a query's state and Spark's offsets back together."),
     "set": ("steering", "Change live settings of a running query."),
+    "shadow": ("shadow", "Run a query on Spark's own operators and on riffle, and compare what both return."),
     "simulate": ("plan", "Simulate a cluster over time."),
     "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
     "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
