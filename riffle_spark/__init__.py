@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.queries.stream_query import StreamQuery
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
+    from riffle_spark.state_tables.read_state import read_state
 
 __all__ = [
     "BatchReport",
@@ -54,6 +55,7 @@ __all__ = [
     "mean",
     "min_",
     "on",
+    "read_state",
     "rollback",
     "sum_",
     "switch_dispatch",
@@ -85,6 +87,7 @@ _HOMES = {
     "spark.queries.stream_query": ("StreamQuery",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
+    "state_tables.read_state": ("read_state",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
+from tests.kit.arrow_frames import frame_of_table
 from tests.kit.folders import DATA
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -77,12 +78,13 @@ def keys() -> pa.Table:
 def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> list[list[int]]:
     """Return what the JVM computes for each expression over the table's rows."""
     named = [f"{text} as r{index}" for index, text in enumerate(expressions)]
-    return [column.to_pylist() for column in spark.createDataFrame(table).selectExpr(*named).toArrow().columns]
+    rows = frame_of_table(spark, table).selectExpr(*named).collect()
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
     """Every published vector is what Spark SQL computes from its literals."""
-    vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "4.0").split(".")] <= VERSION]
+    vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "3.5").split(".")] <= VERSION]
     assert len(vectors) > 100
     hashes = ["xxhash64(" + ", ".join(column["sql"] for column in vector["columns"]) + ")" for vector in vectors]
     expressions_named = [f"{text} h{index}, pmod({text}, 128L) g{index}" for index, text in enumerate(hashes)]
@@ -123,8 +125,9 @@ def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
 @pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
 def test_slot_numbers_land_on_their_partition_in_spark(spark: SparkSession, count: int) -> None:
     """The i-th slot number is in partition i after Spark's own repartition by slot."""
-    frame = spark.createDataFrame(pa.table({"slot": pa.array(slot_numbers(count), pa.int32())}))
-    expected = in_spark(spark, pa.table({"s": pa.array(slot_numbers(count), pa.int32())}), [f"pmod(hash(s), {count})"])
+    table = pa.table({"slot": pa.array(slot_numbers(count), pa.int32())})
+    frame = frame_of_table(spark, table)
+    expected = in_spark(spark, table, [f"pmod(hash(slot), {count})"])
     assert expected == [list(range(count))]
     if count <= 96:
         placed = frame.repartition(count, "slot").select("slot", F.spark_partition_id()).collect()

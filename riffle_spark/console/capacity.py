@@ -12,8 +12,7 @@ __all__ = ["capacity_command"]
 
 
 @click.command("capacity")
-@click.argument("root_argument", metavar="[ROOT]", required=False, callback=check_root)
-@click.option("--root", callback=check_root, hidden=True)
+@click.argument("root", metavar="[ROOT]", required=False, callback=check_root)
 @click.option("--s3-endpoint", help="With ROOT: base URL of an S3-compatible server.")
 @conf_file_option("With ROOT: settings of the store.")
 @click.option("--rows-per-second", type=float, required=True, help="At the peak.")
@@ -29,7 +28,6 @@ __all__ = ["capacity_command"]
 @json_option
 def capacity_command(
     root: str | None,
-    root_argument: str | None,
     s3_endpoint: str | None,
     conf_file: Path,
     as_json: bool,
@@ -40,7 +38,6 @@ def capacity_command(
     from riffle_spark.simulate.capacity import Need, compute_capacity
 
     key_groups = 128
-    root = root_argument or root
     if (root is None) == (figures["state_bytes"] is None):
         raise click.UsageError(
             "Either --state-bytes or ROOT is required.\n  What to do: Give the bytes of state, or the root."

@@ -49,7 +49,9 @@ def log_command(
     moves of its records with their reasons are shown, too. Warnings are those that the driver's status still has, the
     last 20.
 
-    Exit code 1: the root has no log, or a record is damaged. 3: the store cannot be reached or read.
+    Missing and damaged records are left out; `riffle verify` finds them.
+
+    Exit code 1: the root has no log, or its newest record is damaged. 3: the store cannot be reached or read.
     """
     from riffle_spark.observe.json_values import to_plain
     from riffle_spark.offline.periods import ALWAYS
@@ -67,6 +69,7 @@ def log_command(
     if has_period and not records:
         echo("No retained record was written in this period.")
     show_table(_records_table(records))
+    show_table(_edits_table(records))
     if has_period:
         show_table(_moves_table(records))
     show_table(_warnings_table(warnings))
@@ -91,6 +94,18 @@ def _records_table(records: "Sequence[LoggedRecord]") -> Table:
             record.rollback_to,
             _offsets_text(record),
         )
+    return table
+
+
+def _edits_table(records: "Sequence[LoggedRecord]") -> Table:
+    """Return the changes of state that operators made, a row each."""
+    columns = ("RECORD", "ACTION", "STORE", "KEYS", "BY", "REASON")
+    table = Table("CHANGES OF STATE", columns, right=frozenset({"RECORD", "KEYS"}))
+    for record in records:
+        edit = record.edit
+        if edit:
+            by = f"{edit.get('user')}@{edit.get('host')}"
+            table.add(record.sequence, edit.get("action"), edit.get("store"), edit.get("keys"), by, edit.get("reason"))
     return table
 
 

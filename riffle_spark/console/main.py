@@ -3,11 +3,9 @@
 Each command is imported when it is used, so that `riffle --help` is fast.
 """
 
-from importlib import import_module
-from typing import cast
-
 import click
 
+from riffle_spark.console.lazy_group import LazyGroup
 from riffle_spark.console.options import UNREACHABLE
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 
@@ -19,6 +17,7 @@ COMMANDS = {
     "dispatch": ("dispatch", "Switch a stopped query's state to another dispatch."),
     "doctor": ("doctor", "Check this machine, the store and the configuration before a query starts."),
     "drain": ("steering", "Move all key-groups of a running query away from a member."),
+    "export": ("export", "Export the newest state of a store to Parquet files."),
     "import": ("imports", "Move a stopped Spark query to riffle with its state."),
     "keys": ("dispatch", "Show which keys encrypt the parts of a query's state."),
     "ls": ("listing", "List the queries below a prefix with their age, lag and health."),
@@ -35,6 +34,7 @@ COMMANDS = {
     "set": ("steering", "Change live settings of a running query."),
     "shadow": ("shadow", "Run a query on Spark's own operators and on riffle, and compare what both return."),
     "simulate": ("plan", "Simulate a cluster over time."),
+    "state": ("state", "Show the state of keys, what changed in it, and repair it."),
     "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),
     "stores": ("contents", "Show the stores of a query: columns, rows, bytes, parts and the largest key-groups."),
     "undrain": ("steering", "Let a drained member of a running query own key-groups again."),
@@ -51,24 +51,10 @@ def exit_code(error: type[RiffleError]) -> int:
     return UNREACHABLE if issubclass(error, UnavailableError | RefusedError) else 1
 
 
-class _Group(click.Group):
-    """Imports a command when it is used, and shows errors of this package without a traceback."""
+class _Group(LazyGroup):
+    """Shows errors of this package without a traceback."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, sorted."""
-        return sorted({*COMMANDS, *super().list_commands(ctx)})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, or return ``None`` if its name is unknown."""
-        if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module = import_module(f"riffle_spark.console.{COMMANDS[cmd_name][0]}")
-        return cast(click.Command, getattr(module, f"{cmd_name}_command"))
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+    lazy = COMMANDS
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command. An error of this package ends it with the exit code of its class."""

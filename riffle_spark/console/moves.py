@@ -46,9 +46,12 @@ def moves_command(  # noqa: PLR0913 - one argument for each option
     Without KEY and `--key-group` the moves of all key-groups are shown. KEY is written as for `riffle where`. BATCH is
     the first batch after the move. FROM and TO are members; FROM is `-` if there was none.
 
-    The log has the moves of all retained records. Moves since the newest record, made while the query was idle or
-    paused, are read from the driver's status, which has the last 100. Records
-    of earlier formats have no moves: their changes of owners are shown with the reason `not recorded`.
+    The log has the moves of all retained records. A record of a batch, or of an operator's request, has the moves since
+    the record before. Moves since the newest record, made while the query was idle or paused, are read from the
+    driver's status, which has the last 100 and is written once per status interval. If the query ends before its next
+    record, they are never stored: the next run starts with the owners of the newest record, and its first status
+    replaces the old one. Records of earlier formats have no moves: their changes of owners are shown with the reason
+    `not recorded`.
 
     Exit code 1: the root has no log, or the key does not fit. 3: the store cannot be reached or read.
     """

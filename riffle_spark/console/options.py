@@ -78,21 +78,20 @@ def check_folder(_context: click.Context, _parameter: click.Parameter, folder: s
 
 
 def root_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument ``ROOT``, which the command gets as ``root``. The option ``--root`` does the same.
+    """Add the argument ``ROOT``, which the command gets as ``root``.
 
-    The command raises a usage error unless the root is given once.
+    The command raises a usage error without it.
     """
 
-    @click.argument("root_argument", metavar="ROOT", required=False, callback=check_root)
-    @click.option("--root", "root_option", hidden=True, callback=check_root)
+    @click.argument("root", metavar="ROOT", required=False, callback=check_root)
     @wraps(command)
-    def with_root(*, root_argument: str | None, root_option: str | None, **options: object) -> None:
-        if (root_argument is None) == (root_option is None):
+    def with_root(*, root: str | None, **options: object) -> None:
+        if root is None:
             raise click.UsageError(
-                "The root is required, once.\n"
+                "The root is required.\n"
                 "  What to do: Name the place of the state, such as s3://bucket/prefix, as the first argument."
             )
-        command(root=root_argument or root_option, **options)
+        command(root=root, **options)
 
     return with_root
 

@@ -31,7 +31,6 @@ STRATEGIES = ("none", "min_cost", "balance_subtopology")
     type=click.Path(exists=True, path_type=Path),
     help="A scenario file, or a folder of them. May be given several times.",
 )
-@click.option("--root", callback=check_root, hidden=True)
 @click.option("--add", default=0, type=click.IntRange(0), help="With ROOT: add this many members.")
 @click.option("--add-rack", "add_racks", multiple=True, help="With --add: their racks, in turn, also with commas.")
 @click.option("--drop", multiple=True, help="With ROOT: drop this member, executor or host.")
@@ -68,10 +67,11 @@ def plan_command(
     from riffle_spark.console.plan_output import plan_scenario, plan_text
 
     keep = owner_state == "keep"
-    paths = [Path(text) for text in arguments if Path(text).exists()]
-    for text in arguments:
-        if not Path(text).exists():
-            root_options["root"] = check_root(None, None, text)
+    paths = [Path(text) for text in arguments if text and Path(text).exists()]
+    roots = [text for text in arguments if not text or not Path(text).exists()]
+    if len(roots) > 1:
+        raise click.UsageError(f"There are several roots: {', '.join(roots)}.\n  What to do: Give one of them.")
+    root_options["root"] = check_root(None, None, roots[0] if roots else None)
     for scenario in _scenarios((*scenarios, *paths), strategy, root_options):
         plan = plan_scenario(scenario, converge or history or root_options["root"] is not None, history, keep)
         echo(json.dumps(plan) if as_json else plan_text(plan))

@@ -26,6 +26,7 @@ __all__ = [
     "requests_command",
     "resume_command",
     "set_command",
+    "show_answer",
     "undrain_command",
     "unpin_command",
 ]
@@ -77,7 +78,7 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
         ) -> None:
             request = function(**arguments)
             mailroom = _mailroom(root, s3_endpoint, conf_file)
-            _show_answer(mailroom, mailroom.post(name, request, expires), wait, as_json=as_json)
+            show_answer(mailroom, mailroom.post(name, request, expires), wait, as_json=as_json)
 
         return click.command(name)(_request_options(run))
 
@@ -113,7 +114,7 @@ def _mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom"
     return Mailroom(root, options_of(read_settings(conf_file, s3_endpoint)))
 
 
-def _show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
+def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
     """Print a request with its answer, for which the command waits up to ``wait`` seconds. Exit with its code."""
     stop = _warn_of_stop(mailroom, request)
     listed = mailroom.wait(request, 0.0 if stop else wait or 0.0)
@@ -212,7 +213,7 @@ def _line(listed: "ListedRequest") -> str:
 
 def _command_text(request: "MailboxRequest") -> str:
     """Return the command of a request with its arguments."""
-    return " ".join([request.command, *(f"{name}={value}" for name, value in request.arguments.items())])
+    return " ".join([request.command, *(f"{name}={value}" for name, value in request.shown_arguments.items())])
 
 
 @click.command("drain")
@@ -251,7 +252,7 @@ def drain_command(  # noqa: PLR0913 - the command's options
     if until_empty:
         _wait_until_empty(mailroom, request, timeout, as_json=as_json)
     else:
-        _show_answer(mailroom, request, wait, as_json=as_json)
+        show_answer(mailroom, request, wait, as_json=as_json)
 
 
 @_steers("undrain")

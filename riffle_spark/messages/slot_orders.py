@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ __all__ = [
     "Part",
     "Receipt",
     "Watermark",
+    "attempt_number",
     "error_fields",
     "fields_of",
     "json_line",
@@ -98,7 +100,8 @@ class LateRule(NamedTuple):
 class Home:
     """Where state is stored: the root and its options, the local folder, and the executors that the driver sees alive.
 
-    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``encryption_keys`` names
+    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``purged`` separates them
+    from copies from before keys were purged: it is the number of that record, 0 for none. ``encryption_keys`` names
     where each process finds its keys, ``key`` the key of new parts; both are empty without encryption.
     """
 
@@ -110,6 +113,7 @@ class Home:
     log_id: str = ""
     encryption_keys: str = ""
     key: str = ""
+    purged: int = 0
 
     def to_json(self) -> str:
         """Return the message as one line of JSON. All orders of a batch have the same home, so its text is kept."""
@@ -150,6 +154,10 @@ class Order:
     ``keyless`` it gets the one key 0. Timers of event time are due by ``watermark_ms``, and in the last batch also by
     ``last_pass_ms``. Timers of processing time are due by ``time_ms``. With ``initial``, rows have one more column: the
     columns of the initial state, null for other rows.
+
+    With ``is_combined`` each row stands for several rows of its key. ``combined`` names its combined columns, of which
+    ``sums`` are sent as two columns each. Otherwise the slot counts how many rows would remain if each of
+    ``input_partitions`` combined its rows, unless that is 0.
     """
 
     home: Home
@@ -185,6 +193,10 @@ class Order:
     whole: bool = False
     keyless: bool = False
     routed_by: tuple[str, ...] = ()
+    is_combined: bool = False
+    combined: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    input_partitions: int = 0
 
     @property
     def routing(self) -> tuple[str, ...]:
@@ -245,7 +257,7 @@ class Order:
         for name in ("standbys", "followed_by"):
             groups = ((tuple(members), key_groups) for members, key_groups in body[name])
             body[name] = {key_group: members for members, key_groups in groups for key_group in key_groups}
-        body.update({name: tuple(body[name]) for name in ("key", "order_by", "routed_by")})
+        body.update({name: tuple(body[name]) for name in ("key", "order_by", "routed_by", "combined", "sums")})
         body.update({name: _unpacked(body[name]) for name in _SCHEMAS if body[name] is not None})
         return cls(**body)
 
@@ -284,7 +296,8 @@ class Receipt:
     """The results and figures of one attempt of a slot, sent to the driver.
 
     Seconds are of a monotonic clock, bytes as sent to or received from the store. ``rows`` counts all rows received,
-    ``late_rows`` the dropped rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
+    ``combined_rows`` how many remain if they are combined, 0 if that was not measured. ``late_rows`` counts the dropped
+    rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
     state that were due. ``rows_added``, ``rows_updated`` and ``rows_removed`` are the ``StateRows`` of the attempt.
     ``event_time_max_ms`` is the newest event time of all rows. ``dead_rows`` counts dead letters; they are not in
     ``output_rows``. ``dead_example`` is the error of one. ``restores`` counts copies that were fetched as a whole,
@@ -302,6 +315,7 @@ class Receipt:
     member: str
     executor: str
     rows: int = 0
+    combined_rows: int = 0
     keys: int = 0
     output_rows: int = 0
     late_rows: int = 0
@@ -366,6 +380,14 @@ class Receipt:
             return cls(**body)
 
 
+def attempt_number(attempt: str) -> int:
+    """Return the number that stands for an attempt in each row of its result: 64 bits of the hash of its name.
+
+    Names have 16 random bytes, so two attempts of a batch never have the same number in practice.
+    """
+    return int.from_bytes(blake2b(attempt.encode(), digest_size=8).digest(), "big", signed=True)
+
+
 def error_fields(error: RiffleError) -> tuple[str, str, str, str, str]:
     """Return an error's class, problem, remedy, place and id for a receipt.
 
@@ -388,8 +410,8 @@ def without_letters(output: pa.Schema) -> pa.Schema:
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:
-    """Return the schema of the table that a slot returns to Spark: attempt, receipt (in one row only), then the output
-    columns.
+    """Return the schema of the table that a slot returns to Spark: the number of the attempt, receipt (in one row
+    only), then the output columns.
     """
     nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
-    return pa.schema([pa.field(ATTEMPT, pa.string()), pa.field(RECEIPT, pa.string()), *nullable])
+    return pa.schema([pa.field(ATTEMPT, pa.int64()), pa.field(RECEIPT, pa.string()), *nullable])

@@ -14,7 +14,7 @@ from riffle_spark.state.objects.open import masked
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint", "describe_missing_entries", "with_added_sources"]
+__all__ = ["Checkpoint", "describe_missing_entries", "times_of_entry", "with_added_sources"]
 
 _Result = TypeVar("_Result")
 _SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
@@ -341,6 +341,24 @@ class Checkpoint:
         if files.get_file_info(checksum).type is fs.FileType.File:
             files.delete_file(checksum)
         files.move(temporary, f"{folder}/{batch}")
+
+
+def times_of_entry(entry: str) -> tuple[int, int]:
+    """Return the time and the watermark of a batch (ms) from its offset-log entry.
+
+    Raises ``ConfigError`` if they cannot be read.
+    """
+    try:
+        metadata = json.loads(entry.split("\n")[1])
+        return int(metadata["batchTimestampMs"]), int(metadata["batchWatermarkMs"])
+    except UNREADABLE as error:
+        # Cause: The file was altered, or a version of Spark wrote it that this version does not know.
+        raise ConfigError(
+            f"The times in an entry of Spark's offset log cannot be read: {error!r}",
+            remedy="Restore the checkpoint from a backup.",
+            where="--checkpoint",
+            id="RIFFLE-1623",
+        ) from error
 
 
 def _watermark_in(offsets: str) -> int:

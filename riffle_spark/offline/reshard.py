@@ -12,7 +12,7 @@ So memory holds one run and one shard, and the folder holds one store.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["NewShards", "SharedKey", "read_state", "reshard_state", "scratch_folder"]
+__all__ = ["NewShards", "SharedKey", "read_state", "reshard_state", "scratch_folder", "shard_rows"]
 
 NewShards = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """A function from a shard and keys of it to the new shard of each key."""
@@ -63,9 +63,20 @@ def reshard_state(
 
     Raises ``SharedKey`` if a key has state in two of the old shards.
     """
+    states = ((source, read_state(schema, source, entry, reader, folder)) for source, entry in sorted(entries.items()))
+    return shard_rows(schema, states, new_shards, folder)
+
+
+def shard_rows(
+    schema: StoreSchema, states: Iterable[tuple[int, pa.Table]], new_shards: NewShards, folder: Path
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield each new shard that has keys and its state, sorted like a snapshot, by number.
+
+    ``states`` are rows with a snapshot's columns and their old shard. Raises ``SharedKey`` if a key has state in two of
+    the old shards.
+    """
     runs = _Runs(folder, pa.schema([*schema.part_schema(), (_SOURCE, pa.int32()), (_TARGET, pa.int32())]))
-    for source, entry in sorted(entries.items()):
-        state = read_state(schema, source, entry, reader, folder)
+    for source, state in states:
         if state.num_rows:
             targets = _targets_of(schema, state, source, new_shards)
             runs.add(pa.table([*state.columns, pa.repeat(np.int32(source), len(targets)), targets], schema=runs.schema))

@@ -1,9 +1,9 @@
 """Read what a root contains: the records of its log, its stores, and the place of a key. Writes nothing."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -12,14 +12,14 @@ from riffle_spark.keygroups import key_column, key_groups
 from riffle_spark.observe.rates import Rates, rates_of
 from riffle_spark.observe.status import Status, WarningSummary, decode
 from riffle_spark.offline.periods import ALWAYS, Period
-from riffle_spark.offline.rollback_targets import read_intact
+from riffle_spark.offline.record_reader import list_records, read_back, read_record
 from riffle_spark.offline.root_status import members_of_record, newest_record
 from riffle_spark.offline.scenario_of_root import open_log
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task_name
 from riffle_spark.protocol.ownership.groups import task as task_of
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
@@ -50,7 +50,8 @@ class LoggedRecord:
 
     Attributes:
         sequence: its number.
-        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt`` or ``dispatch``.
+        kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch`` or
+            ``state`` (state that an operator changed).
         version: the newest batch after it, -1 for none.
         time_ms: when it was written, in milliseconds since the epoch.
         epoch: the number of the driver's claim.
@@ -60,6 +61,7 @@ class LoggedRecord:
         moves: the moves since the record before, with their reasons; empty in records of earlier formats.
         rollback_to: the target of ``riffle rollback --to`` that returns to it; ``None`` if it is not retained.
         offsets: Spark's offset-log entry, one text per source; empty if unknown.
+        edit: of kind ``state``: the action, the store, the number of keys, the operator and the reason.
     """
 
     sequence: int
@@ -73,6 +75,7 @@ class LoggedRecord:
     rollback_to: str | None
     offsets: tuple[str, ...]
     moves: tuple[RecordedMoves, ...] = ()
+    edit: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the record as JSON."""
@@ -136,37 +139,71 @@ def read_records(
 ) -> list[LoggedRecord]:
     """Return the last ``limit`` records of the log that were written in a period, oldest first.
 
-    The first record of the period is found by bisection, which reads a few records. Raises ``ConfigError`` if there is
-    no log.
+    Missing and damaged records are left out. Reads these records and the one before them. The ends of the period are
+    found by bisection, which reads a few more. Records after the period are read only if a rollback is among them.
+
+    Raises ``ConfigError`` if there is no log, ``CorruptStateError`` if the newest record is damaged.
     """
-    log, tail = open_log(root, options)
+    root = only_root(root, options or StoreOptions())
+    objects = open_store(root, options or StoreOptions())
+    tail = newest_record(objects, root)
+    first = first_sequence(objects, [*list_records(objects), tail.sequence], min(tail.full, tail.promised))
     end = tail.sequence + 1
     if period.until_ms is not None:
-        end = _first_written(log, end, period.until_ms + 1)
-    start = log.first if period.since_ms is None else _first_written(log, end, period.since_ms)
+        end = _first_written(objects, first, end, period.until_ms + 1)
+    start = first if period.since_ms is None else _first_written(objects, first, end, period.since_ms)
     start = max(start, end - limit)
-    # Records up to the newest one show which of them a rollback gave up.
-    records = read_intact(log, range(max(log.first, start - 1), tail.sequence + 1))
-    abandoned = _abandoned(records, tail)
+    current = end - 1 if end > tail.sequence else _current_before(objects, tail, end)
     shown: list[LoggedRecord] = []
-    previous: Record | None = None
-    for sequence in sorted(records):
-        record = records[sequence]
-        if start <= sequence < end:
-            shown.append(_logged(record, previous, _target(record, tail, abandoned)))
-        previous = record
-    return shown
+    for record, previous in _with_previous(read_back(objects, range(max(first, start - 1), end))):
+        is_current = record.sequence <= current
+        if is_current:
+            current = _sequence_before(record)
+        if record.sequence >= start:
+            shown.append(_logged(record, previous, _target(record, tail, is_current=is_current)))
+    return shown[::-1]
 
 
-def _first_written(log: Log, end: int, time_ms: int) -> int:
-    """Return the number of the first record before ``end`` that was written at a time or later, else ``end``.
+def _with_previous(records: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:
+    """Yield each of these records, the newest first, with the next older one; ``None`` for the last."""
+    record: Record | None = None
+    for previous in records:
+        if record is not None:
+            yield record, previous
+        record = previous
+    if record is not None:
+        yield record, None
+
+
+def _sequence_before(record: Record) -> int:
+    """Return the number of the record before this one in its history: the target of a rollback, else the last one."""
+    return record.sequence - 1 if record.target is None else min(record.target, record.sequence - 1)
+
+
+def _current_before(objects: ObjectStore, tail: Record, end: int) -> int:
+    """Return the number of the newest record before ``end`` that no later rollback gave up.
+
+    If there was no later rollback, that takes one request.
+    """
+    last = read_record(objects, end - 1)
+    if last is not None and last.rollbacks == tail.rollbacks:
+        return end - 1
+    current = tail.sequence
+    for record in read_back(objects, range(end, tail.sequence + 1)):
+        if record.sequence <= current:
+            current = _sequence_before(record)
+    return min(current, end - 1)
+
+
+def _first_written(objects: ObjectStore, first: int, end: int, time_ms: int) -> int:
+    """Return the number of the first record from ``first`` on that was written at a time or later; ``end`` if none was.
 
     Records are taken to be in the order of their times. Those that are missing or damaged count as written before.
     """
-    low, high = log.first, end
+    low, high = first, end
     while low < high:
         middle = (low + high) // 2
-        record = read_intact(log, [middle]).get(middle)
+        record = read_record(objects, middle)
         if record is not None and record.written_ms >= time_ms:
             high = middle
         else:
@@ -192,24 +229,14 @@ def _status_of(root: str, options: StoreOptions | None) -> Status | None:
     return None
 
 
-def _abandoned(records: Mapping[int, Record], tail: Record) -> set[int]:
-    """Return the numbers of the records that a rollback gave up."""
-    abandoned: set[int] = set()
-    sequence = tail.sequence
-    while sequence in records:
-        target = records[sequence].target
-        following = sequence - 1 if target is None else min(target, sequence - 1)
-        abandoned |= {*range(following + 1, sequence)}
-        sequence = following
-    return abandoned
+def _target(record: Record, tail: Record, *, is_current: bool) -> str | None:
+    """Return the target of a rollback to a record, ``None`` if it is not retained.
 
-
-def _target(record: Record, tail: Record, abandoned: set[int]) -> str | None:
-    """Return the target of a rollback to a record, ``None`` if it is not retained."""
+    ``is_current`` is whether no rollback gave the record up.
+    """
     if record.sequence < tail.promised:
         return None
-    is_batch = record.kind == "batch" and record.sequence not in abandoned
-    return str(record.version) if is_batch else f"record:{record.sequence}"
+    return str(record.version) if record.kind == "batch" and is_current else f"record:{record.sequence}"
 
 
 def _logged(record: Record, previous: Record | None, target: str | None) -> LoggedRecord:
@@ -240,6 +267,7 @@ def _logged(record: Record, previous: Record | None, target: str | None) -> Logg
         target,
         offsets,
         record.moves,
+        record.edit,
     )
 
 

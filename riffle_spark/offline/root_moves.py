@@ -14,20 +14,18 @@ from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.observe.status import decode as decode_status
 from riffle_spark.offline.periods import ALWAYS, Period
+from riffle_spark.offline.record_reader import list_records, read_back
 from riffle_spark.protocol.facts import MoveSummary
 from riffle_spark.protocol.ownership.groups import parse_task, task_name
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.query_roots import only_root
-from riffle_spark.state.log.record import Record, decode
+from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.reader import in_parallel
 
 __all__ = ["LoggedMove", "read_moves"]
 
-_BLOCK: Final = 16
-"""So many records are read at a time, the newest first."""
 _CHANGING_KINDS: Final = frozenset({"rollback", "adopt", "dispatch"})
 """Commands that change owners without an assignment."""
 
@@ -79,8 +77,8 @@ def read_moves(
 ) -> list[LoggedMove]:
     """Return the newest ``limit`` moves in a period of the key-groups for which ``is_wanted`` is true, oldest first.
 
-    Damaged records are skipped. Reads one object per record, back to the first move that is shown or to the start of
-    the period.
+    Missing and damaged records are skipped. Reads one object per record, back to the first move that is shown or to the
+    start of the period.
 
     Raises ``ConfigError`` if there is no log.
     """
@@ -98,7 +96,7 @@ def read_moves(
 def _newest_first(objects: ObjectStore, root: str, since_ms: int | None) -> Iterator[LoggedMove]:
     """Yield all moves, the newest record first, and not those of records before ``since_ms``."""
     following: Record | None = None
-    for record in _records_back(objects, root):
+    for record in read_back(objects, list_records(objects)):
         if following is None:
             yield from _moves_of_status(objects, record)
         elif following.sequence == record.sequence + 1:
@@ -108,31 +106,11 @@ def _newest_first(objects: ObjectStore, root: str, since_ms: int | None) -> Iter
         if since_ms is not None and record.written_ms < since_ms:
             return
         following = record
-    assert following is not None
-    yield from reversed(_moves_of_record(following, None))
-
-
-def _records_back(objects: ObjectStore, root: str) -> Iterator[Record]:
-    """Yield the records of the log without entries, the newest first. Raises ``ConfigError`` if there is none."""
-
-    def read(sequence: int) -> Record | None:
-        name = paths.record_name(sequence)
-        data = objects.get(name)
-        with suppress(CorruptStateError):
-            return None if data is None else decode(data, name, with_entries=False)
-        return None
-
-    sequences = [s for s in map(paths.parse_record_name, objects.list(paths.LOG)) if s is not None][::-1]
-    is_empty = True
-    for start in range(0, len(sequences), _BLOCK):
-        for record in in_parallel(read, sequences[start : start + _BLOCK]):
-            if record is not None:
-                is_empty = False
-                yield record
-    if is_empty:
+    if following is None:
         raise ConfigError(
             f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-1470"
         )
+    yield from reversed(_moves_of_record(following, None))
 
 
 def _moves_of_record(record: Record, previous: Record | None) -> Sequence[LoggedMove]:

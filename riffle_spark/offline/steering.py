@@ -49,6 +49,7 @@ class ListedRequest:
         answer = self.answer
         return {
             **asdict(self.request),
+            "arguments": self.request.shown_arguments,
             "state": self.state,
             "answered_ms": answer.time_ms if answer else None,
             "error_id": answer.error_id if answer else "",
@@ -114,6 +115,11 @@ class Mailroom:
             where=self.root,
             id="RIFFLE-1357",
         )
+
+    @property
+    def tail(self) -> Record:
+        """The newest record that was read."""
+        return self._tail
 
     def _look(self) -> StoredRequests:
         """Return the operator requests in the newest record."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 from riffle_spark.messages.slot_orders import Order, Receipt
+from riffle_spark.messages.state_change import EditState
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.log.manifest import Link
@@ -265,6 +266,7 @@ class DriverPorts:
 
     ``new_id`` returns random hexadecimal ids. ``reached`` is called with the name of each step that the driver reaches.
     ``upkeep_objects`` is the store for upkeep, ``None`` for the same one. ``racks_of`` returns the racks of members.
+    ``edit_state`` makes the changes of state that operators request; ``None`` refuses them.
     """
 
     objects: ObjectStore
@@ -275,3 +277,4 @@ class DriverPorts:
     reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
     upkeep_objects: ObjectStore | None = None
     racks_of: RacksOf = field(default=lambda members: {member: rack for member, _, rack in members})
+    edit_state: EditState | None = None

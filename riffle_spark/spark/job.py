@@ -292,7 +292,8 @@ class RunningJob:
 
     def _log_report(self, report: BatchReport) -> None:
         """Log a report and its warnings."""
-        _logger.info("batch %s", report.to_json())
+        if _logger.isEnabledFor(logging.INFO):
+            _logger.info("batch %s", report.to_json())
         for warning in report.warnings:
             _logger.warning("%s", warning)
 

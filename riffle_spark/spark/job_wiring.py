@@ -22,6 +22,7 @@ from riffle_spark.spark.job_exporters import check_exporters
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import home_with_keys, options_of
+from riffle_spark.worker.requested_edits import edit_by_request
 
 __all__ = ["JobParts", "home_of", "settings_of", "wire_job"]
 
@@ -68,6 +69,7 @@ def wire_job(
         reached,
         upkeep_objects=open_store(home.root, home.options),
         racks_of=partial(racks_of_members, active_settings.member_racks),
+        edit_state=edit_by_request,
     )
     return JobParts(active_settings, home, clock, cluster, background, Driver(active_settings, home, ports))
 

@@ -40,6 +40,7 @@ from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCl
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
+from riffle_spark.worker.requested_edits import edit_by_request
 
 __all__ = ["Contents", "Harness", "Key", "Row", "input_table"]
 
@@ -258,7 +259,13 @@ class Harness:
         self._runs += 1
         self._settings = self._settings.but(**settings)
         ports = DriverPorts(
-            self._store, self._cluster, ManualClock(self.now_ms), InlineBackground(), _random_id, self._faults.reached
+            self._store,
+            self._cluster,
+            ManualClock(self.now_ms),
+            InlineBackground(),
+            _random_id,
+            self._faults.reached,
+            edit_state=edit_by_request,
         )
         self._driver = Driver(self._settings, self._cluster.home, ports)
 

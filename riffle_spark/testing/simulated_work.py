@@ -11,7 +11,17 @@ import pyarrow.compute as pc
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
+from riffle_spark.messages.slot_orders import (
+    ATTEMPT,
+    HASH,
+    INITIAL,
+    KEY_GROUP,
+    RECEIPT,
+    SLOT,
+    Order,
+    Receipt,
+    attempt_number,
+)
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
@@ -232,8 +242,8 @@ class SimWork:
             self._answers[store][0] = self._perform(self._attempts[store][0])
         for store, answers in self._answers.items():
             rows = pa.concat_tables(answers)
-            attempts = pa.array([receipt.attempt for receipt in receipts if receipt.store == store], pa.string())
-            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), attempts))).as_py():
+            attempts = [attempt_number(receipt.attempt) for receipt in receipts if receipt.store == store]
+            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), pa.array(attempts, pa.int64())))).as_py():
                 raise StaleRows(store)
             output = rows.filter(rows.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])
             self._sinks[store](output, delivery)

@@ -4,14 +4,18 @@ Spark passes no executor id to Python workers, so it is read from ``/proc``.
 """
 
 import functools
+import math
 import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.private_folders import is_private
 from riffle_spark.settings import Settings
-from riffle_spark.state.copies.abandoned import process_name
+from riffle_spark.state.copies.abandoned import process_name, remove_folders
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.log.log import Log
@@ -34,6 +38,7 @@ __all__ = [
     "keys_of",
     "manifest_at",
     "options_of",
+    "remove_copies",
     "store_of",
     "use_store",
 ]
@@ -52,15 +57,41 @@ _FLAG = b"--executor-id"
 
 
 def folder_of(home: Home, executor: str) -> Folder:
-    """Return this executor's folder for the root. Claim a folder if it has none yet."""
-    base = (
-        Path(home.local_dir or default_local_dir(executor_environment())) / f"{root_id(home.root)}-{home.log_id[:12]}"
-    )
+    """Return this executor's folder for the root. Claim a folder if it has none yet.
+
+    If keys were purged, remove the folders from before that on this disk, so that no file there has the keys.
+    """
+    local_dir = Path(home.local_dir or default_local_dir(executor_environment()))
+    base = local_dir / _base_name(home)
     owner = f"{home.application}/{executor}"
     folder = _folders.get((base, owner))
     if folder is None or not folder.belongs_to_owner():
         folder = _folders[base, owner] = claim_folder(base, owner, home.live, executor_process())
+        if home.purged:
+            remove_copies(local_dir, home.root, keep=base)
     return folder
+
+
+def _base_name(home: Home) -> str:
+    """Return the name of the folder below ``local_dir`` that has the folders of all members. A purge changes it."""
+    name = f"{root_id(home.root)}-{home.log_id[:12]}"
+    return f"{name}-{home.purged}" if home.purged else name
+
+
+def remove_copies(local_dir: Path, root: str, keep: Path | None = None) -> list[Path]:
+    """Remove all local copies of a root below ``local_dir`` except the folder ``keep``.
+
+    Return the folders that are still there, because a process uses them or the disk refuses.
+    """
+    remaining: list[Path] = []
+    for base in sorted(path for path in local_dir.glob(f"{root_id(root)}-*") if path != keep and is_private(path)):
+        with suppress(OSError):
+            remove_folders(base, (), math.inf)
+            if not list(base.glob("m*")):
+                shutil.rmtree(base)
+        if base.exists():
+            remaining.append(base)
+    return remaining
 
 
 def store_of(home: Home) -> ObjectStore:

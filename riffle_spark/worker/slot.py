@@ -20,12 +20,23 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError, Misplaced, RiffleError
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, error_fields, result_schema
+from riffle_spark.messages.slot_orders import (
+    ATTEMPT,
+    RECEIPT,
+    Order,
+    Receipt,
+    attempt_number,
+    error_fields,
+    result_schema,
+)
 from riffle_spark.process.blocks.block import BlockComputation, Computation, ElementComputation
+from riffle_spark.process.blocks.combining import ROWS, decode_rows
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import make_store_computation
 from riffle_spark.state.copies import disk
@@ -140,12 +151,13 @@ class _Attempt:
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
         order = self.order
-        count = rows.num_rows
         with self.step("touch"):
+            count, rows = _decoded(order, rows)
             rows, timed = without_late_rows(order, run_computation.cast_to_declared(order, rows))
             rows = normalise_zeros(run_computation.sort_by_declared_order(order, rows), order.key)
             touched = find_touched_keys(order, slot, rows)
             self.facts.update(received=count_rows_by_key_group(touched), input_bytes=rows.nbytes)
+            self.facts.update(combined_rows=_count_combined(order, touched))
         self.facts.update(timed)
         if order.read_by is not None:
             self.facts["partition_rows"] = count_by_partition(rows, order.read_by)
@@ -331,6 +343,23 @@ class _SlotState:
         return stacks
 
 
+def _decoded(order: Order, rows: pa.Table) -> tuple[int, pa.Table]:
+    """Return the number of input rows, and the rows for the computation: combined rows are decoded."""
+    if not order.is_combined:
+        return rows.num_rows, rows
+    rows = decode_rows(rows, order.combined, order.sums)
+    return pc.sum(rows.column(ROWS)).as_py() or 0, rows
+
+
+def _count_combined(order: Order, touched: TouchedKeys) -> int:
+    """Return how many rows were received if they are combined, or how many would remain; 0 if that is not measured."""
+    if order.is_combined:
+        return len(touched.codes)
+    if not order.input_partitions:
+        return 0
+    return int(np.minimum(np.bincount(touched.codes), order.input_partitions).sum())
+
+
 def out_of_memory_error(problem: str) -> ConfigError:
     """Return the error for a slot with rows or results that exceed the memory of its Python worker.
 
@@ -391,7 +420,9 @@ def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
 def _answer_table(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
     """Return the output rows of an attempt, with the routing columns of the result and the receipt in a last row."""
     schema, count = result_schema(output), rows.num_rows
-    names = pa.repeat(receipt.attempt, count)
-    answer = pa.table([names, pa.nulls(count, pa.string()), *rows.columns], schema=schema)
-    last = {ATTEMPT: [receipt.attempt], RECEIPT: [receipt.to_json()]}
+    number = attempt_number(receipt.attempt)
+    answer = pa.table(
+        [pa.repeat(pa.scalar(number, pa.int64()), count), pa.nulls(count, pa.string()), *rows.columns], schema=schema
+    )
+    last = {ATTEMPT: [number], RECEIPT: [receipt.to_json()]}
     return pa.concat_tables([answer, pa.table({f.name: pa.array(last.get(f.name, [None]), f.type) for f in schema})])

@@ -171,7 +171,7 @@ class Rollback(Fault):
             return self._rolled_back(query, to)
 
     def _rolled_back(self, query: str, to: int) -> bool:
-        command = [sys.executable, "-m", "riffle_spark", "rollback", "--root", f"s3://{self.room.store.bucket}/{query}"]
+        command = [sys.executable, "-m", "riffle_spark", "rollback", f"s3://{self.room.store.bucket}/{query}"]
         command += ["--checkpoint", str(self.room.folder / "checkpoint" / query), "--to", str(to), "--execute"]
         command += ["--conf-file", str(self.room.conf_file)]
         for _ in range(TRIES):  # the store may have trouble meanwhile

@@ -37,7 +37,7 @@ def oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Oracle:
 
 def run(*arguments: str) -> Result:
     """Run the command on that state."""
-    return CliRunner().invoke(main, ["dispatch", "--root", f"file://{Path.cwd()}/state", *arguments])
+    return CliRunner().invoke(main, ["dispatch", f"file://{Path.cwd()}/state", *arguments])
 
 
 def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:

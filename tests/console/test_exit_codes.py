@@ -12,13 +12,13 @@ from riffle_spark.state.log import paths
 from tests.kit.simulated.world import World, one
 
 OF_A_ROOT = (
-    ("verify", "--root", "{}"),
-    ("plan", "--root", "{}"),
-    ("capacity", "--root", "{}", "--rows-per-second", "9", "--rows-per-worker", "9"),
-    ("keys", "--root", "{}"),
-    ("dispatch", "--root", "{}", "--to", "hashed"),
-    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}"),
-    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "1"),
+    ("verify", "{}"),
+    ("plan", "{}"),
+    ("capacity", "{}", "--rows-per-second", "9", "--rows-per-worker", "9"),
+    ("keys", "{}"),
+    ("dispatch", "{}", "--to", "hashed"),
+    ("adopt", "{}", "--checkpoint", "{checkpoint}"),
+    ("rollback", "{}", "--checkpoint", "{checkpoint}", "--to", "1"),
 )
 
 
@@ -56,12 +56,14 @@ CALLED_WRONGLY = (
     *(tuple(word.replace("{}", root) for word in command) for command in OF_A_ROOT for root in ("", "/no/url")),
     ("verify", "{}", "--checkpoint", ""),
     ("verify", "{}", "--s3-endpoint", ""),
-    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "abc"),
-    ("rollback", "--root", "{}", "--checkpoint", "", "--to", "1"),
-    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--previous", ""),
-    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--empty", "--key-groups", "99999"),
-    ("dispatch", "--root", "{}", "--to", "hashed", "--partition-of", "nowhere:at_all"),
-    ("verify", "{}", "--root", "{}"),
+    ("rollback", "{}", "--checkpoint", "{checkpoint}", "--to", "abc"),
+    ("rollback", "{}", "--checkpoint", "", "--to", "1"),
+    ("adopt", "{}", "--checkpoint", "{checkpoint}", "--previous", ""),
+    ("adopt", "{}", "--checkpoint", "{checkpoint}", "--empty", "--key-groups", "99999"),
+    ("dispatch", "{}", "--to", "hashed", "--partition-of", "nowhere:at_all"),
+    ("verify", "{}", "{}"),
+    ("verify",),
+    ("verify", "--root", "{}"),
     ("verify", "{}", "--checkpoint", "foo://x"),
     ("policy", "s3://bucket/a", "--kms-key", "alias/a"),
     ("plan", "--add", "1"),

@@ -12,13 +12,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
-from riffle_spark.observe.status import Status, encode
+from riffle_spark.observe.status import MoveSummary, Status, encode
+from riffle_spark.protocol.facts import DriverFacts
 from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import decode
 from riffle_spark.state.log.record import encode as encode_record
+from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.open import open_store
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.state.drawn_records import PLAIN
@@ -146,7 +148,57 @@ def test_a_rollback_is_the_reason_of_the_owners_that_it_restores(tmp_path: Path)
     log.append(replace(PLAIN, kind="batch", version=0, owners={"0": "a"}), Manifest())
     log.append(replace(PLAIN, kind="rollback", version=0, target=0, owners={"0": "b"}), Manifest())
     (move,) = _moves(root)
-    assert (move["reason"], move["to_member"]) == ("rollback", "b")
+    assert (move["reason"], move["to_member"], move["version"]) == ("rollback", "b", 1)
+
+
+def _root_of(folder: Path, *changes: dict[str, Any]) -> str:
+    """Return a root with one batch a second, whose record has these fields."""
+    root = f"file://{folder}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    for version, fields in enumerate(changes):
+        draft = replace(PLAIN, kind="batch", version=version, written_ms=1000 * version, **fields)
+        log.append(draft, Manifest(), draft.moves)
+    return root
+
+
+def test_owners_before_a_change_of_the_dispatch_are_not_compared(tmp_path: Path) -> None:
+    """Key-group 0 is another one after it."""
+    partitions = {"dispatch": "partition", "shards": (("events", 0),), "owners": {"0": "b"}}
+    assert _moves(_root_of(tmp_path, {"owners": {"0": "a", "1": "a"}}, partitions)) == []
+
+
+def test_owners_around_a_missing_record_are_not_compared(tmp_path: Path) -> None:
+    """It is unknown when and why they changed."""
+    root = _root_of(tmp_path, *({"owners": {"0": owner}} for owner in "abbc"))
+    open_store(root).delete([paths.record_name(1)])
+    assert [(move["to_member"], move["version"]) for move in _moves(root)] == [("c", 3)]
+
+
+def test_a_key_group_without_an_owner_has_moved(tmp_path: Path) -> None:
+    """To nobody. A period contains the move at its start."""
+    root = _root_of(tmp_path, {"owners": {"0": "a"}}, {"owners": {}}, {"owners": {"0": "b"}})
+    shown = [(move["from_member"], move["to_member"]) for move in _moves(root)]
+    assert shown == [("a", ""), ("", "b")]
+    assert len(_moves(root, "--since", "1970-01-01T00:00:01Z")) == 2
+    assert len(_moves(root, "--since", "1970-01-01T00:00:02Z")) == 1
+
+
+def test_the_reason_of_a_standby_does_not_explain_the_owner(tmp_path: Path) -> None:
+    """Both moves of the key-group are shown, the owner's without a reason."""
+    standby = RecordedMoves(900, "standby", "", "c", "member joined", "", ("0",))
+    root = _root_of(tmp_path, {"owners": {"0": "a"}}, {"owners": {"0": "b"}, "moves": (standby,)})
+    shown = {(move["role"], move["to_member"], move["reason"]) for move in _moves(root)}
+    assert shown == {("standby", "c", "member joined"), ("owner", "b", None)}
+
+
+def test_a_move_at_the_time_of_the_newest_record_is_read_from_the_status(tmp_path: Path) -> None:
+    """The record does not have it, so it was made after the record."""
+    root = _root_of(tmp_path, {"owners": {"0": "a"}})
+    move = MoveSummary(0, 1, 0, "query", "owner", "a", "b", "member joined")
+    status = Status(DriverFacts(0, "q"), moves=(move,))
+    assert open_store(root).put_if_absent(paths.STATUS, encode(status))
+    assert [(shown["to_member"], shown["record"]) for shown in _moves(root)] == [("b", None)]
 
 
 def test_a_period_and_a_limit_choose_moves(query: Elastic) -> None:

@@ -24,10 +24,10 @@ EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
 OFFSETS = f'v1\n{{"batchWatermarkMs":0}}\n{{"{EVIL.partition(chr(10))[0]}":0}}'
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("verify", "{root}", "--checkpoint", "{checkpoint}"),
-    ("plan", "--root", "{root}"),
-    ("keys", "--root", "{root}"),
-    ("adopt", "--root", "{root}", "--checkpoint", "{checkpoint}"),
-    ("rollback", "--root", "{root}", "--checkpoint", "{checkpoint}", "--to", "1"),
+    ("plan", "{root}"),
+    ("keys", "{root}"),
+    ("adopt", "{root}", "--checkpoint", "{checkpoint}"),
+    ("rollback", "{root}", "--checkpoint", "{checkpoint}", "--to", "1"),
 )
 
 
@@ -106,7 +106,7 @@ def encrypt(world: World, key: bytes) -> None:
         by_name[name] = header + by_name[name][len(header) :]
 
 
-@pytest.mark.parametrize("command", [("verify", "{root}"), ("plan", "--root", "{root}")])
+@pytest.mark.parametrize("command", [("verify", "{root}"), ("plan", "{root}")])
 def test_json_stays_json_and_loses_nothing(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
     """Whoever reads it gets the very characters."""
     assert isinstance(filled.memory, MemoryStore)

@@ -107,7 +107,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
-    for words in ((), ("--state-bytes", 0, "--root", "file:///r")):
+    for words in ((), ("--state-bytes", 0, "file:///r")):
         assert "--state-bytes or ROOT is required" in _run(*rates, *words).output
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from riffle_spark.observe.rates import Rates, rates_of
 from riffle_spark.observe.readings import readings
-from riffle_spark.observe.status import BatchSummary, Status, WarningSummary, encode
+from riffle_spark.observe.status import BatchSummary, MoveSummary, Status, WarningSummary, encode
 from riffle_spark.observe.status_exporter import StatusExporter
 from riffle_spark.observe.units import show_bytes
 from riffle_spark.offline.root_status import read_status
@@ -19,8 +19,12 @@ from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import query_with_standbys, read_json, run_command, write_status
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -41,7 +45,8 @@ def test_rates_are_those_of_the_last_five_minutes() -> None:
     assert (idle.batches_per_minute, idle.rows_per_second, idle.batch_seconds) == (0.0, 0.0, 59 / 60)
     young = rates_of(Status(DriverFacts(20_000), batches=batches[:3]))
     assert (young.batches_per_minute, young.rows_per_second) == (6.0, 60.0)
-    assert rates_of(Status(DriverFacts(0), batches=batches[:1])) == Rates(batch_seconds=0.0)
+    for now_ms in (0, 10_000):  # one batch has no rate
+        assert rates_of(Status(DriverFacts(now_ms), batches=batches[:1])) == Rates(batch_seconds=0.0)
 
 
 def test_requests_of_the_last_ten_minutes_have_a_price(query: Elastic) -> None:
@@ -78,12 +83,9 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
     query.settle()
     query.driver.operations.drain(query.member("2"))
     query.settle()
+    query.clock.advance(30)
     facts = replace(query.driver.facts(), paused_since_ms=1_000)
-    entries = query.log().manifest.entries
-    owners = query.ownership.placement.present.owners
-    for member in facts.members:
-        sizes = [entry.measure() for (_, kg), entry in entries.items() if owners[task(kg)] == member.id]
-        assert (member.state_rows, member.state_bytes) == (sum(s.rows for s in sizes), sum(s.bytes for s in sizes))
+    _check_state_of_members(query, facts)
     assert (facts.drained, facts.pins, facts.disk_limit) == ((query.member("2"),), {"4": query.member("1")}, 0.7)
     used = replace(facts.members[0], disk_used=0.42)
     facts = replace(facts, time_ms=read_status(query.home.root).now_ms, members=(used, *facts.members[1:]))
@@ -109,14 +111,38 @@ def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: El
         assert part in html
 
 
+def _check_state_of_members(query: Elastic, facts: DriverFacts) -> None:
+    """Compare the state of each member with the entries of the log."""
+    entries = query.log().manifest.entries
+    owners = query.ownership.placement.present.owners
+    for member in facts.members:
+        sizes = [entry.measure() for (_, kg), entry in entries.items() if owners[task(kg)] == member.id]
+        assert (member.state_rows, member.state_bytes) == (sum(s.rows for s in sizes), sum(s.bytes for s in sizes))
+
+
+def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> None:
+    """Whatever the batches change in between: reading all entries is not in proportion to it."""
+    query.clock.advance(30)
+    before = query.driver.facts()
+    _check_state_of_members(query, before)
+    query.clock.advance(1)
+    query.feed(1)
+    after = query.driver.facts()
+    assert [member.state_bytes for member in after.members] == [member.state_bytes for member in before.members]
+    assert after.stores[0].bytes > before.stores[0].bytes
+    query.clock.advance(29)
+    _check_state_of_members(query, query.driver.facts())
+
+
 def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(query: Elastic) -> None:
-    """Ten of them, by records."""
+    """Ten of them, by records, and those with as many by time."""
     source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
-    write_status(query, source=source)
+    write_status(query, source=(*source, PartitionLag("late", 0, 110, 5.0), PartitionLag("late", 1, 110, 9.0)))
     lines = (
-        run_command("status", query.home.root).output.split("LAG, WORST FIRST (10 of 12 partitions)\n")[1].split("\n")
+        run_command("status", query.home.root).output.split("LAG, WORST FIRST (10 of 14 partitions)\n")[1].split("\n")
     )
-    assert [line.split()[:3] for line in lines[1:4]] == [["orders", str(n), str(n * 10)] for n in (11, 10, 9)]
+    worst = [["late", "1", "110"], ["late", "0", "110"], ["orders", "11", "110"], ["orders", "10", "100"]]
+    assert [line.split()[:3] for line in lines[1:5]] == worst
     assert not lines[11]
 
 
@@ -147,3 +173,26 @@ def test_the_log_of_a_period_has_its_records_moves_and_warnings(query: Elastic) 
 
 def _iso(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat()
+
+
+def test_the_last_moves_and_warnings_are_shown(query: Elastic) -> None:
+    """Not the first ones that the status has."""
+    moves = tuple(MoveSummary(n, n, n, "query", "owner", "a", "b", f"reason {n}.") for n in range(12))
+    warnings = tuple(WarningSummary(n, "RIFFLE-0801", f"Warning {n}.") for n in range(7))
+    write_status(query, moves=moves, warnings=warnings, slot_limit=1)
+    text = run_command("status", query.home.root).output
+    assert "LAST MOVES (10 of 12 in the status)" in text
+    assert [n for n in range(12) if f"reason {n}." in text] == list(range(2, 12))
+    assert "LAST WARNINGS (5 of 7 in the status)" in text
+    assert [n for n in range(7) if f"Warning {n}." in text] == list(range(2, 7))
+    assert re.search(r"Slots +at most 1 per executor", text)
+
+
+@pytest.mark.parametrize(("watermark_ms", "shown"), [(None, "none"), (0, "none"), (1, "1970-01-01 00:00:00 UTC")])
+def test_a_watermark_of_0_is_none(watermark_ms: int | None, shown: str, tmp_path: Path) -> None:
+    """Spark has it for a query without a watermark. It is not 56 years behind."""
+    root = f"file://{tmp_path}/state"
+    log = Log(open_store(root), root)
+    log.open()
+    log.append(replace(PLAIN, kind="batch", version=0, watermark_ms=watermark_ms), Manifest())
+    assert re.search(rf"Watermark +{shown}", run_command("status", root).output)

@@ -75,10 +75,22 @@ def page() -> str:
 
 
 def _section(name: str) -> str:
-    """Return the section of a command."""
+    """Return the section of a command, and those of its subcommands."""
     context = click.Context(main, info_name="riffle")
     command = main.get_command(context, name)
     assert command is not None
+    sections = [_section_of(name, command, context)]
+    if isinstance(command, click.Group):
+        inner = click.Context(command, info_name=name, parent=context)
+        for subcommand in command.list_commands(inner):
+            nested = command.get_command(inner, subcommand)
+            assert nested is not None
+            sections.append(_section_of(f"{name} {subcommand}", nested, context))
+    return "\n".join(sections)
+
+
+def _section_of(name: str, command: click.Command, context: click.Context) -> str:
+    """Return the section of one command. ``name`` has the names of its groups before its own."""
     usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name, parent=context)))
     text = "\n\n".join(_paragraphs(command.help or ""))
     rows = "".join(_rows(command))

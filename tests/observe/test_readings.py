@@ -6,6 +6,8 @@ from pathlib import Path
 
 from riffle_spark.observe.metric_list import LABELS, METRICS, Metric
 from riffle_spark.observe.readings import Reading, readings
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.facts import DriverFacts, MemberFacts
 from tests.kit.simulated.world import World, one
 
 
@@ -43,3 +45,29 @@ def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
     assert values(world, "riffle_members")[("active",)] == 2
     assert sum(values(world, "riffle_owned_key_groups").values()) == 8
     assert values(world, "riffle_state_rows") == {("totals",): 2, ("tails",): 2}
+
+
+def test_an_executor_that_returned_has_the_readings_of_its_active_member() -> None:
+    """The awaited member has the same executor and another folder, and comes first or last."""
+    active = MemberFacts("new", "1", "host", owned=5)
+    awaited = MemberFacts("old", "1", "host", state="awaited", owned=3)
+    for members in ((active, awaited), (awaited, active)):
+        shown = {r.metric.name: r.value for r in readings(None, DriverFacts(1, "q", members=members)) if r.labels}
+        assert shown["riffle_owned_key_groups"] == 5
+
+
+def test_the_watermark_delay_is_measured_at_the_time_of_the_facts() -> None:
+    """It grows while no batch is committed."""
+    facts = DriverFacts(100_000, "q", commit_ms=60_000, watermark_ms=50_000)
+    shown = {r.metric.name: r.value for r in readings(None, facts)}
+    assert shown["riffle_watermark_delay_seconds"] == 50
+    assert shown["riffle_last_commit_timestamp_seconds"] == 60
+
+
+def test_a_repeated_batch_has_no_rows_of_the_last_batch() -> None:
+    """It reads nothing into state, so its figures are no measurement."""
+    names = {"riffle_last_batch_rows", "riffle_worker_peak_memory_bytes"}
+    for decision, expected in (("run", names), ("repeat", set())):
+        report = BatchReport(3, "q", decision, 1_000, 1, {"total": 0.5}, rows=7)
+        shown = {r.metric.name for r in readings(report, DriverFacts(1, "q"))}
+        assert shown & names == expected

@@ -295,6 +295,27 @@ def test_a_store_that_does_not_answer_is_tried_once_an_interval_and_reported_onc
     assert caplog.text.count("The exporter status failed") == 1
 
 
+def test_an_unknown_lag_of_a_batch_is_not_zero() -> None:
+    """Sources other than Kafka: a chart without a line, and not one that says that nothing is unread."""
+    writer = Writer()
+    writer.exporter.export(_report(0), _facts(0, source=()), ())
+    assert [batch.lag_records for batch in writer.stored().batches] == [None]
+
+
+def test_requests_are_counted_anew_after_the_clock_was_set_back() -> None:
+    """A period with a negative length, or with requests of before, would give a wrong price."""
+    writer = Writer()
+    writer.settings = Settings(status_interval=10)
+    for second, requests in ((100, 50), (200, 60), (50, 70), (70, 75)):
+        facts = replace(_facts(second), counters={"requests/batch/put": requests})
+        writer.exporter.export(None, facts, ())
+        if second == 50:
+            assert writer.stored().requests is None
+    shown = writer.stored().requests
+    assert shown is not None
+    assert (shown.seconds, shown.by_kind) == (20.0, {"put": 5})
+
+
 def test_a_root_with_a_status_is_whole_and_one_without_a_log_is_empty(tmp_path: Path) -> None:
     """`riffle verify` knows the status and its page. A root that only has these can be started."""
     world = World(tmp_path / "local")

@@ -99,9 +99,9 @@ def test_a_rewrite_leaves_no_old_frame(tmp_path: Path) -> None:
     query = OldQuery(tmp_path, copies=True)
     assert "whole" in query.riffle("verify", query.root)
     query.run(2)
-    counted = query.riffle("keys", "--root", query.root)
+    counted = query.riffle("keys", query.root)
     assert re.fullmatch(r"a: \d+ parts, \d+ bytes\na \(old frame RFE1\): \d+ parts, \d+ bytes\n", counted)
-    query.riffle("keys", "--root", query.root, "--rewrite", "--execute")
+    query.riffle("keys", query.root, "--rewrite", "--execute")
     assert query.frames() == {2}
     query.start()
     query.check()

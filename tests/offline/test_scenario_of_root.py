@@ -50,16 +50,16 @@ def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
 
 def test_what_if_members_join_and_go(query: Elastic) -> None:
     """Two join: six key-groups on four members; one goes by its executor's name: the other has them all at once."""
-    done = run_command("plan", "--root", query.home.root, "--add", 2, "--json")
+    done = run_command("plan", query.home.root, "--add", 2, "--json")
     now, then = json.loads(done.output)["converge"]["phases"]
     assert (now["clients"], then["clients"]) == (2, 4)
     assert sorted(len(held["active"]) for held in then["assignment"].values()) == [1, 1, 2, 2]
     assert then["net_stateful_active_moves"] == then["fewest_stateful_active_moves"] == 2
-    planned = json.loads(run_command("plan", "--root", query.home.root, "--drop", "1", "--json").output)
+    planned = json.loads(run_command("plan", query.home.root, "--drop", "1", "--json").output)
     gone = planned["converge"]["phases"][1]
     assert [len(held["active"]) for held in gone["assignment"].values()] == [6]
     assert gone["moves"]["active_placed_not_caught_up"] == 0
-    assert "new0" in run_command("plan", "--root", query.home.root, "--add", 1).output
+    assert "new0" in run_command("plan", query.home.root, "--add", 1).output
 
 
 def test_racks_may_go_and_come(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
     said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
     assert [each.member.rack for each in said.add] == ["c", "a", "c"]
-    refused = run_command("plan", "--root", world.home.root, "--drop-rack", "c")
+    refused = run_command("plan", world.home.root, "--drop-rack", "c")
     assert "Unknown rack 'c'" in refused.output
 
 
@@ -141,23 +141,24 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
 def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     """An unknown member, an empty root, files beside a root, and --add without one."""
     for words, text in (
-        (("--root", query.home.root, "--drop", "9"), "Unknown member, executor or host '9'"),
-        (("--root", "memory://nothing-here"), "RIFFLE-0151"),
+        ((query.home.root, "--drop", "9"), "Unknown member, executor or host '9'"),
+        (("memory://nothing-here",), "RIFFLE-0151"),
+        ((query.home.root, "memory://other"), "several roots"),
         ((), "Either ROOT or --scenario is required"),
         (("--scenario", ".", "--add", 1), "require ROOT"),
-        (("--root", query.home.root, "."), "Either ROOT or --scenario is required"),
-        (("--root", query.home.root, "--add-rack", "a"), "requires --add"),
-        (("--root", query.home.root, "--drop", "1", "--drop", "2"), "RIFFLE-0153"),
+        ((query.home.root, "."), "Either ROOT or --scenario is required"),
+        ((query.home.root, "--add-rack", "a"), "requires --add"),
+        ((query.home.root, "--drop", "1", "--drop", "2"), "RIFFLE-0153"),
     ):
         assert text in run_command("plan", *words).output
-    more = run_command("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
+    more = run_command("plan", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
     assert "new1" in more.output
 
 
 def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
     """State is that of the root, and rows in flight are as large as stored ones."""
     asked = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
-    found = json.loads(run_command("capacity", "--root", query.home.root, *asked).stdout)
+    found = json.loads(run_command("capacity", query.home.root, *asked).stdout)
     sizes = sizes_of_root(query.home.root)
     assert found["disk_bytes"] == sizes.state_bytes
     assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
@@ -175,7 +176,7 @@ def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> 
     assert sizes_of_root(root).key_groups == len(tail.shards) < 16
     hashed = Played(World(tmp_path / "hashed", dispatch="hashed", key_groups=16))
     hashed.batches(1)
-    assert "RIFFLE-0149" in run_command("plan", "--root", hashed.world.home.root).output
+    assert "RIFFLE-0149" in run_command("plan", hashed.world.home.root).output
 
 
 def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_has_is_refused(tmp_path: Path) -> None:

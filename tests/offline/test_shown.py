@@ -46,10 +46,10 @@ def commands(root: str, checkpoint: str, conf: Path) -> list[list[str]]:
     """Return every command that takes a checkpoint."""
     common = ["--conf-file", str(conf)]
     return [
-        ["verify", "--root", root, "--checkpoint", checkpoint, *common],
-        ["rollback", "--root", root, "--checkpoint", checkpoint, "--to", "0", *common],
-        ["adopt", "--root", root, "--checkpoint", checkpoint, *common],
-        ["rollback", "--root", root, "--checkpoint", checkpoint, "--to", "0", "--execute", *common],
+        ["verify", root, "--checkpoint", checkpoint, *common],
+        ["rollback", root, "--checkpoint", checkpoint, "--to", "0", *common],
+        ["adopt", root, "--checkpoint", checkpoint, *common],
+        ["rollback", root, "--checkpoint", checkpoint, "--to", "0", "--execute", *common],
     ]
 
 
@@ -142,7 +142,7 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
 def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: str) -> None:
     """It would be in the log, and on terminals, for good."""
     (tmp_path / "metadata").write_text(said, encoding="latin-1")
-    done, shown = shown_by("adopt", "--root", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
+    done, shown = shown_by("adopt", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
     assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
 
 

@@ -382,7 +382,7 @@ WRONG = [
     ["adopt", "--emtpy"],
     ["dispatch", "--to", "key_group", "--key-groups", "0"],
     ["rollback", "--to", "3", "--checkpoint", "/nowhere"],
-    ["adopt", "--root", "file:///nowhere/at/all"],
+    ["adopt", "file:///nowhere/at/all"],
     ["verify", "--execute"],
     ["keys", "--rewrite"],
 ]
@@ -392,11 +392,11 @@ WRONG = [
 def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
     """Even with ``--execute``: another exit code than 0, and every file is as it was."""
     before = files_of(root_of(kept).parent)
-    usual = {"--root": kept.home.root, "--checkpoint": checkpoint_of(kept)}
-    usual = {} if words[0] in ("verify", "policy") else usual
-    if words[0] in ("dispatch", "keys"):
-        del usual["--checkpoint"]
-    given = [word for name, value in usual.items() if name not in words for word in (name, value)]
+    given: list[str] = []
+    if words[0] != "verify" and not any("://" in word for word in words):
+        given.append(kept.home.root)
+    if words[0] in ("rollback", "adopt") and "--checkpoint" not in words:
+        given += ["--checkpoint", checkpoint_of(kept)]
     done = CliRunner().invoke(main, [*words, *given, *(["--execute"] if "--execute" not in words else [])])
     assert done.exit_code != 0, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception

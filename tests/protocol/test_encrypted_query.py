@@ -179,7 +179,7 @@ def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None
     query.give("a", "b")
 
     def told(*arguments: str) -> str:
-        found = CliRunner().invoke(main, ["keys", "--root", root, "--conf-file", str(config), *arguments])
+        found = CliRunner().invoke(main, ["keys", root, "--conf-file", str(config), *arguments])
         assert found.exit_code == 0, found.output
         return found.output
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
     run(one(1, key="key-0"))
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
-    arguments = ["keys", "--root", query.world.home.root, "--conf-file", str(config), "--rewrite", "--execute"]
+    arguments = ["keys", query.world.home.root, "--conf-file", str(config), "--rewrite", "--execute"]
     assert CliRunner().invoke(main, arguments).exit_code == 0
 
     def old() -> set[Path]:

@@ -31,9 +31,9 @@ from riffle_spark.process.blocks.block import BoolArray
 from riffle_spark.process.blocks.folding import mask_too_precise
 from riffle_spark.process.merging.merge_function import Columns, Groups, are_valid
 from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedPick
-from riffle_spark.process.merging.merged_sums import MergedSum, add_row_counts
+from riffle_spark.process.merging.merged_sums import MergedCount, MergedSum, add_row_counts
 
-__all__ = ["Accumulator", "Count", "Extreme", "Mean", "Pick", "Sum"]
+__all__ = ["Accumulator", "CombinedCount", "Count", "Extreme", "Mean", "Pick", "Sum"]
 
 _NUMBERS = "integers, float, double, decimal"
 
@@ -106,6 +106,19 @@ class Count(Accumulator):
         """
         codes = groups.codes if values.null_count == 0 else groups.codes[are_valid(values)]
         return [add_row_counts(old[0], codes, groups.size)]
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedCount(Accumulator):
+    """The sum of the counts of combined rows: what ``Count`` returns for the rows that were combined."""
+
+    def state_types(self, input_type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
+        """Return one int64 column, the count, for every input type."""
+        return {"": pa.int64()}
+
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
+        """Add the counts of the rows. A null, old or new, counts as 0."""
+        return MergedCount().fold([values], old, groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Running aggregates per key: ``aggregate(...)`` and its functions."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,8 @@ import pyarrow as pa
 from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.merging.accumulators import Accumulator, Count, Extreme, Mean, Pick, Sum
+from riffle_spark.process.blocks.combining import ROWS, Combined, CombinedColumn, CombinedFunction, can_compare
+from riffle_spark.process.merging.accumulators import Accumulator, CombinedCount, Count, Extreme, Mean, Pick, Sum
 from riffle_spark.process.merging.merge_function import Groups
 
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
@@ -213,6 +214,33 @@ class Aggregates:
         meanings = {name: accumulator.meaning for name, accumulator in self.columns}
         return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False, meanings=meanings)
 
+    def combine(self, key: Collection[str], rows: pa.Schema) -> Combined | None:
+        """Return how rows are combined by ``key``, or ``None`` if the result of a function depends on their order.
+
+        The combined column of a sum has the name of its input column, so that errors name that column.
+        """
+        taken = {name.lower() for name in (*key, ROWS)}
+        combined = dict[tuple[CombinedFunction, str | None], CombinedColumn]()
+        accumulators = dict[str, Accumulator]()
+        for name, accumulator in sorted(self.columns, key=lambda column: not isinstance(column[1], Sum)):
+            function = _combined_function(accumulator, rows)
+            if function is None:
+                return None
+            source = accumulator.column
+            column = combined.get((function, source))
+            if column is None and source is not None:
+                type = pa.int64() if isinstance(accumulator, (Count, Sum)) else rows.field(source).type
+                column = CombinedColumn(_unused_name(source, function, taken), function, source, type)
+                combined[function, source] = column
+                taken.add(column.name.lower())
+            inner = ROWS if column is None else column.name
+            is_count = isinstance(accumulator, Count)
+            accumulators[name] = (
+                CombinedCount(accumulator.function, inner) if is_count else replace(accumulator, column=inner)
+            )
+        columns = tuple((name, accumulators[name]) for name, _ in self.columns)
+        return Combined(tuple(combined.values()), Aggregates(columns))
+
     def __call__(self, batch: Batch) -> Update:
         """Fold the batch's rows into the state of their keys. Return the new state and the results of these keys."""
         groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
@@ -227,6 +255,24 @@ class Aggregates:
             output = output.append_column(name, accumulator.finish(folded, values.type, groups))
         all_keys = np.arange(batch.keys.num_rows, dtype=np.int64)
         return Update(output, all_keys, pa.table(state), deleted=all_keys[:0])
+
+
+def _combined_function(accumulator: Accumulator, rows: pa.Schema) -> CombinedFunction | None:
+    """Return the function that combines rows for an accumulator, or ``None`` if the order of rows matters."""
+    type = pa.null() if accumulator.column is None else rows.field(accumulator.column).type
+    if isinstance(accumulator, Count):
+        return "count"
+    if isinstance(accumulator, Sum) and pa.types.is_signed_integer(type):
+        return "sum" if pa.types.is_int64(type) else "add"
+    if isinstance(accumulator, Extreme) and can_compare(type):
+        return "max" if accumulator.greatest else "min"
+    return None
+
+
+def _unused_name(source: str, function: str, taken: Collection[str]) -> str:
+    """Return a name for a combined column: that of its source, or if it is taken with the function and a number."""
+    names = [source, f"{source} {function}", *(f"{source} {function} {number}" for number in range(len(taken)))]
+    return next(name for name in names if name.lower() not in taken)
 
 
 def _check_input_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:

@@ -9,9 +9,9 @@ Its rows are ``plan.spec.rows``, its key is ``plan.spec.keys``, and ``plan.evalu
 ``plan.spec.output``. Late rows are dropped before this computation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
+from riffle_spark.process.blocks.combining import Combined, CombinedColumn, CombinedFunction, can_compare
 from riffle_spark.process.blocks.folding import group_keys, true_mask
 from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, pick_places
 from riffle_spark.process.merging.merge_registry import make_merge_function
@@ -31,6 +32,7 @@ __all__ = ["DistinctGroups", "MergedGroups", "OutputMode", "StoredBuffers"]
 
 OutputMode: TypeAlias = Literal["update", "append", "complete"]
 """When keys are emitted, as in Spark: if a batch has rows for them, when they expire, or in each batch."""
+_EXTREMES: Final[Mapping[str, CombinedFunction]] = {"Max": "max", "Min": "min"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ class MergedGroups:
             keyless=self.spec.keyless,
         )
 
+    def combine(self, key: Collection[str], rows: pa.Schema) -> Combined | None:
+        """Return how rows are combined by ``key``, or ``None`` if the result of a function depends on their order."""
+        assert set(key) == set(self.spec.keys.names), f"the key is {self.spec.keys.names}, not {key}"
+        columns = [_combined_buffer(function, rows) for function in self.spec.functions]
+        combined = tuple(column for column in columns if column is not None)
+        if len(combined) < len(columns):
+            return None
+        functions = tuple(
+            replace(function, buffers=(replace(function.buffers[0], literal=None),)) for function in self.spec.functions
+        )
+        return Combined(combined, MergedGroups(replace(self.spec, functions=functions), self.mode))
+
     def __call__(self, batch: Batch) -> Update:
         """Merge the rows' buffers into the buffers of their keys. Emit keys as the output mode demands."""
         groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
@@ -89,6 +103,27 @@ class MergedGroups:
     def _make_empty_output(self, batch: Batch) -> pa.Table:
         """Return an output without rows."""
         return pa.schema([*batch.keys.schema, *self.spec.results]).empty_table()
+
+
+def _combined_buffer(spec: FunctionSpec, rows: pa.Schema) -> CombinedColumn | None:
+    """Return how the one-row buffers of a function are combined, or ``None`` if they cannot be."""
+    if spec.argument is not None or spec.distinct or len(spec.buffers) != 1:
+        return None
+    (buffer,) = spec.buffers
+    if buffer.literal is not None:
+        is_count = spec.function == "Count" and buffer.literal == 1
+        return CombinedColumn(buffer.name, "count", None, buffer.type) if is_count else None
+    function = _combined_function(spec.function, buffer.type) if buffer.name in rows.names else None
+    return None if function is None else CombinedColumn(buffer.name, function, buffer.name, buffer.type)
+
+
+def _combined_function(function: str, type: pa.DataType) -> CombinedFunction | None:
+    """Return the function that combines the buffers of a Spark function, or ``None`` if the order of rows matters."""
+    if function == "Count":
+        return "add"
+    if function == "Sum":
+        return "sum" if pa.types.is_int64(type) else None
+    return _EXTREMES.get(function) if can_compare(type) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ def all_buffers(spec: AggregateSpec) -> AggregateSpec:
 
 def buffer_folding(compute: BufferComputation) -> BufferFolding:
     """Return the computation of an aggregate's stage, for rows that are buffers."""
-    return BufferFolding(replace(compute, spec=all_buffers(compute.spec)))
+    spec = all_buffers(compute.spec)
+    if isinstance(compute, MergedGroups):
+        return BufferFolding(MergedGroups(spec, "append"))  # Append mode computes no results for a batch's rows.
+    return BufferFolding(replace(compute, spec=spec))
 
 
 def wide_rows(schema: VariableColumns, rows: pa.Table) -> pa.Table:

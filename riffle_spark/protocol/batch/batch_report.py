@@ -102,7 +102,8 @@ class BatchReport:
             Spark's watermark used it in this batch.
         slots: the number of slots; ``slots_that_wrote`` counts the slots that sealed a delta.
         runs: how often the slots ran. ``misplaced_runs`` ended early because a slot had no copy and a standby had one.
-        plan_fallbacks: operators whose plan Spark made again although their columns had not changed.
+        plan_fallbacks: plans of slots, and of the rows of sinks, that Spark made again although the columns had not
+            changed.
         placed: whether slots were placed on named executors; ``misses`` counts slots that ran elsewhere.
         owners: owned key-groups per executor id; ``standbys`` and ``warmups`` count likewise.
         members: the executor id of each member.

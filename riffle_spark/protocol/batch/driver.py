@@ -20,6 +20,7 @@ from riffle_spark.protocol.batch.mailbox import last_number
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
+from riffle_spark.protocol.batch.state_changes import StateChanges
 from riffle_spark.protocol.facts import DriverFacts, FailureFacts
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
@@ -66,6 +67,7 @@ class Driver:
         self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
+        self._state_changes = StateChanges(ports, self._log, self.mailbox, self._idle_loop, self._present_home)
         self._facts = FactCollector(self.ownership, self.operations, ports.clock)
         self._turn = ports.background.lock()
         self.idle_operators: Sequence[Operator] = ()
@@ -120,10 +122,10 @@ class Driver:
             operators = self.idle_operators
             if not operators:
                 return False
-            if executors and self._idle_loop.is_idle():
-                self._poll_mailbox()
-            self._apply_requests()
             try:
+                if executors and self._idle_loop.is_idle():
+                    self._poll_mailbox()
+                self._apply_requests()
                 return self._idle_loop.do_housekeeping(
                     executors,
                     self._settings,
@@ -215,8 +217,7 @@ class Driver:
 
     def _poll_mailbox(self) -> None:
         """Read and apply the requests from outside."""
-        self.mailbox.poll(self._settings)
-        self._apply_requests()
+        self._state_changes.poll(lambda: self._settings, self._apply_requests)
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
@@ -427,10 +428,12 @@ class Driver:
         return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
-        """Return the home with these executors as the live ones, and with the log's id."""
+        """Return the home with these executors as the live ones, and with the log's id and newest purge."""
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
-        return replace(self._home, live=live, log_id=tail.log_id if tail else "")
+        if tail is None:
+            return replace(self._home, live=live, log_id="", purged=0)
+        return replace(self._home, live=live, log_id=tail.log_id, purged=tail.purged)
 
     def _batch_run(self, incoming: IncomingBatch, number: int) -> BatchRun:
         """Return the common parts of the orders for run ``number`` of a batch."""

@@ -21,8 +21,6 @@ from riffle_spark.state.log.record import Record
 __all__ = ["FactCollector"]
 
 _MEASURE_SECONDS: Final = 30.0
-_FEW_ENTRIES: Final = 256
-"""So many entries are measured for each facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +159,8 @@ class FactCollector:
 class _MemberSizes:
     """Measures the state that each member owns.
 
-    All entries are read at most once per ``_MEASURE_SECONDS``, so that batches stay proportional to what they change,
-    unless the entries are few.
+    All entries are read at most once per ``_MEASURE_SECONDS``, so that batches stay proportional to what they change.
+    Until a member owns state, they are read each time.
     """
 
     def __init__(self) -> None:
@@ -174,8 +172,8 @@ class _MemberSizes:
     def measure(self, manifest: Manifest, placement: Placement, now: float) -> Mapping[MemberId, Size]:
         """Return the size of the state that each member owns. ``now`` is in seconds of a monotonic clock."""
         is_same = manifest is self._manifest and placement.present is self._present
-        is_recent = self._present is not None and now - self._measured_at < _MEASURE_SECONDS
-        if is_same or (is_recent and len(manifest.entries) > _FEW_ENTRIES):
+        is_recent = bool(self._sizes) and now - self._measured_at < _MEASURE_SECONDS
+        if is_same or is_recent:
             return self._sizes
         sizes: dict[MemberId, Size] = {}
         owners = placement.present.owners

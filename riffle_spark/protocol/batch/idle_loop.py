@@ -10,7 +10,8 @@ and a check never run at the same time.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import RefusedError, UnavailableError
+from riffle_spark.messages.state_change import StateChange
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
 from riffle_spark.protocol.batch.records import Stamp, requests_record
 from riffle_spark.protocol.batch.stored_requests import (
@@ -232,6 +233,38 @@ class IdleLoop:
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, snapshots)
         self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
+
+    def is_delayed(self) -> bool:
+        """Return whether the store has just refused a record, so that the next one waits."""
+        return self._backoff.is_delayed(_RECORD, self._ports.clock.seconds())
+
+    def append_change(self, change: StateChange) -> None:
+        """Append a record of kind ``state`` that lists a change of state, with the operator requests and answers.
+
+        Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the outcome is unknown.
+        """
+        tail = self._log.tail
+        assert tail is not None, "requests are read after the claim"
+        manifest = self._log.manifest
+        stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
+        draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
+        promised = self._upkeep.promise(tail.sequence + 1)
+        draft = replace(draft, kind="state", edit=change.edit, row_counts=change.row_counts, promised=promised)
+        # A snapshot replaces links of the changed entries too.
+        changed = manifest.with_entries(change.entries)
+        snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
+        changes = {**change.entries, **snapshots}
+        self._ports.reached("before change")
+        try:
+            record = self._log.append(draft, manifest.with_entries(changes), self._ownership.moves.unrecorded())
+        except (RefusedError, UnavailableError):
+            self._backoff.record_failure(_RECORD, self._ports.clock.seconds())
+            raise
+        self._ports.reached("after change")
+        self._backoff.forget(_RECORD)
+        self._ownership.moves.record_append(record.moves, record.version)
+        self._upkeep.record_commit(record, manifest, changes)
+        self._ownership.copies.known.record_snapshots(record.sequence, changed, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append without an answer was committed, and start upkeep at the newest record."""

@@ -11,8 +11,8 @@ Theory of operation.
    each is applied once. A fenced driver cannot append a record, so it answers nothing.
 4. The next command that writes the object removes old requests with an answer.
 
-The object holds names of members, key-groups and settings, and who made the request. It holds no keys of rows and no
-encryption keys.
+The object holds names of members, key-groups and settings, and who made the request. It holds no encryption keys. A
+request to change state holds the key and the value until it is answered. Then the driver removes them.
 """
 
 import json
@@ -26,6 +26,7 @@ from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
     "ANSWERS_KEPT",
+    "CHANGES_OF_STATE",
     "COMMANDS",
     "PENDING_MAX",
     "Answer",
@@ -37,11 +38,15 @@ __all__ = [
     "read_mailbox",
 ]
 
-COMMANDS: Final = ("drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set")
+COMMANDS: Final = ("drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set", "edit_state")
+CHANGES_OF_STATE: Final = "edit_state"
+"""The command with a key and a value of user data."""
 ANSWERS_KEPT: Final = 16
 """The newest answers that each record stores."""
 PENDING_MAX: Final = 16
 """The mailbox holds at most this many requests without an answer, so that one record can answer all of them."""
+_SHOWN: Final = ("store", "variable", "reason")
+"""The arguments of a change of state that are not user data."""
 _FORMAT: Final = 1
 _TRIES: Final = 20
 AnswerState = Literal["applied", "refused", "expired", "superseded"]
@@ -75,6 +80,13 @@ class MailboxRequest:
             if type(value) is not kind:
                 raise TypeError(f"{name} = {value!r}")
         return cls(**fields)  # type: ignore[arg-type]
+
+    @property
+    def shown_arguments(self) -> Mapping[str, object]:
+        """Return the arguments without keys and values of user data."""
+        if self.command != CHANGES_OF_STATE:
+            return self.arguments
+        return {name: self.arguments[name] for name in _SHOWN if name in self.arguments}
 
     @property
     def subject(self) -> tuple[object, ...]:
@@ -163,6 +175,14 @@ class Mailbox:
                 where=MAILBOX,
                 id="RIFFLE-1350",
             ) from None
+
+    def without_user_data(self, answered: int) -> "Mailbox":
+        """Return the mailbox without the keys and values of requests up to number ``answered``."""
+        requests = tuple(
+            replace(request, arguments=request.shown_arguments) if request.number <= answered else request
+            for request in self.requests
+        )
+        return replace(self, requests=requests)
 
     def pending_after(self, number: int) -> tuple[MailboxRequest, ...]:
         """Return the requests with larger numbers."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from riffle_spark.errors import UNREADABLE, ConfigError, RiffleError
+from riffle_spark.messages.state_change import StateChange
 from riffle_spark.protocol.batch.mailbox import (
     ANSWERS_KEPT,
     COMMANDS,
@@ -27,11 +28,19 @@ def _refuse_pause(is_paused: bool) -> None:  # noqa: ARG001 - the signature of a
     raise ConfigError("This query cannot be paused by a request.", remedy="Stop the query instead.", id="RIFFLE-1353")
 
 
+def _refuse_change(request: MailboxRequest) -> StateChange:
+    raise ConfigError(
+        f"This query cannot apply request {request.number}, which changes state.",
+        remedy="Stop the query, and run the command without --request.",
+        id="RIFFLE-1608",
+    )
+
+
 class MailboxReader:
     """Reads the mailbox of a query and applies its requests.
 
     ``answers`` are the newest answers, which the next record stores. ``hold`` pauses (``True``) or resumes (``False``)
-    the query. Not thread-safe: the driver calls it from one thread at a time.
+    the query, and ``edit`` puts a change of state. Not thread-safe: the driver calls it from one thread at a time.
     """
 
     def __init__(self, objects: ObjectStore, operations: RequestRegister, placement: Placement, clock: Clock) -> None:
@@ -44,14 +53,22 @@ class MailboxReader:
         self._tag = ""
         self._warned_of: str | None = None
         self.hold: Callable[[bool], None] = _refuse_pause
+        self.edit: Callable[[MailboxRequest], StateChange] = _refuse_change
         self.answers: tuple[Answer, ...] = ()
+        self._change: StateChange | None = None
+
+    def take_change(self) -> StateChange | None:
+        """Return the change of state that the last read has made, once. The next record must list it."""
+        change = self._change
+        self._change = None
+        return change
 
     def take_over(self, answers: Sequence[Answer]) -> None:
         """Continue after the answers in the record of an earlier driver."""
         self.answers = tuple(answers)
 
     def poll(self, settings: Settings) -> None:
-        """Read the mailbox with one GET, and apply the requests that have no answer yet.
+        """Read the mailbox with one GET, and apply the requests that have no answer yet, up to a change of state.
 
         ``settings`` are the settings in effect. Sends no request if ``control`` is off, and before the first batch has
         assigned members. An error of the store becomes a warning of the next batch: it prevents steering, and must not
@@ -59,12 +76,13 @@ class MailboxReader:
         """
         if settings.control != "on" or not self._operations.members:
             return
+        answered = last_number(self.answers)
         try:
             self._read()
+            self._remove_user_data(answered)
         except RiffleError as error:
             self._warn(error)
             return
-        answered = last_number(self.answers)
         pending = {request.number: request for request in self._mailbox.pending_after(answered)}
         unreadable = [number for number in self._mailbox.unreadable if number > answered]
         now_ms = self._clock.wall_ms()
@@ -72,6 +90,8 @@ class MailboxReader:
         for number in sorted({*pending, *unreadable}):
             request = pending.get(number)
             answers.append(_unreadable(number, now_ms) if request is None else self._answer(request, settings, now_ms))
+            if self._change is not None:
+                break
         if answers:
             answers = _with_superseded(answers, pending)
             self.answers = (*self.answers, *answers)[-ANSWERS_KEPT:]
@@ -86,6 +106,16 @@ class MailboxReader:
             self._tag = stored.tag
             self._mailbox = Mailbox()
             self._mailbox = Mailbox.decode(stored.data)
+
+    def _remove_user_data(self, answered: int) -> None:
+        """Remove the keys and values of answered changes of state from the object. Another writer comes first."""
+        cleaned = self._mailbox.without_user_data(answered)
+        if cleaned == self._mailbox or self._mailbox.unreadable:
+            return
+        written = self._objects.replace_if_unchanged(MAILBOX, cleaned.encode(), self._tag)
+        if written is not None:
+            self._mailbox = cleaned
+            self._tag = written.tag
 
     def _warn(self, error: RiffleError) -> None:
         """Warn once of an error, and again after another one."""
@@ -133,6 +163,8 @@ class MailboxReader:
                 self.hold(False)
             case "set":
                 operations.reconfigure(settings, arguments)
+            case "edit_state":
+                self._change = self.edit(request)
             case _:
                 # Cause: The command is of a newer version than the driver.
                 raise ConfigError(

@@ -97,7 +97,7 @@ class Weights:
 
     def _work_of(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
         """Yield (key-group, microseconds) for the rows and bytes of a slot: first of its input, then of its changes."""
-        row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(receipt.rows, 1)
+        row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(sum(receipt.received[1]), 1)
         for key_group, count in zip(*receipt.received, strict=True):
             yield key_group, count * row_us
         for part in receipt.parts:

@@ -145,8 +145,10 @@ def no_stream(none: Any) -> list[Any]:
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
     """Return a frame whose rows are stored on the executors at a storage level.
 
-    With ``eager`` they are computed now.
+    With ``eager`` they are computed now. Spark's default level is not passed, which saves two calls.
     """
+    if level == StorageLevel.MEMORY_AND_DISK:
+        return frame.localCheckpoint(eager=eager)
     return frame.localCheckpoint(eager=eager, storageLevel=level)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.active_run import active_run
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -51,7 +53,6 @@ _RUN_ID = "spark.jobGroup.id"
 _ADMISSION = "org.apache.spark.sql.connector.read.streaming.SupportsAdmissionControl"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
-_AVAILABLE_NOW = "AvailableNow"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots with Spark Connect, where the number of cores is unknown."""
@@ -64,8 +65,22 @@ _GONE_POLL_SECONDS = 0.05
 
 
 def application_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application."""
+    """Return the id of the Spark application. With a JVM it is read once per context, because it never changes."""
+    if not handles.is_classic(spark):
+        return _configured_id(spark)
+    context = handles.context(spark)
+    if not _applications or _applications[-1][0] is not context:
+        _applications[:] = [(context, _configured_id(spark))]
+    return _applications[-1][1]
+
+
+def _configured_id(spark: SparkSession) -> str:
+    """Return the id of the Spark application from its configuration."""
     return str(spark.conf.get("spark.app.id", "application") or "application")
+
+
+_applications: list[tuple[Any, str]] = []
+"""The context of the last call of ``application_id``, and its id."""
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
@@ -223,17 +238,17 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     query_id = context.getLocalProperty(_QUERY_ID)
     if not query_id:  # no query, or a thread of the caller, which JobCalls checks
         return IncomingBatch(batch_id, DIRECT, DIRECT, None, digest(batch), now_ms, None)
-    execution = _execution(spark, query_id)
-    if execution is None:
+    run = active_run(query_id, partial(_execution, spark, query_id))
+    if run is None:
         run_id = str(context.getLocalProperty(_RUN_ID))
         return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
-    offsets = _offset_entry(context, execution, batch_id)
+    offsets = _serialized_entry(context, run.offset_log, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
     time_ms = int(metadata["batchTimestampMs"])
-    available_now = _AVAILABLE_NOW in str(execution.trigger().toString())
-    run_id = str(execution.runId())  # not from the job group, which a user may rename
-    return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=available_now)
+    return IncomingBatch(
+        batch_id, query_id, run.id, offsets, None, time_ms, watermark, available_now=run.is_available_now
+    )
 
 
 def offsets_before(batch: DataFrame, version: int) -> str | None:
@@ -349,7 +364,11 @@ def is_stopping(batch: DataFrame) -> bool:
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
     """Return Spark's offset-log entry of a batch as text."""
-    log = execution.offsetLog()
+    return _serialized_entry(context, execution.offsetLog(), batch_id)
+
+
+def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:
+    """Return the entry of a batch in Spark's offset log as text."""
     out = handles.looked_up(context._jvm, "java.io.ByteArrayOutputStream")()
     log.serialize(log.get(batch_id).get(), out)
     return str(out.toString())

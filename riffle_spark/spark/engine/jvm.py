@@ -31,10 +31,12 @@ __all__ = [
     "looked_up",
     "mentions",
     "observed",
+    "rdd_of",
     "release",
     "removals_since",
     "running_seconds",
     "scala_seq",
+    "selected",
     "sent_files",
     "session",
     "session_conf",
@@ -138,9 +140,26 @@ def observed(frame: DataFrame, name: str) -> int | None:
     return int(row.get().getLong(0)) if row.isDefined() else None
 
 
-def release(frame: DataFrame) -> None:
-    """Drop the blocks of the local checkpoint that ``frame`` reads."""
-    context(frame.sparkSession)._jsc.sc().unpersistRDD(frame._jdf.queryExecution().analyzed().rdd().id(), False)
+def rdd_of(frame: DataFrame) -> Any:
+    """Return the RDD of a frame whose plan is a ``LogicalRDD``."""
+    return frame._jdf.queryExecution().analyzed().rdd()
+
+
+def release(spark: SparkSession, rdd: Any) -> None:
+    """Drop the blocks of a local checkpoint, given its RDD."""
+    _scala_context(spark).unpersistRDD(rdd.id(), False)
+
+
+_scala_contexts: list[tuple[Any, Any]] = []
+"""The Java context of the last call of ``_scala_context``, and its Scala context."""
+
+
+def _scala_context(spark: SparkSession) -> Any:
+    """Return the Scala context of a session. It is asked for once per context, because each call costs."""
+    java_context = context(spark)._jsc
+    if not _scala_contexts or _scala_contexts[-1][0] is not java_context:
+        _scala_contexts[:] = [(java_context, java_context.sc())]
+    return _scala_contexts[-1][1]
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
@@ -172,6 +191,14 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a logical plan as a DataFrame."""
     dataset = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.Dataset$", MODULE)
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
+
+
+def selected(frame: DataFrame, expressions: list[str]) -> DataFrame:
+    """Return ``frame.selectExpr(*expressions)``. PySpark's own way makes a call per expression and four others."""
+    spark = frame.sparkSession
+    if not is_classic(spark):
+        return frame.selectExpr(*expressions)
+    return DataFrame(frame._jdf.selectExpr(scala_seq(context(spark)._jvm, expressions)), spark)
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:

@@ -26,7 +26,7 @@ from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame"]
+__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _ADAPTIVE = "AdaptiveSparkPlanExec"
@@ -93,28 +93,28 @@ class KeptPlans:
         if kept_ingredients != ingredients:
             plan = None
             tries = _TRIES
-        rows = _result_or_none(name, lambda: _rows_of(batch)) if tries else None
+        rows = result_or_none(name, lambda: plain_plan(batch).rdd()) if tries else None
         if rows is None:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
             replan = partial(plan.planned, slots, batch, rows, function, output)
-            result = _result_or_none(name, replan)
+            result = result_or_none(name, replan)
             if result is None:  # The caller's thread may have no session. Setting one costs calls.
                 with handles.active(batch.sparkSession):
-                    result = _result_or_none(name, replan)
+                    result = result_or_none(name, replan)
             if result is not None:
                 self._plans[name] = ingredients, plan, _TRIES
                 return result
         new_frame = plan_by_spark()
-        new_plan = _result_or_none(name, lambda: _KeptPlan(slots, new_frame.frame))
+        new_plan = result_or_none(name, lambda: _KeptPlan(slots, new_frame.frame))
         if plan is not None or new_plan is None:
             self.fallbacks += 1
         self._plans[name] = ingredients, new_plan, tries - 1
         return new_frame
 
 
-def _result_or_none(name: str, call: Callable[[], T]) -> T | None:
+def result_or_none(name: str, call: Callable[[], T]) -> T | None:
     """Return the result of a call, or ``None`` if it fails with anything but an interruption.
 
     ``name`` is for the log.
@@ -138,7 +138,7 @@ class _KeptPlan:
         leaf, *above = _up(self._call.rows)
         self._spark = frame.sparkSession
         self._slots, *self._above_slots = _up(self._call.slots)
-        self._leaf = _elements(leaf)
+        self._leaf = elements(leaf)
         self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
         self._udf, self._command = _udf_arguments(self._call.udf)
         self._above = above
@@ -173,14 +173,14 @@ class _KeptPlan:
         Raise ``LookupError`` if a node has another form.
         """
         placed = slots.frame._jdf.queryExecution().analyzed()
-        output, _, name, _, *rest = _elements(self._slots)
+        output, _, name, _, *rest = elements(self._slots)
         leaf = self._node(_LEAF, output, placed.rdd(), name, placed.outputPartitioning(), *rest)
         above = list(self._above)
         projection, column = _slot_in(above)
         columns = above[projection].projectList()
         by = handles.scala_seq(handles.context(self._spark)._jvm, [columns.apply(column).toAttribute()])
         exchange = [kind(node) for node in above].index(_EXCHANGE)
-        _, *rest = _elements(above[exchange])
+        _, *rest = elements(above[exchange])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
         columns = columns.toBuffer()
@@ -224,15 +224,15 @@ class _KeptPlan:
         return self._class(f"{_EXPRESSIONS}.PythonUDF")(name, command, *rest)
 
 
-def _rows_of(batch: DataFrame) -> Any:
-    """Return the RDD of a batch. Raise ``LookupError`` if the plan is more than an RDD, or cached by the user.
+def plain_plan(batch: DataFrame) -> Any:
+    """Return the plan of a batch. Raise ``LookupError`` if it is more than an RDD, or cached by the user.
 
     Reading the RDD would bypass the cache.
     """
     plan = batch._jdf.queryExecution().analyzed()
     if plan.nodeName() != _ROWS or batch._jdf.storageLevel().isValid():
         raise LookupError(f"the batch is not a {_ROWS}")
-    return plan.rdd()
+    return plan
 
 
 def _udf_arguments(udf: Any) -> tuple[list[Any], list[Any]]:
@@ -259,7 +259,7 @@ def _stacked(leaf: Any, above: list[Any]) -> list[Any]:
     return nodes
 
 
-def _elements(node: Any) -> list[Any]:
+def elements(node: Any) -> list[Any]:
     """Return the constructor arguments of a node."""
     return [node.productElement(index) for index in range(node.productArity())]
 

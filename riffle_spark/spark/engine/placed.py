@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.combined_rows import Reductions
+from riffle_spark.spark.engine.kept_output import KeptOutputs
 from riffle_spark.spark.engine.kept_plan import KeptPlans
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -86,6 +88,8 @@ class PlacedFrames:
         self._spark: SparkSession | None = None
         self._frames: OrderedDict[SlotLayout, DataFrame] = OrderedDict()
         self.plans = KeptPlans()
+        self.outputs = KeptOutputs()
+        self.reductions = Reductions()
         self.placeable = True
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
@@ -93,6 +97,7 @@ class PlacedFrames:
         if not handles.is_same(spark, self._spark):
             self._frames.clear()
             self.plans = KeptPlans()
+            self.outputs = KeptOutputs()
             self._spark = spark
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
         self._frames[layout] = frame

@@ -2,11 +2,12 @@
 
 import inspect
 import json
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -19,6 +20,8 @@ from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LETTER, SLOT, Home, Order, Receipt, result_schema
+from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.blocks.combining import ROWS, Combined
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout
 from riffle_spark.protocol.shards import Partition
@@ -26,6 +29,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.combined_rows import combinable, combined_order, combined_rows
 from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.stage_frames import StageInput, StoredResult, raising_stale_rows
@@ -64,6 +68,7 @@ class Sinks:
     letters: Mapping[str, Callable[[DataFrame, Delivery], object]] = field(default_factory=dict)
 
 
+_logger = logging.getLogger("riffle_spark")
 _ROWS = "riffle_rows"
 _LINK = "version long, attempt string, start long, length long, checksum string, rows long"
 
@@ -135,6 +140,7 @@ class SparkWork:
                         self._inputs[order.store] = self._input(order, receipts)
                         receipts += self._run(layout.of(order.store), order, several=len(executors) > 1)
         self._dead_stores = {receipt.store for receipt in receipts if receipt.dead_rows}
+        self._frames.reductions.record(receipts)
         if self._sinks.late is not None:
             late_ms = max(order.late_watermark_ms or 0 for order in orders if order.store not in self._reads)
             late_rows = sum(receipt.late_rows for receipt in receipts if receipt.store not in self._reads)
@@ -151,44 +157,86 @@ class SparkWork:
     def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:
         """Run the slots of an order, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
+        compute = self._operators[order.store].compute
+        self._routing[order.store] = partial(self._route, layout, order)
         try:
-            result = StoredResult(self._plan_result(layout, order, channel), several=several)
+            result = StoredResult(self._plan_rows(layout, order, compute, channel), several=several)
         finally:
             accumulated = [] if channel is None else channel.accumulator.value.pop(channel.run_id, [])
         self._results[order.store] = result
         return [Receipt.from_json(text) for text in result.receipts(accumulated, len(order.slots))]
 
-    def _plan_result(self, layout: SlotLayout, order: Order, channel: ReceiptChannel | None) -> PlanFrame:
-        """Return the uncomputed result of an order's slots, from a kept plan if possible."""
+    def _plan_rows(
+        self, layout: SlotLayout, order: Order, compute: Computation, channel: ReceiptChannel | None
+    ) -> PlanFrame:
+        """Return the uncomputed result of an order's slots. Combine rows if that reduced those of the last batch."""
+        combined = combinable(order, compute, layout) if handles.is_classic(self._batch.sparkSession) else None
+        reductions = self._frames.reductions
+        if combined is not None and reductions.combines(order.store):
+            try:
+                return self._plan_result(layout, order, combined.compute, channel, combined)
+            except Exception as error:  # the JVM may raise any error; without combining a batch only takes longer
+                if handles.is_interruption(error):
+                    raise
+                _logger.debug("Rows of %s are not combined: %s", order.store, error)
+        if combined is not None:
+            rows = self._inputs.get(order.store, self._batch)
+            order = replace(order, input_partitions=reductions.partitions(order.store, rows))
+        return self._plan_result(layout, order, compute, channel, None)
+
+    def _plan_result(
+        self,
+        layout: SlotLayout,
+        order: Order,
+        compute: Computation,
+        channel: ReceiptChannel | None,
+        combined: Combined | None,
+    ) -> PlanFrame:
+        """Return the uncomputed result of an order's slots, from a kept plan if possible.
+
+        Raise ``LookupError`` or the JVM's error if rows are to be ``combined`` and cannot be.
+        """
         output = routing.spark_schema(result_schema(order.output))
-        compute = self._operators[order.store].compute
-        function = compat.slot_udf(slot_function(order, compute, routing.arrow_of(output), channel))
-        self._routing[order.store] = partial(self._route, layout, order)
-        plan_by_spark = partial(self._result, layout, order, function, output)
+        sent_order = order if combined is None else combined_order(order, combined)
+        function = compat.slot_udf(slot_function(sent_order, compute, routing.arrow_of(output), channel))
+        plan_by_spark = partial(self._result, layout, order, function, output, combined)
         frame = self._frames.frame(self._batch.sparkSession, layout)
         if order.initial is not None or not self._frames.placeable:
             return plan_by_spark()
         slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, order.total))
         files = handles.sent_files(self._batch.sparkSession)
         rows = self._inputs.get(order.store, self._batch)
-        ingredients = (layout.shards, order.key, order.total, order.rows, order.output, rows.schema, files)
+        ingredients = (layout.shards, order.key, order.total, sent_order.rows, order.output, rows.schema, files)
+        name = order.store if combined is None else f"{order.store}, combined"
         plans = self._frames.plans
         fallbacks_before = plans.fallbacks
-        frame_of_plan = plans.planned(order.store, ingredients, slots, rows, function, output, plan_by_spark)
+        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, plan_by_spark)
         if order.store not in self._inputs:  # The rows of later stages always have a plan of their own.
             self._plan_fallbacks += plans.fallbacks - fallbacks_before
         return frame_of_plan
 
     def plan_fallbacks(self) -> int:
-        """Return how many plans of slots that read the batch were made again although the columns are the same."""
+        """Return how many plans of slots that read the batch, and of results, Spark made again.
+
+        Plans of the first batch and after a change of the columns do not count.
+        """
         return self._plan_fallbacks
 
-    def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType) -> PlanFrame:
+    def _result(
+        self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType, combined: Combined | None
+    ) -> PlanFrame:
         """Return the uncomputed result of an order's slots, planned by PySpark.
 
         Routed rows are cogrouped with the placed slots.
         """
-        counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
+        if combined is None:
+            counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
+        else:
+            rows, routed_order = combined_rows(self._inputs.get(order.store, self._batch), order, combined)
+            # Counted before they are routed. So Spark does not merge the routing with the grouping, and the plan of
+            # the routing can be given another layout.
+            counted = rows.observe(_ROWS, F.expr(f"coalesce(sum({ROWS}), 0L) as rows"))
+            counted_rows = routing.routed(counted, routed_order, layout)
         slots = self._frames.frame(self._batch.sparkSession, layout)
         result = handles.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
         return PlanFrame(result, lambda: handles.observed(result, _ROWS))
@@ -226,7 +274,12 @@ class SparkWork:
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
         """Return the output rows of a store, of the attempts that the receipts name."""
-        return self._results[store].rows(_attempts(store, receipts), self._operators[store].declared.output)
+        outputs = self._frames.outputs
+        fallbacks_before = outputs.fallbacks
+        output = self._operators[store].declared.output
+        rows = outputs.rows(store, self._results[store], _attempts(store, receipts), output)
+        self._plan_fallbacks += outputs.fallbacks - fallbacks_before
+        return rows
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Pass the output rows that were sealed with a committed batch to the sinks."""

@@ -3,20 +3,20 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number, without_letters
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan, routing
 
-__all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
+__all__ = ["SideOutput", "StageInput", "StoredResult", "checked_rows", "raising_stale_rows", "rows_of"]
 
 _STALE = "riffle: a row of an attempt that was given up"
 _STALE_CAUSES = {
@@ -71,6 +71,7 @@ class StoredResult:
     def __init__(self, result: kept_plan.PlanFrame, *, several: bool) -> None:
         """Compute a result and store it, on two executors if there are ``several``."""
         self._rows = result.rows
+        self._rdd: Any = None
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         eager = handles.is_classic(result.frame.sparkSession)
         self.frame = compat.local_checkpoint(result.frame, level, eager=eager)
@@ -85,9 +86,12 @@ class StoredResult:
             return accumulated
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
-    def rows(self, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-        """Return the output rows of ``attempts``."""
-        return rows_of(self.frame, attempts, output)
+    @property
+    def rdd(self) -> Any:
+        """The JVM's RDD of the result. Spark Connect has none."""
+        if self._rdd is None:
+            self._rdd = handles.rdd_of(self.frame)
+        return self._rdd
 
     def letters(self, attempts: Sequence[str]) -> DataFrame:
         """Return the dead letters of ``attempts``. Reading a row of another attempt fails."""
@@ -107,7 +111,7 @@ class StoredResult:
         if not handles.is_classic(self.frame.sparkSession):
             return
         try:
-            handles.release(self.frame)
+            handles.release(self.frame.sparkSession, self.rdd)
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
@@ -124,16 +128,31 @@ def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> Da
 
     Each column fails, too, because Spark may evaluate a sink's filter on a column before the filter on attempts.
     """
-    is_row = f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
     names = map(routing.quoted, without_letters(output).names)
-    marked = result.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {is_row}, {_FAILS})")
-    return marked.selectExpr(*[f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
+    marked = handles.selected(result, ["*", _mark(attempts)]).where(f"if({_OURS}, {_is_row(output)}, {_FAILS})")
+    return handles.selected(marked, [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
+
+
+def checked_rows(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+    """Return the output rows of ``attempts``. The filter fails for a row of another attempt, the columns do not."""
+    checked = result.where(f"if({_are_ours(attempts)}, {_is_row(output)}, {_FAILS})")
+    return checked.selectExpr(*map(routing.quoted, without_letters(output).names))
 
 
 def _mark(attempts: Sequence[str]) -> str:
     """Return the SQL of a column that is true for rows of these attempts."""
-    names = ", ".join(f"'{attempt}'" for attempt in attempts)
-    return f"{ATTEMPT} in ({names}) as {_OURS}"
+    return f"{_are_ours(attempts)} as {_OURS}"
+
+
+def _are_ours(attempts: Sequence[str]) -> str:
+    """Return the SQL of a condition that is true for rows of these attempts."""
+    numbers = [str(attempt_number(attempt)) for attempt in attempts]
+    return f"{ATTEMPT} in ({', '.join(numbers)})"
+
+
+def _is_row(output: pa.Schema) -> str:
+    """Return the SQL of a condition that is true for output rows, and false for receipts and dead letters."""
+    return f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.blocks.combining import encoded_names
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
@@ -92,7 +93,8 @@ def _run(
     ``run`` is the run's id and the accumulator for receipts.
     """
     order = Order.from_json(text, slot)
-    names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
+    columns = encoded_names(order.rows.names, order.sums)
+    names = [SLOT, KEY_GROUP, HASH, *columns, *([] if order.initial is None else [INITIAL])]
     rows = with_offsets(rows.rename_columns(names))
     result = cast_table(run_slot(order, compute, slot, executor_id(), rows, later=_run_after_result), result_schema)
     if run is not None:

@@ -11,15 +11,14 @@ Theory of operation. The Spark query is stopped. Its checkpoint is only read.
    continues with the next batch.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import UNREADABLE, ConfigError, ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.offline.checkpoint import Checkpoint, with_added_sources
+from riffle_spark.offline.checkpoint import Checkpoint, times_of_entry, with_added_sources
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.process.plans.cut import STATEFUL
@@ -27,8 +26,8 @@ from riffle_spark.process.plans.plan_values import PlanNode, walk
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
-from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
 from riffle_spark.spark.imports.stage_states import StageState, rows_of_aggregate, rows_of_distinct
 from riffle_spark.spark.job_operators import JobOperators
@@ -36,7 +35,6 @@ from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import aggregate_plan
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
-from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.seeds.first_version import (
@@ -65,9 +63,6 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {
 _CONVERSIONS: Mapping[str, Callable[[StageState], FirstRows]] = {
     "aggregate": rows_of_aggregate,
     "distinct": rows_of_distinct,
-    "groups": rows_of_groups,
-    "join": rows_of_join,
-    "processor": rows_of_processor,
 }
 
 
@@ -237,7 +232,8 @@ def _sources(frame: object) -> list[str]:
 def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> Iterator[FirstRows]:
     """Yield the rows of each stage's store. Raises ``ConfigError`` if the state of any cannot be moved."""
     reader = wrapped.cut.reader
-    native_plan = reader.read(wrapped.cut.catalyst.optimised(wrapped.cut.plan))
+    optimiser = jvm.session(wrapped.spark).sessionState().optimizer()  # A frame would refuse to optimise streams.
+    native_plan = reader.read(optimiser.execute(wrapped.cut.plan))
     nodes = [node for node in walk(native_plan) if _is_stateful(node)]
     numbers = list(_stages_from_top(wrapped.stages, len(wrapped.stages) - 1))
     stages = [wrapped.stages[number] for number in numbers]
@@ -259,14 +255,10 @@ def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> It
         state = StageState(stage, operator, native)
         if stage.stage.kind == "aggregate":
             state = replace(state, function_ids=aggregate_plan.function_ids(reader, node))
-        elif stage.stage.kind == "join":
-            state = replace(state, side_ids=[_output_ids(reader.fetch(child.handle)) for child in node.children])
-        yield _CONVERSIONS[stage.stage.kind](state)
-
-
-def _output_ids(plan: Node) -> list[int]:
-    """Return the ids of the columns of a plan in the JVM."""
-    return [int(attribute.exprId().id()) for attribute in items(plan.output())]
+        convert = _CONVERSIONS.get(stage.stage.kind)
+        if convert is None:
+            state.refuse(f"riffle import does not move {names.get(operator_id, node.kind)}.", "Start it without state.")
+        yield convert(state)
 
 
 def _is_stateful(node: PlanNode) -> bool:
@@ -301,22 +293,12 @@ def _register(home: Home, stores: Sequence[str]) -> None:
 
 def _draft(query_id: str, version: int, offsets: str, total: int) -> Record:
     """Return the draft of the record that binds the moved state to the query, with the times of its last batch."""
-    metadata: Mapping[str, int] = {}
-    try:
-        metadata = json.loads(offsets.split("\n")[1])
-    except UNREADABLE as error:
-        raise ConfigError(
-            f"The offset-log entry of batch {version} cannot be read: {error}",
-            remedy="Restore the checkpoint from a backup.",
-            where="--checkpoint",
-            id="RIFFLE-1623",
-        ) from error
-    watermark_ms = int(metadata.get("batchWatermarkMs", 0))
+    time_ms, watermark_ms = times_of_entry(offsets)
     return replace(
         new_draft(query_id, total),
         version=version,
         offsets=offsets,
-        time_ms=int(metadata.get("batchTimestampMs", 0)),
+        time_ms=time_ms,
         watermark_ms=watermark_ms,
         late_watermark_ms=watermark_ms,
     )

@@ -92,7 +92,7 @@ def _write_store(order: FirstVersionOrder, rows: FirstRows) -> list[WrittenKeyGr
     key_group = f"{keygroups.spark_expression(routing, order.total)} as {_KEY_GROUP}"
     tasks = min(order.total, _TASKS_PER_CORE * context(frame.sparkSession).defaultParallelism)
     placed = frame.selectExpr(key_group, *columns).repartition(tasks, _KEY_GROUP).sortWithinPartitions(_KEY_GROUP)
-    answers = placed.mapInArrow(_task(order, rows.names, rows.folding), ANSWER_COLUMNS).collect()
+    answers = placed.mapInArrow(_task(order, rows.names, rows.folding), ANSWER_COLUMNS).collect()  # type: ignore[arg-type] # an iterator is iterable
     return [
         WrittenKeyGroup(row[0], row[1], row[2], int(row[3]), row[4], row[5], row[6])
         for row in sorted(answers, key=lambda row: int(row[0]))

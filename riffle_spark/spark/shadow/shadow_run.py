@@ -335,9 +335,10 @@ def _check_streams(writer: DataStreamWriter, folder: str) -> None:
     """Raise ``ConfigError`` if a query has a stream besides the recorded ones."""
     frame: DataFrame = writer._df  # private: Spark's writer has no public property for its frame
     for leaf in items(analysed(frame).collectLeaves()):
-        if leaf.isStreaming() and folder not in leaf.toString():
+        stream = leaf.toString()
+        if leaf.isStreaming() and folder not in stream:
             raise ConfigError(
-                f"The query reads a stream that was not passed to riffle_spark.on: {leaf.toString()}",
+                f"The query reads a stream that was not passed to riffle_spark.on: {stream}",
                 remedy="Pass each stream to riffle_spark.on, so that both engines read the same rows of it.",
                 where="query",
                 id="RIFFLE-1684",

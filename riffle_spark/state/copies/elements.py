@@ -36,6 +36,7 @@ __all__ = [
     "expand_ranges",
     "find_key_ranges",
     "merge_elements",
+    "number_keys",
     "structs_of",
 ]
 

@@ -12,6 +12,7 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Li
 
 __all__ = [
     "NUMBERS_END",
+    "changed_entries_from_json",
     "check_entries",
     "check_link",
     "entries_from_json",
@@ -87,6 +88,25 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
         for store, rows in stores.items()
         for key_group, timer, snapshot_row, chain, cut in rows
     }
+
+
+def changed_entries_from_json(columns: dict[str, object], version: int, epoch: int) -> dict[Address, Entry]:
+    """Return the entries whose newest link has this version and epoch. They have this link alone.
+
+    Raises the errors of ``entries_from_json`` for other JSON; call ``check_entries`` for the values.
+    """
+    heads = {
+        index: Head(version, attempt)
+        for index, (head_version, attempt) in enumerate(cast("list[tuple[int, str]]", columns["heads"]))
+        if head_version == version and attempt.startswith(f"{epoch}-")
+    }
+    changed: dict[Address, Entry] = {}
+    for store, rows in cast("dict[str, list[_Row]]", columns["stores"]).items():
+        for key_group, timer, _, links, _ in rows:
+            if links and (head := heads.get(cast(int, links[-5]))) is not None:
+                start, length, checksum, count = cast("tuple[int, int, str, int]", tuple(links[-4:]))
+                changed[store, key_group] = Entry(None, (Link(head, start, length, int(checksum, 16), count),), timer)
+    return changed
 
 
 def check_entries(entries: Mapping[Address, Entry]) -> None:

@@ -329,7 +329,8 @@ class Log:
         Records other than batches and operator requests also check that the store refuses a second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
-        record = self._complete_draft(replace(draft, moves=tuple(moves)), manifest)
+        edit = draft.edit if draft.kind == "state" else {}
+        record = self._complete_draft(replace(draft, moves=tuple(moves), edit=edit), manifest)
         takes_over = draft.kind not in ("batch", "orders")
         data = encode(record)
         assert not takes_over or is_record(data, paths.record_name(record.sequence)), "the record cannot be read"
@@ -392,7 +393,7 @@ class Log:
         sequence = self._next_sequence()
         is_full = (
             self.tail is None
-            or draft.kind in ("rollback", "adopt", "dispatch")
+            or draft.kind in ("rollback", "adopt", "dispatch", "state")
             or sequence - self.tail.full >= FULL_EVERY
         )
         full_members = self._full.members if self._full else ()

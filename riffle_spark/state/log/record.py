@@ -35,8 +35,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 6
+FORMAT = 7
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_MOVES_FORMAT = 6
+"""The format with the reasons of moves."""
 _ROW_COUNTS_FORMAT = 5
 """The format with the number of rows of each store."""
 _STALE_STORES_FORMAT = 4
@@ -50,13 +52,14 @@ _MAGIC = "riffle-log"
 _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
-Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
 _SINCE_5 = ("row_counts",)
 _SINCE_6 = ("moves",)
+_SINCE_7 = ("edit", "purged")
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
-_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
+_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (
     "entries",
@@ -70,6 +73,7 @@ _MAPS = (
     "orders",
     "stale_stores",
     "row_counts",
+    "edit",
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
@@ -122,6 +126,8 @@ class Record:
     weights              load of the key-groups
     orders               operator requests (docs/formats.md)
     watermarks           reserved
+    edit                 of kind ``state``: what an operator changed, who and why (docs/formats.md)
+    purged               the newest sequence at which keys were purged, 0 for never; local files from before are deleted
     ==================== ==============================================================================================
     """
 
@@ -162,6 +168,8 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
     row_counts: Mapping[str, int] = field(default_factory=dict)
     moves: tuple[RecordedMoves, ...] = ()
+    edit: Mapping[str, object] = field(default_factory=dict)
+    purged: int = 0
 
     @property
     def delivery_rollbacks(self) -> int:
@@ -189,6 +197,10 @@ def encode(record: Record) -> bytes:
     body["moves"] = [moves.to_json() for moves in record.moves]
     if not record.moves:
         del body["moves"]
+    if not record.edit:
+        del body["edit"]
+    if not record.purged:
+        del body["purged"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
@@ -199,8 +211,10 @@ def encode(record: Record) -> bytes:
 
 def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
-    if record.moves:
+    if record.edit or record.purged:
         return FORMAT
+    if record.moves:
+        return _MOVES_FORMAT
     if record.row_counts:
         return _ROW_COUNTS_FORMAT
     if record.stale_stores:
@@ -228,10 +242,11 @@ def _has_group_names(record: Record) -> bool:
     return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
-def decode(data: bytes, name: str, *, with_entries: bool = True) -> Record:
+def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: bool = False) -> Record:
     """Return the record of ``data``. ``name`` is its object's name.
 
-    Without entries, the record is as if no key-group had changed. That is much faster for many key-groups.
+    Without entries, the record is as if no key-group had changed. With ``changed_only`` it has the entries that its own
+    batch changed, each with its newest link alone. Both are much faster for many key-groups.
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
@@ -254,7 +269,10 @@ def decode(data: bytes, name: str, *, with_entries: bool = True) -> Record:
         )
     try:
         body = bounded_json.parse_json(_unpack(packed, header), len(packed))
-        record = _record_of_body(cast("dict[str, object]", body), record_format, with_entries=with_entries)
+        selection: Literal["all", "changed", "none"] = "all" if with_entries else "none"
+        record = _record_of_body(
+            cast("dict[str, object]", body), record_format, "changed" if changed_only else selection
+        )
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         # Cause: The checksum matches, so the record was written like this, by another version or program.
@@ -303,16 +321,24 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
     return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
 
 
-def _record_of_body(body: dict[str, object], record_format: int, *, with_entries: bool) -> Record:
-    """Return the record of a parsed body. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body."""
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6))
+def _record_of_body(
+    body: dict[str, object], record_format: int, selection: Literal["all", "changed", "none"]
+) -> Record:
+    """Return the record of a parsed body with all its entries, the changed ones or none.
+
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
+    """
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
     values: dict[str, object] = dict(body)
     entries: Mapping[Address, Entry] = {}
-    if with_entries:
-        entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
-        entry_rows.check_entries(entries)
+    columns = cast("dict[str, object]", body["entries"])
+    if selection == "all":
+        entries = entry_rows.entries_from_json(columns)
+    elif selection == "changed":
+        entries = entry_rows.changed_entries_from_json(columns, cast(int, body["version"]), cast(int, body["epoch"]))
+    entry_rows.check_entries(entries)
     values["entries"] = entries
     for name in ("standbys", "initial_states"):
         values[name] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(name, {})).items()}
@@ -335,7 +361,7 @@ def _record_of_body(body: dict[str, object], record_format: int, *, with_entries
 
 def _check_references(record: Record) -> None:
     """Raise ``ValueError`` if a record refers to later records, or to a full record far before it."""
-    earlier = (record.full, record.promised, record.target or 0)
+    earlier = (record.full, record.promised, record.target or 0, record.purged)
     if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
         raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.messages.first_version_orders import FirstVersionOrder
 from riffle_spark.messages.slot_orders import Home, LateRule, Order, Receipt, Watermark
 from riffle_spark.messages.upkeep_orders import (
     Census,
@@ -699,6 +700,10 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)
     yield Decoder("upkeep order", _text_of(UpkeepOrder.from_json), _upkeep_orders)
     yield Decoder("census order", _text_of(CensusOrder.from_json), lambda: [CensusOrder(_HOME).to_json().encode()])
+    first_version = FirstVersionOrder(_HOME, "totals", {"key": "k", "state": "s"}, 4, -1, 1)
+    yield Decoder(
+        "first version order", _text_of(FirstVersionOrder.from_json), lambda: [first_version.to_json().encode()]
+    )
     yield Decoder("receipt", _text_of(Receipt.from_json), _receipts)
     yield Decoder("upkeep receipt", _text_of(UpkeepReceipt.from_json), _upkeep_receipts)
     census = Census("1", "m1", (("totals", 1, 5, "1-aa"),), ("1-aa",), "rack", {"zone": "a"})

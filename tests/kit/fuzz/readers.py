@@ -22,11 +22,14 @@ _OF_STORE = "the store's answers; tests/state/objects/test_http_stores.py sends 
 _OWN_FUNCTION = "the user's own function, as PySpark pickled it in this process"
 
 READERS: Mapping[str, tuple[str, ...] | str] = {
+    "messages/first_version_orders": ("first version order",),
     "messages/slot_orders": ("order", "receipt"),
     "messages/upkeep_orders": ("upkeep order", "upkeep receipt", "census order", "census"),
     "observe/status": ("status",),
     "offline/checkpoint": ("checkpoint",),
     "offline/doctor/machine": "the answer of a program that the same process has started",
+    "offline/export": "tests/offline/test_export.py reads damaged descriptions and files",
+    "offline/state_edits": "the value that the user of a command has typed",
     "offline/reshard": "a temporary file that the same process has just written",
     "offline/root_contents": "the key that the user of a command has typed",
     "process/plans/cut": _OF_SPARK,
@@ -56,6 +59,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/formats/arrow_schemas": ("packed schema", "schema text"),
     "state/formats/blocks": ("block",),
     "state/formats/bounded_json": ("record", "record body", "log"),
+    "state/formats/json_keys": "the key or value that the user of a command has typed",
     "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
     "state/log/record": ("record", "record body", "log"),
     "state/objects/azure": _OF_STORE,

@@ -35,6 +35,7 @@ __all__ = [
     "Played",
     "configured",
     "difference",
+    "move",
     "play",
     "play_moved",
     "play_native_part",
@@ -120,16 +121,25 @@ def play_moved(
 
     with configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
         moved = _Player(spark, shape, folder, wrap, "checkpoint-riffle")
-        assert settings.root is not None
-        import_checkpoint(
-            settings.root, str(folder / "checkpoint"), lambda _: moved.writer(), spark=spark, execute=True
-        )
+        move(spark, shape, folder, settings)
         steps = native_steps + moved.play_some(range(len(native_steps), len(shape.batches)))
     return Played(moved.columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
 
 
+def move(spark: SparkSession, shape: Shape, folder: Path, settings: Settings) -> None:
+    """Move the Spark query of ``play_native_part`` to the root of the settings."""
+
+    def wrap(frame: DataFrame) -> DataFrame:
+        return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
+
+    assert settings.root is not None
+    query = _Player(spark, shape, folder, wrap)
+    import_checkpoint(settings.root, str(folder / "checkpoint"), lambda _: query.writer(), spark=spark, execute=True)
+
+
 @contextmanager
 def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Set settings of a session for a block."""
     before = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)

@@ -24,6 +24,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variable_kinds import DUE, VARIABLE
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
+from riffle_spark.worker.requested_edits import edit_by_request
 from tests.kit.state.faulty_store import FaultyStore
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
@@ -168,6 +169,7 @@ class World:
             new_id=lambda: self.chance.randbytes(16).hex(),
             reached=self._reached,
             upkeep_objects=self.upkeep_store,
+            edit_state=edit_by_request,
         )
         self.driver = Driver(self.settings, self.home, ports)
         return self.driver

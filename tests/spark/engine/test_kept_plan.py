@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark import compat
-from riffle_spark.spark.engine import kept_plan
+from riffle_spark.spark.engine import kept_output, kept_plan
 from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Kept, settings_in
 
@@ -108,6 +108,20 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
         job(rows_of(spark, number), number)
     assert [report.plan_fallbacks for report in job.reports] == [0, 0, 1, 1, 1, 1]
     assert rows.latest("k")[0] == {"rows": 6, "total": 15}
+
+
+def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink gets the same rows by a plan that Spark analyses in each batch."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(5):
+        if number == 2:
+            monkeypatch.setattr(kept_output, "_EXPRESSIONS", "org.apache.spark.no.such")
+        job(rows_of(spark, number), number)
+    assert [report.plan_fallbacks for report in job.reports] == [0, 0, 1, 1, 1]
+    assert rows.latest("k")[0] == {"rows": 5, "total": 10}
 
 
 @pytest.mark.long

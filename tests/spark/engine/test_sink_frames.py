@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number, letter_field
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import spark_batch
@@ -174,7 +174,9 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
 
 def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
-    frame = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
+    frame = spark.createDataFrame(
+        [(attempt_number("theirs"), None, "ann")], f"{ATTEMPT} long, {RECEIPT} string, user string"
+    )
     rows = rows_of(frame, ["ours"], pa.schema([("user", pa.string())]))
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()

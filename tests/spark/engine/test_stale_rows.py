@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, arrow_function
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, attempt_number
 from riffle_spark.spark.engine.stage_frames import rows_of
 from tests.kit.streams.streaming import committed, settings_in, wait_for
 
@@ -133,8 +133,9 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession, asked: str) -> None:
     """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
-    rows = [("ours", None, 1, 1), ("ours", "{}", None, None), ("given up", "{}", None, None)]
-    result = spark.createDataFrame(rows, f"{ATTEMPT} string, {RECEIPT} string, k long, rows long")
+    ours, given_up = attempt_number("ours"), attempt_number("given up")
+    rows = [(ours, None, 1, 1), (ours, "{}", None, None), (given_up, "{}", None, None)]
+    result = spark.createDataFrame(rows, f"{ATTEMPT} long, {RECEIPT} string, k long, rows long")
     spark.conf.set(COMPILED, "false")
     assert len(ASKED[asked](rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
     with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):

@@ -173,9 +173,9 @@ def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) 
         only_root(home.root)
     assert counts in caught.value.remedy
     assert users in caught.value.remedy
-    shown = CliRunner().invoke(main, ["verify", "--root", home.root])
+    shown = CliRunner().invoke(main, ["verify", home.root])
     assert (shown.exit_code, users in shown.output) == (1, True), shown.output
-    assert CliRunner().invoke(main, ["verify", "--root", users]).exit_code == 0
+    assert CliRunner().invoke(main, ["verify", users]).exit_code == 0
 
 
 def test_the_queries_below_an_existing_root_are_not_foreign(home: Home) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,7 +17,7 @@ import riffle_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-MOST_CALLS = 300
+MOST_CALLS = 320 if pyspark.__version__.startswith("3.") else 300  # 318 were counted on Spark 3.5
 _COLLECTED = "m\nd\n"
 """How Py4J tells the JVM that Python holds an object no longer."""
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry
+from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.log.record import Record, decode, encode
 from riffle_spark.state.log.recorded_moves import RecordedMoves
-from tests.kit.state.drawn_records import PLAIN, RECORDS, link
+from tests.kit.state.drawn_records import LINKS, PLAIN, RECORDS, link
 
 
 @given(RECORDS)
@@ -181,7 +181,7 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":7', 1)
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":8', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
 
@@ -231,3 +231,21 @@ def test_a_record_under_another_number_is_refused() -> None:
     """It is a copy of another one."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0419"):
         decode(encode(PLAIN), paths.record_name(7))
+
+
+@given(RECORDS, st.lists(LINKS, max_size=3))
+def test_changed_entries_are_those_that_end_with_the_link_of_the_batch(record: Record, links: list[Link]) -> None:
+    """The other entries are left out, and earlier links, too."""
+    own = [Link(Head(record.version, f"{record.epoch}-{7:032x}"), *link[1:]) for link in links]
+    changed = {("totals", number): Entry(None, (*own[:number], link)) for number, link in enumerate(own)}
+    others = {address: entry for address, entry in record.entries.items() if entry.chain and address not in changed}
+    written = replace(record, entries={**others, **changed})
+    read = decode(encode(written), "r", changed_only=True)
+    is_own = {
+        address: entry
+        for address, entry in written.entries.items()
+        if entry.chain[-1].head[0] == record.version and entry.chain[-1].head.epoch == record.epoch
+    }
+    assert changed.keys() <= is_own.keys()
+    assert read.entries == {address: Entry(None, entry.chain[-1:], entry.timer_ms) for address, entry in is_own.items()}
+    assert replace(read, entries={}) == replace(record, entries={})

@@ -1,0 +1,99 @@
+"""The commands `riffle export` and `riffle state load`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from riffle_spark.console.options import (
+    echo,
+    json_option,
+    read_settings,
+    root_argument,
+    root_options,
+    show_plan,
+    store_options,
+    usage_errors,
+)
+
+__all__ = ["export_command", "load_command"]
+
+
+@click.command("export")
+@root_argument
+@click.option("--store", required=True, help="The store to export (riffle stores ROOT).")
+@click.option("--to", required=True, metavar="PATH", help="An empty folder: a local path or a URL of an object store.")
+@store_options
+@json_option
+def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool, store: str, to: str) -> None:
+    """Export the newest state of a store to Parquet files, which are not encrypted.
+
+    Reads the root alone, also while the query runs. `riffle state load` reads the files.
+
+    Exit code 1: the root has no such store, or the folder is not empty. 3: a store cannot be reached or read.
+    """
+    from riffle_spark.offline.export import export_state
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = read_settings(conf_file, s3_endpoint)
+    done = export_state(root, store, to, options=options_of(settings), encryption_keys=settings.encryption_keys)
+    if as_json:
+        echo(
+            json.dumps(
+                {
+                    "root": root,
+                    "store": store,
+                    "to": to,
+                    "version": done.version,
+                    "files": done.files,
+                    "rows": done.rows,
+                    "bytes": done.bytes,
+                }
+            )
+        )
+        return
+    echo(
+        f"Wrote {done.rows} rows of store {store!r} as of batch {done.version}: {done.files} files, {done.bytes} bytes."
+    )
+
+
+@click.command("load")
+@root_options
+@click.option("--from", "source", required=True, metavar="PATH", help="The folder of an export.")
+@click.option("--store", help="Load it as a store of this name. By default as that of the export.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why, at most 200 characters. The log keeps it.")
+@click.option(
+    "--key-groups",
+    type=click.IntRange(1, 32_768),
+    help="The number of key-groups of a new root. By default that of the settings file.",
+)
+def load_command(  # noqa: PLR0913 - the command's options
+    root: str,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    execute: bool,
+    as_json: bool,
+    source: str,
+    store: str | None,
+    reason: str,
+    key_groups: int | None,
+) -> None:
+    """Load an exported store into a new root, or into the root of a stopped query that lacks the store."""
+    from riffle_spark.offline.export import load_state
+    from riffle_spark.offline.state_edits import Editor
+    from riffle_spark.worker.member_folders import options_of
+
+    with usage_errors():
+        editor = Editor.of_process(reason)
+    settings = read_settings(conf_file, s3_endpoint)
+    plan = load_state(
+        root,
+        source,
+        editor,
+        store=store,
+        key_groups=key_groups or settings.key_groups,
+        options=options_of(settings),
+        encryption_keys=settings.encryption_keys,
+        execute=execute,
+    )
+    show_plan(plan, as_json=as_json)

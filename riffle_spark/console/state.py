@@ -1,0 +1,252 @@
+"""The commands `riffle state ...`: the state of a key, its history, and what changed between two batches."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from riffle_spark.console.lazy_group import LazyGroup
+from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.tables import Table, show_facts, show_table
+from riffle_spark.observe.units import show_time
+
+if TYPE_CHECKING:
+    from riffle_spark.state_tables.requested_keys import RequestedKeys
+    from riffle_spark.state_tables.state_view import StateRoot, StateTable
+
+__all__ = ["state_command"]
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+_CHANGES_SHOWN = 1000
+_STATES_SHOWN = 20
+
+
+class _StateGroup(LazyGroup):
+    """The commands on the state of a query. Those that change it are in modules of their own."""
+
+    lazy: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "delete": ("state_edits", "Delete keys from a store of a stopped query."),
+            "load": ("export", "Load an exported store into a new root, or into one that lacks the store."),
+            "set": ("state_edits", "Set the value of a key in a store of a stopped query."),
+        }
+    )
+
+
+@click.group("state", cls=_StateGroup)
+def state_command() -> None:
+    """Show the state of keys, what changed in it, and repair it.
+
+    Commands that show state read the root alone, also while the query runs. Encrypted state needs the setting
+    encryption_keys in the configuration file, and the right to the keys.
+
+    KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
+    "name": "a"}. NULL is null, and [null] for a text column. Bytes are {"base64": "AAE="}. Dates, times and decimals
+    are texts in JSON. A text that is itself a JSON list or object is written as a list of one text.
+    """
+
+
+def _table_options(command: _Command) -> _Command:
+    """Add ``--store``, ``--variable`` and the options of the store."""
+    command = store_options(command)
+    help_text = (
+        "The variable of a processor, the side of a join (left, right), or __timer. Needed if there are several."
+    )
+    command = click.option("--variable", help=help_text)(command)
+    return click.option("--store", help="The store. Needed if the query has several.")(command)
+
+
+@state_command.command("show")
+@root_argument
+@click.argument("key", metavar="KEY")
+@_table_options
+@click.option("--version", type=int, help="The batch whose state is shown. By default the newest.")
+@click.option("--time", help="A time with its zone, such as 2026-11-26T14:00:00Z: the newest batch at or before it.")
+@json_option
+def show_command(  # noqa: PLR0913 - one argument for each option
+    root: str,
+    key: str,
+    store: str | None,
+    variable: str | None,
+    version: int | None,
+    time: str | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+) -> None:
+    """Show the state of a key.
+
+    `version` is the batch since which the row has not changed.
+
+    Exit code 1: the key does not fit, the batch is not retained, or the root has no log. 3: the store cannot be reached
+    or read.
+    """
+    from riffle_spark.state_tables.json_rows import to_json_rows
+    from riffle_spark.state_tables.read_state import read_table
+
+    opened = _open(root, conf_file, s3_endpoint)
+    table = opened.view(version, time).table(store, variable)
+    rows = to_json_rows(read_table(table, _parse_key(key, table)).read_all())
+    shown = {"root": root, "store": table.store, "variable": table.variable, "version": table.view.record.version}
+    if as_json:
+        echo(json.dumps({**shown, "rows": rows}))
+        return
+    if not rows:
+        echo(f"No state of this key in batch {table.view.record.version}.")
+    elif len(rows) == 1:
+        show_facts([(name, _show(value)) for name, value in rows[0].items()])
+    else:
+        show_table(_as_table(rows))
+
+
+@state_command.command("diff")
+@root_argument
+@click.option("--from", "from_version", type=int, required=True, help="The batch before the changes.")
+@click.option("--to", "to_version", type=int, help="The batch after the changes. By default the newest.")
+@click.option("--key", help="Only the changes of this key.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=_CHANGES_SHOWN, show_default=True, help="Show at most so many changes."
+)
+@_table_options
+@json_option
+def diff_command(  # noqa: PLR0913 - one argument for each option
+    root: str,
+    from_version: int,
+    to_version: int | None,
+    key: str | None,
+    limit: int,
+    store: str | None,
+    variable: str | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+) -> None:
+    """Show what changed in a store between two batches: the rows before and after.
+
+    Only net changes are shown: a key that was inserted and deleted in between is not. Both batches must be retained.
+
+    Exit code 1: a batch is not retained, or the root has no log. 3: the store cannot be reached or read.
+    """
+    from riffle_spark.state_tables.differences import iterate_differences
+    from riffle_spark.state_tables.json_rows import to_json_rows
+
+    opened = _open(root, conf_file, s3_endpoint)
+    after = opened.view(to_version).table(store, variable)
+    before = opened.view(from_version).table(after.store, variable)
+    keys = None if key is None else _parse_key(key, after)
+    changes: list[dict[str, object]] = []
+    count = 0
+    for difference in iterate_differences(before, after, keys):
+        count += len(difference.changes)
+        shown = slice(0, max(0, limit - len(changes)))
+        old_rows = to_json_rows(difference.before[shown])
+        new_rows = to_json_rows(difference.after[shown])
+        for change, old, new in zip(difference.changes[shown].to_pylist(), old_rows, new_rows, strict=True):
+            sides = {"before": None if change == "insert" else old, "after": None if change == "delete" else new}
+            changes.append({"change": change, **sides})
+    versions = {"from": before.view.record.version, "to": after.view.record.version}
+    if as_json:
+        summary = {"root": root, "store": after.store, "variable": after.variable, **versions, "count": count}
+        echo(json.dumps({**summary, "changes": changes}))
+        return
+    rows = [_change_row(change, after) for change in changes]
+    show_table(_as_table(rows))
+    echo(f"{count} rows changed from batch {versions['from']} to {versions['to']}.")
+
+
+@state_command.command("history")
+@root_argument
+@click.argument("key", metavar="KEY")
+@_table_options
+@click.option(
+    "--limit", type=click.IntRange(1), default=_STATES_SHOWN, show_default=True, help="Show at most so many states."
+)
+@json_option
+def history_command(
+    root: str,
+    key: str,
+    limit: int,
+    store: str | None,
+    variable: str | None,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    as_json: bool,
+) -> None:
+    """Show the states of a key in all retained batches, newest first.
+
+    Each state is shown with the batch since which the key has it. The oldest state may be older than its batch: earlier
+    batches are no longer retained. Reads every retained record of the log.
+
+    Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
+    """
+    from itertools import islice
+
+    from riffle_spark.state_tables.json_rows import to_json_rows
+    from riffle_spark.state_tables.key_history import iterate_key_states
+
+    opened = _open(root, conf_file, s3_endpoint)
+    table = opened.view().table(store, variable)
+    states = [*islice(iterate_key_states(opened, table, _parse_key(key, table)), limit)]
+    if as_json:
+        shown = [
+            {
+                "version": state.version,
+                "time_ms": state.time_ms,
+                "is_oldest": state.is_oldest,
+                "rows": to_json_rows(state.rows),
+            }
+            for state in states
+        ]
+        echo(json.dumps({"root": root, "store": table.store, "variable": table.variable, "states": shown}))
+        return
+    for state in states:
+        since = "at or before batch" if state.is_oldest else "since batch"
+        echo(f"{since} {state.version}, {show_time(state.time_ms)}")
+        for row in to_json_rows(state.rows) or [{"": "no state"}]:
+            echo("  " + ", ".join(f"{name} = {_show(value)}" if name else _show(value) for name, value in row.items()))
+
+
+def _open(root: str, conf_file: Path, s3_endpoint: str | None) -> "StateRoot":
+    """Return a root to read, with the options and keys that the settings name."""
+    from riffle_spark.state_tables.state_view import open_root
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = read_settings(conf_file, s3_endpoint)
+    return open_root(root, options_of(settings), settings.encryption_keys)
+
+
+def _parse_key(key: str, table: "StateTable") -> "RequestedKeys":
+    """Return the key that the command line names."""
+    from riffle_spark.state_tables.requested_keys import key_of_json, requested_keys
+
+    return requested_keys([key_of_json(key, table.store_schema)], table.store_schema)
+
+
+def _change_row(change: dict[str, object], table: "StateTable") -> dict[str, object]:
+    """Return a change as a row: the key, the change, and each other column as ``old -> new`` if it changed."""
+    before = change["before"]
+    after = change["after"]
+    newest = before if after is None else after
+    assert isinstance(newest, dict)
+    row: dict[str, object] = {"change": change["change"]}
+    for name in [name for name in newest if name not in (table.columns.key_group, table.columns.version)]:
+        row[name] = newest[name]
+        if isinstance(before, dict) and isinstance(after, dict) and before[name] != after[name]:
+            row[name] = f"{_show(before[name])} -> {_show(after[name])}"
+    return row
+
+
+def _as_table(rows: list[dict[str, object]]) -> Table:
+    """Return rows with the same columns as a table."""
+    table = Table("", [*rows[0]] if rows else [])
+    for row in rows:
+        table.add(*(_show(value) for value in row.values()))
+    return table
+
+
+def _show(value: object) -> str:
+    """Return a value for people: texts as they are, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)

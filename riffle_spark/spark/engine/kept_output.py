@@ -1,0 +1,111 @@
+"""Keep the plan that passes the rows of a stored result to a sink, so that Spark analyses it once for many batches.
+
+Theory of operation. A sink gets the rows of the attempts that the receipts name. ``rows_of`` expresses that in SQL.
+Spark parses, analyses and optimises this SQL again in each batch. Only two things differ between batches: the RDD with
+the result, and the numbers of the attempts. So the physical nodes of the first batch are kept:
+
+1. a filter that passes output rows of these attempts and raises an error for rows of other attempts
+2. a projection to the output columns
+
+Each batch copies both on top of a leaf with its own RDD. The sink gets the RDD of the projection. Spark cannot move a
+sink's own filter below it, so no row is read before its attempt is checked.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from riffle_spark.messages.slot_orders import attempt_number
+from riffle_spark.spark.compat.java import checked
+from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.kept_plan import elements, result_or_none
+from riffle_spark.spark.engine.stage_frames import StoredResult, checked_rows, rows_of
+
+__all__ = ["KeptOutputs"]
+
+_EXECUTION = "org.apache.spark.sql.execution"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_TRIES = 3
+"""The number of batches in a row that may fail with a kept plan."""
+
+
+class KeptOutputs:
+    """The plans of sinks' rows by store. A plan is kept while the output columns are equal.
+
+    ``fallbacks`` counts the calls of ``rows`` for which Spark analysed a plan although a plan was kept or cannot be
+    kept.
+    """
+
+    def __init__(self) -> None:
+        self.fallbacks = 0
+        self._plans: dict[str, tuple[pa.Schema, _KeptOutput | None, int]] = {}
+
+    def rows(self, store: str, result: StoredResult, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+        """Return the output rows of ``attempts`` in a store's result. Reading a row of another attempt fails."""
+        frame = result.frame
+        if not handles.is_classic(frame.sparkSession):
+            return rows_of(frame, attempts, output)
+        kept_output, plan, tries = self._plans.get(store, (None, None, _TRIES))
+        if kept_output != output:
+            plan = None
+            tries = _TRIES
+        if plan is None and tries:
+            plan = result_or_none(store, lambda: _KeptOutput(frame, output))
+        rows = None if plan is None else _rows(store, plan, frame, result.rdd, attempts)
+        self._plans[store] = output, plan if rows is not None else None, _TRIES if rows is not None else tries - 1
+        if rows is not None:
+            return rows
+        self.fallbacks += 1
+        return rows_of(frame, attempts, output)
+
+
+def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts: Sequence[str]) -> DataFrame | None:
+    """Return the rows by a kept plan, or ``None`` if the JVM refuses."""
+    rows = result_or_none(store, lambda: plan.rows(frame, rdd, attempts))
+    if rows is None:  # The caller's thread may have no session. Setting one costs calls.
+        with handles.active(frame.sparkSession):
+            rows = result_or_none(store, lambda: plan.rows(frame, rdd, attempts))
+    return rows
+
+
+class _KeptOutput:
+    """The filter and the projection of a result's output rows."""
+
+    def __init__(self, frame: DataFrame, output: pa.Schema) -> None:
+        """Take the analysed plan of ``checked_rows`` apart. Raise ``LookupError`` if it has another form."""
+        self._jvm = handles.context(frame.sparkSession)._jvm
+        project = checked(checked_rows(frame, [""], output)._jdf.queryExecution().analyzed(), "Project")
+        condition = checked(project.child(), "Filter").condition()
+        columns = project.projectList()
+        is_ours = checked(checked(condition, "If").predicate(), "In")
+        self._attempt = is_ours.value()
+        self._is_row = condition.trueValue()
+        self._fails = condition.falseValue()
+        with handles.active(frame.sparkSession):
+            scan = frame._jdf.queryExecution().sparkPlan()
+            self._leaf_output, _, *self._leaf = elements(checked(scan, "RDDScanExec"))
+            self._project = self._class(f"{_EXECUTION}.ProjectExec")(columns, scan)
+        self._output = self._project.output()
+        self._partitioning = self._class("org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")(0)
+        self._mapper = self._class("com.fasterxml.jackson.databind.ObjectMapper")()
+        self._longs = self._class("java.lang.Class").forName("[J")
+
+    def rows(self, frame: DataFrame, rdd: Any, attempts: Sequence[str]) -> DataFrame:
+        """Return the output rows of the attempts in ``rdd``, which is the RDD of ``frame``."""
+        spark = frame.sparkSession
+        leaf = self._class(f"{_EXECUTION}.RDDScanExec")(self._leaf_output, rdd, *self._leaf)
+        numbers = self._mapper.readValue(json.dumps([attempt_number(attempt) for attempt in attempts]), self._longs)
+        number_set = handles.looked_up(self._jvm, "scala.Predef", "genericWrapArray")(numbers).toSet()
+        is_ours = self._class(f"{_EXPRESSIONS}.InSet")(self._attempt, number_set)
+        condition = self._class(f"{_EXPRESSIONS}.If")(is_ours, self._is_row, self._fails)
+        checked_leaf = self._class(f"{_EXECUTION}.FilterExec")(condition, leaf)
+        ours = self._project.withNewChildInternal(checked_leaf).execute()
+        plan = handles.logical_rdd(self._jvm, self._output, ours, self._partitioning, handles.session(spark))
+        return handles.frame_of(spark, plan)
+
+    def _class(self, name: str) -> Any:
+        """Return a class of the JVM by its full name."""
+        return handles.looked_up(self._jvm, name)

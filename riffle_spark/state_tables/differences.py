@@ -1,0 +1,118 @@
+"""The net changes of state between two batches.
+
+Key-groups whose state has the same head and timer in both batches are skipped. The others are read at both batches, one
+after the other, and compared by key (and by index, map key or time, in tables of variables).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.formats.nested_keys import encode_nested_keys
+from riffle_spark.state_tables.fetched_parts import fetch_parts
+from riffle_spark.state_tables.requested_keys import RequestedKeys
+from riffle_spark.state_tables.row_differences import mask_differing_rows
+from riffle_spark.state_tables.state_view import StateTable
+from riffle_spark.state_tables.table_columns import ROLE
+
+__all__ = ["DELETE", "INSERT", "UPDATE", "Difference", "compare_rows", "iterate_differences"]
+
+INSERT: Final = "insert"
+UPDATE: Final = "update"
+DELETE: Final = "delete"
+
+
+class Difference(NamedTuple):
+    """Rows of some keys before and after: ``changes[i]`` tells how row ``i`` changed.
+
+    Both tables have the same number of rows. A row is null in ``before`` if it was inserted, in ``after`` if it was
+    deleted.
+    """
+
+    changes: pa.Array
+    before: pa.Table
+    after: pa.Table
+
+
+def iterate_differences(
+    before: StateTable, after: StateTable, keys: RequestedKeys | None = None, key_groups: Iterable[int] | None = None
+) -> Iterator[Difference]:
+    """Yield what changed from one table to another of the same store and columns, by key-group."""
+    chosen = after.find_key_groups(keys, key_groups)
+    old_entries = before.view.entries(before.store, chosen)
+    new_entries = after.view.entries(after.store, chosen)
+    for key_group in sorted(old_entries.keys() | new_entries.keys()):
+        old = old_entries.get(key_group)
+        new = new_entries.get(key_group)
+        if old is not None and new is not None and (old.head, old.timer_ms) == (new.head, new.timer_ms):
+            continue
+        sides: list[pa.Table] = []
+        for table, entry in ((before, old), (after, new)):
+            try:
+                reader = table.view.new_reader()
+                entries = {} if entry is None else {key_group: entry}
+                parts = fetch_parts(reader, table.store, entries, after.store_schema, keys)
+            except CorruptStateError as error:
+                raise table.view.root.explain(error, table.view.record) from error
+            timer_ms = None if entry is None else entry.timer_ms
+            sides.append(after.rows_of(keys)(key_group, parts.get(key_group, []), timer_ms))
+        difference = compare_rows(*sides)
+        if len(difference.changes):
+            yield difference
+
+
+def compare_rows(before: pa.Table, after: pa.Table) -> Difference:
+    """Return what changed between the rows of some keys. Both tables have the columns of one ``StateTable``.
+
+    Columns that only describe a row (key-group and version) are not compared.
+    """
+    ids_before = _encode_identity(before)
+    ids_after = _encode_identity(after)
+    place_before = pc.index_in(ids_after, value_set=ids_before)
+    both = np.flatnonzero(place_before.is_valid().to_numpy(zero_copy_only=False))
+    matching = place_before.take(pa.array(both))
+    compared = [field.name for field in after.schema if _role_of(field) in (b"state", b"due")]
+    old_rows = before.select(compared).take(matching)
+    new_rows = after.select(compared).take(pa.array(both))
+    updated = np.flatnonzero(mask_differing_rows(old_rows.columns, new_rows.columns, len(both)))
+    inserted = pc.indices_nonzero(place_before.is_null())
+    deleted = pc.indices_nonzero(pc.invert(pc.is_in(ids_before, value_set=ids_after)))
+    changes = np.repeat([INSERT, UPDATE, DELETE], [len(inserted), len(updated), len(deleted)])
+    rows_before = pa.concat_arrays(
+        [
+            pa.nulls(len(inserted), pa.int64()),
+            matching.take(pa.array(updated)).cast(pa.int64()),
+            deleted.cast(pa.int64()),
+        ]
+    )
+    rows_after = pa.concat_arrays(
+        [inserted.cast(pa.int64()), pa.array(both[updated], pa.int64()), pa.nulls(len(deleted), pa.int64())]
+    )
+    return Difference(pa.array(changes, pa.string()), _take(before, rows_before), _take(after, rows_after))
+
+
+def _take(table: pa.Table, rows: pa.Array) -> pa.Table:
+    """Return rows of a table, null rows for null. All columns are nullable."""
+    schema = pa.schema([field.with_nullable(True) for field in table.schema], metadata=table.schema.metadata)
+    return pa.table(table.columns, schema=schema).take(rows)
+
+
+def _encode_identity(table: pa.Table) -> pa.Array:
+    """Return what identifies each row, as bytes: its key with the index, the map's key or the timer's time."""
+    roles = {field.name: _role_of(field) for field in table.schema}
+    names = [name for name, role in roles.items() if role in (b"key", b"index", b"timer")]
+    pieces = [encode_keys(table.select(names).columns)]
+    of_map = [name for name, role in roles.items() if role == b"map_key"]
+    if of_map:
+        pieces.append(encode_nested_keys(table.select(of_map).columns))
+    return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+
+
+def _role_of(field: pa.Field) -> bytes | None:
+    """Return the role of a column."""
+    return (field.metadata or {}).get(ROLE)

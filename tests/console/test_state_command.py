@@ -1,0 +1,133 @@
+"""`riffle state show`, `diff` and `history`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.console.main import main
+from riffle_spark.testing import Harness
+from tests.kit.simulated.world import World, rows_of
+from tests.testing.test_harness_processors import baskets, took
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    """Run a command and return its JSON, or its text if it fails."""
+    result = CliRunner().invoke(main, ["state", *map(str, arguments), *([] if code else ["--json"])])
+    assert result.exit_code == code, result.output
+    return result.output if code else json.loads(result.output)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> World:
+    """A query of three batches: a key changes, one comes and one is forgotten."""
+    world = World(tmp_path, executors=["1"], retained_versions=10)
+    world.batch(0, rows_of(("a", 1, 1), ("b", 2, 2)))
+    world.batch(1, rows_of(("a", 3, 3), ("c", 4, 4)))
+    world.batch(2, rows_of(("b", -1, 5)))
+    return world
+
+
+def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> None:
+    """With its key-group, the batch of its last change, and as text."""
+    root = query.home.root
+    (row,) = run("show", root, "a", "--store", "totals")["rows"]
+    assert (row["count"], row["total"], row["version"]) == (2, 4, 1)
+    old = run("show", root, "a", "--store", "totals", "--version", 0)
+    assert (old["version"], old["rows"][0]["count"]) == (0, 1)
+    assert run("show", root, "eve", "--store", "totals")["rows"] == []
+    shown = CliRunner().invoke(main, ["state", "show", root, "a", "--store", "totals"]).output
+    assert "count" in shown
+    assert "RIFFLE-1550" in run("show", root, "a", code=1)
+    assert "RIFFLE-1552" in run("show", root, "a", "--store", "totals", "--version", 7, code=1)
+
+
+def test_changes_between_two_batches_are_shown(query: World) -> None:
+    """Of all keys and of one; as text with old and new values."""
+    root = query.home.root
+    changes = run("diff", root, "--from", 0, "--store", "tails")["changes"]
+    assert {(c["change"], (c["after"] or c["before"])["k"]) for c in changes} == {
+        ("update", "a"), ("insert", "c"), ("delete", "b"),
+    }  # fmt: skip
+    only = run("diff", root, "--from", 0, "--to", 1, "--store", "totals", "--key", "a")
+    assert [(c["before"]["total"], c["after"]["total"]) for c in only["changes"]] == [(1, 4)]
+    assert run("diff", root, "--from", 0, "--store", "totals", "--limit", 1)["count"] == 3
+    shown = CliRunner().invoke(main, ["state", "diff", root, "--from", "0", "--store", "totals"]).output
+    assert "1 -> 4" in shown
+    assert "3 rows changed from batch 0 to 2." in shown
+
+
+def test_all_states_of_a_key_are_shown(query: World) -> None:
+    """Newest first, with the batch of each."""
+    states = run("history", query.home.root, "b", "--store", "tails")["states"]
+    assert [(s["version"], [row["last"] for row in s["rows"]]) for s in states] == [(2, []), (0, [[2]]), (-1, [])]
+    shown = CliRunner().invoke(main, ["state", "history", query.home.root, "b", "--store", "tails"]).output
+    assert "no state" in shown
+    assert len(run("history", query.home.root, "b", "--store", "tails", "--limit", 1)["states"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ({"a": 1, "b": b"\0\1"}, '[1, {"base64": "AAE="}]'),
+        ({"a": None, "b": b""}, '{"b": {"base64": ""}, "a": null}'),
+        ({"a": 2, "b": None}, "[2, null]"),
+    ],
+)
+def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str) -> None:
+    """As a list and as an object."""
+    operator = Stateful("pairs", ("a", "b"), aggregate(n=count()))
+    with Harness(operator, pa.schema([("a", pa.int32()), ("b", pa.binary())])) as harness:
+        harness.feed([{"a": 1, "b": b"\0\1"}, {"a": None, "b": b""}, {"a": 2, "b": None}])
+        (row,) = run("show", harness.root, text)["rows"]
+        assert row["a"] == key["a"]
+        for wrong in ("1", "[1]", '{"a": 1}', '[1, "AAE="]', '[1, {"base64": "?"}]', '["x", null]'):
+            assert "RIFFLE-1556" in run("show", harness.root, wrong, code=1)
+
+
+@pytest.mark.parametrize(("value", "text"), [("null", "null"), (None, "[null]"), ("[1]", '["[1]"]'), ("a b", "a b")])
+def test_a_key_of_one_text_column_is_the_text_itself(value: str | None, text: str) -> None:
+    """Only lists and objects are JSON."""
+    with Harness(Stateful("t", "k", aggregate(n=sum_("v"))), "k string, v long") as harness:
+        harness.feed([{"k": k, "v": n} for n, k in enumerate(["null", None, "[1]", "a b"])])
+        (row,) = run("show", harness.root, text)["rows"]
+        assert row["k"] == value
+
+
+def test_dates_times_and_decimals_are_text(tmp_path: Path) -> None:
+    """As their columns show them."""
+    schema = pa.schema(
+        [("d", pa.date32()), ("t", pa.timestamp("us", tz="UTC")), ("m", pa.decimal128(9, 2)), ("f", pa.float64())]
+    )
+    rows = [{"d": None, "t": None, "m": None, "f": None}]
+    table = pa.table(
+        [pa.array([18_000], pa.int32()).cast(pa.date32()), pa.array([1_700_000_000_000_000], pa.timestamp("us", "UTC")),
+         pa.array(["7.50"]).cast(pa.decimal128(9, 2)), pa.array([0.5])], schema=schema,
+    )  # fmt: skip
+    with Harness(Stateful("t", ("d", "t", "m", "f"), aggregate(n=count())), schema) as harness:
+        harness.feed(pa.concat_tables([table, pa.Table.from_pylist(rows, schema=schema)]))
+        (row,) = run("show", harness.root, '["2019-04-14", "2023-11-14T22:13:20Z", "7.50", 0.5]')["rows"]
+        assert (row["d"], row["m"], row["n"]) == ("2019-04-14", "7.50", 1)
+        assert len(run("show", harness.root, json.dumps([row[name] for name in "dtmf"]))["rows"]) == 1
+
+
+def test_variables_are_shown_element_by_element() -> None:
+    """A table of rows; without the name of a variable the names are listed."""
+    with baskets() as harness:
+        harness.feed(took("pen", "ink"))
+        assert [row["what"] for row in run("show", harness.root, "ann", "--variable", "taken")["rows"]] == [
+            "pen",
+            "ink",
+        ]
+        text = CliRunner().invoke(main, ["state", "show", harness.root, "ann", "--variable", "taken"]).output
+        assert "pen" in text
+        assert "kinds" in run("show", harness.root, "ann", code=1)
+        harness.feed(took("pen"))
+        changes = run("diff", harness.root, "--from", 0, "--variable", "kinds")["changes"]
+        assert [(c["change"], c["before"]["n"], c["after"]["n"]) for c in changes] == [("update", 1, 2)]

@@ -1,0 +1,251 @@
+"""Stores that are exported and loaded again: equal, and the query continues with them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark import Stateful, aggregate, count, max_, sum_, transform_with_state
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.export import EXPORT_FILE, export_state, load_state
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.offline.state_edits import Editor
+from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.process.types.stage_specs import DistinctSpec
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.testing import Harness
+from riffle_spark.testing.harness import Declared
+from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, rows_of
+from tests.kit.processors.catalogue import CASES
+from tests.kit.root_commands import run_command
+from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.state.drawn_tables import LEAVES, nested
+from tests.kit.state.everything import Everything
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+WHY = Editor("move", "ann", "laptop")
+ROWS = pa.schema([("id", pa.binary()), ("n", pa.int64())])
+UNTIMED = [name for name, case in CASES.items() if case.time_mode == "None" and case.initial is None]
+
+
+def tail_of(root: str) -> Record:
+    """Return the newest record of a root."""
+    tail = Log(open_store(root), root).open()
+    assert tail is not None
+    return tail
+
+
+def contents(query: Harness) -> list[str]:
+    """Return all rows of the committed state."""
+    return sorted(map(repr, query.table().to_pylist()))
+
+
+def moved(query: Harness, tmp_path: Path, new: Harness, **options: Any) -> None:
+    """Export the store of a query, load it into the root of another one, and bind it to its checkpoint."""
+    (store,) = tail_of(query.root).schemas
+    to = tmp_path / uuid.uuid4().hex
+    exported = export_state(query.root, store, str(to))
+    assert exported.rows == query.table().num_rows == sum(pq.read_table(file).num_rows for file in to.glob("*.parquet"))
+    plan = load_state(new.root, str(to), WHY, key_groups=8, execute=True, **options)
+    assert "riffle adopt" in plan.steps[-1]
+    checkpoint = written_checkpoint(to / "checkpoint")
+    adopt(new.root, str(checkpoint), execute=True)
+    new.restart()
+
+
+def compare(declared: Declared, rows: pa.Schema, batches: list[pa.Table], tmp_path: Path, **options: Any) -> None:
+    """Move a query after half of its batches. State and later output must be equal."""
+    half = len(batches) // 2 or 1
+    with Harness(declared, rows, snapshot_chain_links=3, **options) as query, Harness(declared, rows, **options) as new:
+        for batch in batches[:half]:
+            query.feed(batch)
+        before = tail_of(query.root)
+        moved(query, tmp_path, new)
+        assert contents(new) == contents(query)
+        after = tail_of(new.root)
+        assert after.row_counts == before.row_counts
+        assert after.schemas.keys() == before.schemas.keys()
+        for batch in batches[half:]:
+            assert sorted(map(repr, new.feed(batch))) == sorted(map(repr, query.feed(batch)))
+        assert contents(new) == contents(query)
+        assert tail_of(new.root).row_counts == tail_of(query.root).row_counts
+
+
+def ids(*numbers: int) -> pa.Table:
+    """Return a row for each number."""
+    return pa.table({"id": [bytes([n, 0, 255]) for n in numbers], "n": list(numbers)}, schema=ROWS)
+
+
+def test_aggregates_move(tmp_path: Path) -> None:
+    """Keys of bytes, and the null key."""
+    operator = Stateful("totals", "id", aggregate(visits=count(), most=max_("n"), total=sum_("n")))
+    batches = [ids(*range(0, 40 * step, step)) for step in (1, 2, 3, 1)]
+    compare(
+        operator, ROWS, [pa.concat_tables([b, pa.table({"id": [None], "n": [1]}, ROWS)]) for b in batches], tmp_path
+    )
+
+
+def test_deduplication_moves(tmp_path: Path) -> None:
+    """What was seen before the move is a duplicate after it."""
+    spec = DistinctSpec("seen", pa.schema([ROWS.field("id")]), ROWS, None, None)
+    compare(Stateful("seen", "id", DistinctRows(spec)), ROWS, [ids(1, 2, 3), ids(3, 4), ids(1, 4, 5)], tmp_path)
+
+
+@pytest.mark.parametrize("name", UNTIMED)
+def test_processors_move(name: str, tmp_path: Path) -> None:
+    """Values, lists and maps with nested keys."""
+    case = CASES[name]
+    operator = transform_with_state(
+        case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode, order_by="seq"
+    )
+    compare(operator, case.input, list(case.batches), tmp_path)
+
+
+def test_timers_and_times_to_live_move(tmp_path: Path) -> None:
+    """A timer fires in the new query when it is due, and a value ends."""
+    rows = pa.schema([("user", pa.string())])
+    operator = transform_with_state(
+        Everything("user"), key="user", output="user string, shown string", output_mode="update",
+        time_mode="ProcessingTime",
+    )  # fmt: skip
+    with Harness(operator, rows, now_ms=100_000) as query, Harness(operator, rows, now_ms=100_000) as new:
+        query.feed([{"user": f"u{n}"} for n in range(20)])
+        moved(query, tmp_path, new)
+        assert new.timers() == query.timers()
+        assert new.expires("tags") == query.expires("tags")
+        for each in (query, new):
+            each.advance(31)
+        assert sorted(map(repr, new.feed())) == sorted(map(repr, query.feed()))
+        assert len(new.delivered()) == 20
+
+
+def test_keys_that_end_move(tmp_path: Path) -> None:
+    """A window ends in the new query."""
+    operator = Stateful("windows", ("end", "k"), CountedWindows("append", False))
+    with Harness(operator, KEY, late=ENDS) as query, Harness(operator, KEY, late=ENDS) as new:
+        query.feed(rows_of((100, "a"), (200, "b")))
+        moved(query, tmp_path, new)
+        assert contents(new) == contents(query)
+        new.advance_watermark(150_000)
+        assert [row["k"] for row in new.feed()] == ["a"]
+
+
+def test_another_number_of_key_groups_and_encryption(tmp_path: Path) -> None:
+    """Keys go to their new key-groups. Exports are plain, and the new root is encrypted."""
+    file = tmp_path / "keys.txt"
+    file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
+    file.chmod(0o600)
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query, Harness(operator, ROWS, key_groups=3, encryption_keys=f"file:{file}") as new:
+        query.feed(ids(*range(100)))
+        export_state(query.root, "totals", str(tmp_path / "out"))
+        load_state(new.root, str(tmp_path / "out"), WHY, key_groups=3, encryption_keys=f"file:{file}", execute=True)
+        adopt(new.root, str(written_checkpoint(tmp_path / "checkpoint")), execute=True)
+        new.restart()
+        assert contents(new) == contents(query)
+        new.feed(ids(1))
+        assert new.state()[(b"\x01\x00\xff",)] == {"visits": 2}
+        export_state(new.root, "totals", str(tmp_path / "again"), encryption_keys=f"file:{file}")
+
+
+@given(st.data())
+def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) -> None:
+    """Nested types, types that Parquet lacks, nulls and NaN."""
+    kind, values = data.draw(nested(LEAVES).filter(lambda drawn: not pa.types.is_dictionary(drawn[0])))
+    column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=4)), kind)
+    rows = pa.table([pa.array(range(len(column))), column], names=["k", "x"])
+    from riffle_spark.offline import export
+
+    file = pq.read_table(pa.BufferReader(export._parquet(rows, {"a": "b"})))
+    read = export._stored_column(file, pa.field("x", kind))
+    assert read.type == kind
+    assert repr(read.to_pylist()) == repr(column.to_pylist())
+    assert file.schema.metadata[b"a"] == b"b"
+
+
+def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
+    """Its bytes are the same."""
+    rows = pa.schema([("user", pa.string())])
+    operator = Stateful("totals", "user", aggregate(visits=count()))
+    with Harness(operator, rows) as query, Harness(operator, rows) as new:
+        query.feed(pa.table([pa.array([b"\xff\x00", b"a"]).view(pa.string())], schema=rows))
+        moved(query, tmp_path, new)
+        texts = [one for chunk in new.table().column("user").chunks for one in chunk.view(pa.binary()).to_pylist()]
+        assert sorted(texts) == [b"a", b"\xff\x00"]
+
+
+def test_a_store_is_loaded_beside_others(tmp_path: Path) -> None:
+    """Into a root with another store, under another name. A store with state is refused."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query:
+        query.feed(ids(1, 2))
+        export_state(query.root, "totals", str(tmp_path / "out"))
+        with pytest.raises(ConfigError, match="has state of store 'totals'"):
+            load_state(query.root, str(tmp_path / "out"), WHY, key_groups=8)
+        load_state(query.root, str(tmp_path / "out"), WHY, key_groups=8, store="copy", execute=True)
+        assert set(tail_of(query.root).schemas) == {"totals", "copy"}
+        query.restart()
+        query.feed(ids(1))
+        assert query.state()[(b"\x01\x00\xff",)] == {"visits": 2}
+        assert export_state(query.root, "copy", str(tmp_path / "copy")).rows == 2
+
+
+def test_exports_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    """A missing description, a missing or changed file, and a folder that is not empty."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query:
+        query.feed(ids(1, 2, 3))
+        out = tmp_path / "out"
+        export_state(query.root, "totals", str(out))
+        with pytest.raises(ConfigError, match="not empty"):
+            export_state(query.root, "totals", str(out))
+        new = f"memory://{uuid.uuid4().hex}"
+        body = json.loads((out / EXPORT_FILE).read_text())
+        file = out / body["files"][0]
+        data = file.read_bytes()
+        for damaged in (data[:-9], b"", b"PAR1"):
+            file.write_bytes(damaged)
+            with pytest.raises(ConfigError, match="cannot be read"):
+                load_state(new, str(out), WHY, key_groups=8, execute=True)
+        file.unlink()
+        with pytest.raises(ConfigError, match="is missing"):
+            load_state(new, str(out), WHY, key_groups=8, execute=True)
+        bodies: tuple[object, ...] = (
+            {**body, "format": 2},
+            {**body, "schema": {"key": "x"}},
+            [],
+            {**body, "version": "1"},
+        )
+        for wrong in bodies:
+            (out / EXPORT_FILE).write_text(json.dumps(wrong))
+            with pytest.raises(ConfigError, match="no export that can be read"):
+                load_state(new, str(out), WHY, key_groups=8)
+        (out / EXPORT_FILE).unlink()
+        with pytest.raises(ConfigError, match="no export that can be read"):
+            load_state(new, str(out), WHY, key_groups=8)
+        assert Log(open_store(new), new).open() is None
+
+
+def test_the_commands_export_and_load(tmp_path: Path) -> None:
+    """`riffle export` and `riffle state load` on roots of files."""
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS) as query:
+        query.feed(ids(1, 2, 3))
+        done = run_command("export", query.root, "--store", "totals", "--to", tmp_path / "out")
+        assert "Wrote 3 rows" in done.output, done.output
+        arguments = (f"file://{tmp_path}/new", "--from", tmp_path / "out", "--reason", "move", "--key-groups", 4)
+        assert "Nothing was changed" in run_command("state", "load", *arguments).output
+        assert run_command("state", "load", *arguments, "--execute").exit_code == 0
+        assert tail_of(f"file://{tmp_path}/new").total == 4
+        assert "move" in run_command("log", f"file://{tmp_path}/new").output

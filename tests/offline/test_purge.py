@@ -1,0 +1,319 @@
+"""Keys purged from the state of a stopped query: no object and no local file has them afterwards."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from riffle_spark import Stateful, aggregate, count, max_, transform_with_state
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.offline import purge
+from riffle_spark.offline.purge import purge_keys
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
+from riffle_spark.offline.verify import verify
+from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.process.types.stage_specs import DistinctSpec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.testing import Harness
+from riffle_spark.testing.harness import Declared
+from riffle_spark.worker.member_folders import keys_in
+from tests.kit.root_commands import run_command
+from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.state.everything import Everything
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+WHY = Editor("request 12", "ann", "laptop")
+ROWS = pa.schema([("id", pa.binary()), ("n", pa.int64())])
+IDS = pa.schema([("id", pa.binary())])
+
+
+def aggregates() -> Declared:
+    """Return an aggregate by id."""
+    return Stateful("totals", "id", aggregate(visits=count(), most=max_("n")))
+
+
+def distinct() -> Declared:
+    """Return a de-duplication by id."""
+    return Stateful("totals", "id", DistinctRows(DistinctSpec("totals", IDS, ROWS, None, None)))
+
+
+def processors() -> Declared:
+    """Return a processor with all kinds of variables by id."""
+    return transform_with_state(
+        Everything("id"), key="id", output="id binary, shown string", output_mode="update", time_mode="ProcessingTime"
+    )
+
+
+KINDS = {"aggregate": aggregates, "distinct": distinct, "processor": processors}
+
+
+def made_ids(count: int) -> list[bytes]:
+    """Return random ids of 32 bytes, the same in every run."""
+    chance = random.Random(7)
+    return [chance.randbytes(32) for _ in range(count)]
+
+
+def rows(ids: list[bytes], n: int = 1) -> pa.Table:
+    """Return a row for each id."""
+    return pa.table({"id": ids, "n": [n] * len(ids)}, schema=ROWS)
+
+
+def tail_of(query: Harness) -> Record:
+    """Return the newest record."""
+    tail = Log(open_store(query.root), query.root).open()
+    assert tail is not None
+    return tail
+
+
+def decoded(data: bytes, place: Any, keys: Keys | None) -> Iterator[bytes]:
+    """Yield stored bytes as they are, and the values of every Arrow stream in them, decrypted and unpacked."""
+    yield data
+    if keys is not None:
+        data = bytes(keys.decrypt(data, place, "test"))
+    start = data.find(b"\xff\xff\xff\xff")
+    while start >= 0:
+        with suppress(pa.ArrowException, OSError, ValueError):
+            reader = pa.ipc.open_stream(data[start:])
+            with suppress(pa.ArrowException):
+                for batch in reader:
+                    sink = pa.BufferOutputStream()
+                    with pa.ipc.new_stream(sink, batch.schema) as writer:
+                        writer.write_batch(batch)
+                    yield bytes(sink.getvalue())
+        start = data.find(b"\xff\xff\xff\xff", start + 4)
+
+
+def has_any(texts: Iterable[bytes], ids: list[bytes]) -> bool:
+    """Return whether one of the ids is in one of the texts. Ids have at least eight bytes."""
+    starts = np.unique(np.array([int.from_bytes(one[:8], "little") for one in ids], np.uint64))
+    for text in texts:
+        for offset in range(8):
+            words = np.frombuffer(text, "<u8", count=max(0, len(text) - offset) // 8, offset=min(offset, len(text)))
+            if np.isin(words, starts).any():
+                return True
+    return False
+
+
+def objects_with(query: Harness, ids: list[bytes], encryption_keys: str | None = None) -> set[str]:
+    """Return the names of the objects that have one of the ids, as stored or decoded. Deltas only if not encrypted."""
+    objects = open_store(query.root)
+    keys = keys_in(encryption_keys, None)
+    found = set()
+    for name in objects.list(""):
+        data = objects.get(name)
+        assert data is not None
+        parsed = paths.parse_object_name(name)
+        if parsed is not None and parsed.kind == "snapshot":
+            store, group, _, snapshot_id = name.split("/")
+            place = paths.snapshot_place(store, int(group.partition("=")[2]), snapshot_id)
+            texts = list(decoded(data, place, keys))
+        elif parsed is not None:
+            texts = list(decoded(data, None, None))
+        else:
+            texts = [data, *(_body(data) if name.startswith(paths.LOG) else ())]
+        if has_any(texts, ids):
+            found.add(name)
+    return found
+
+
+def _body(record: bytes) -> Iterator[bytes]:
+    """Yield the JSON of a record."""
+    with pa.input_stream(pa.BufferReader(record.partition(b"\n")[2]), compression="zstd") as stream:
+        yield stream.read()
+
+
+def files_with(query: Harness, ids: list[bytes]) -> set[Path]:
+    """Return the local files that have one of the ids, as stored or unpacked."""
+    found = set()
+    for path in sorted((query._folder / "copies").rglob("*")):
+        if path.is_file() and has_any(decoded(path.read_bytes(), None, None), ids):
+            found.add(path)
+    return found
+
+
+def local_dir(query: Harness) -> str:
+    """Return the folder with the members' folders."""
+    return str(query._folder / "copies")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_path: Path) -> None:
+    """Ids that live, that were deleted before and that only old versions have. All other ids keep their state."""
+    chance = random.Random(5)
+    ids = made_ids(3_000)
+    gone = ids[:1_000]
+    batches = 2 if kind == "processor" else 5
+    columns = ROWS if kind != "processor" else IDS
+    with Harness(KINDS[kind](), columns, snapshot_chain_links=3) as query:
+        feed = lambda some: query.feed(rows(some).select(columns.names))  # noqa: E731
+        for _ in range(batches):
+            feed(chance.sample(ids, 1_500))
+        pq.write_table(pa.table({"id": ids[900:1_000]}), tmp_path / "earlier.parquet")
+        store = next(iter(tail_of(query).schemas))
+        delete_keys(query.root, store, KeyChoice(file=tmp_path / "earlier.parquet"), WHY, execute=True)
+        query.restart()
+        feed(ids[1_000:1_200])
+        open_store(query.root).put_if_absent(paths.delta_name(2, f"1-{'0' * 32}"), b"orphan" + gone[0])
+        assert {name.split("/")[0] for name in objects_with(query, gone)} == {"delta", store}
+        assert files_with(query, gone)
+        kept = [row for row in readable(query) if row["id"] not in set(gone)]
+        pq.write_table(pa.table({"id": gone}), tmp_path / "keys.parquet")
+        choice = KeyChoice(file=tmp_path / "keys.parquet")
+        dry = purge_keys(query.root, store, choice, WHY, local_dir=local_dir(query))
+        assert objects_with(query, gone)
+        plan = purge_keys(query.root, store, choice, WHY, local_dir=local_dir(query), execute=True)
+        assert plan.steps == dry.steps
+        assert not any("NOT REMOVED:" in step for step in plan.steps)
+        assert objects_with(query, gone) == set()
+        assert files_with(query, gone) == set()
+        assert sorted(readable(query), key=repr) == sorted(kept, key=repr)
+        tail = tail_of(query)
+        assert (tail.promised, tail.purged, tail.outputs) == (tail.sequence, tail.sequence, ())
+        assert tail.edit["keys"] == 1_000
+        query.restart()
+        feed(ids[1_000:])
+        assert objects_with(query, gone) == set()
+        assert files_with(query, gone) == set()
+        assert tail_of(query).purged == tail.purged
+        assert verify(query.root).findings == ()
+        if kind != "processor":
+            assert tail_of(query).row_counts == {store: query.table().num_rows}
+
+
+def readable(query: Harness) -> list[dict[str, Any]]:
+    """Return all rows of the committed state."""
+    return list(query.table().to_pylist())
+
+
+def test_local_files_that_are_left_go_at_the_next_start() -> None:
+    """The command runs on another machine, so it cannot remove them. The first claim of a folder does."""
+    ids = made_ids(50)
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows(ids))
+        query.feed(rows(ids))
+        text = json.dumps([{"base64": base64.b64encode(ids[3]).decode()}])
+        purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        assert files_with(query, ids[3:4])
+        query.restart()
+        query.feed(rows(ids[4:]))
+        assert files_with(query, ids[3:4]) == set()
+        assert files_with(query, ids[4:5])
+        assert (ids[3],) not in query.state()
+        query.feed(rows(ids))
+        assert query.state()[(ids[3],)] == {"visits": 1, "most": 1}
+        assert query.state()[(ids[4],)] == {"visits": 4, "most": 1}
+
+
+def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
+    """The new snapshots are encrypted, and decrypt to rows without the purged ids."""
+    file = tmp_path / "keys.txt"
+    file.write_text("a = " + "AAAA" * 10 + "AAA=\n")
+    file.chmod(0o600)
+    keys = f"file:{file}"
+    ids = made_ids(50)
+    with Harness(aggregates(), ROWS, encryption_keys=keys, snapshot_chain_links=3) as query:
+        for _ in range(3):
+            query.feed(rows(ids))
+        pq.write_table(pa.table({"id": ids[:10]}), tmp_path / "keys.parquet")
+        choice = KeyChoice(file=tmp_path / "keys.parquet")
+        purge_keys(query.root, "totals", choice, WHY, encryption_keys=keys, local_dir=local_dir(query), execute=True)
+        assert objects_with(query, ids[:10], keys) == set()
+        assert objects_with(query, ids[10:11], keys)
+        objects = open_store(query.root)
+        assert not any(ids[10] in (objects.get(name) or b"") for name in objects.list(""))
+        query.restart()
+        query.feed(rows(ids))
+        assert query.state()[(ids[10],)]["visits"] == 4  # type: ignore[index]
+        assert query.state()[(ids[0],)]["visits"] == 1  # type: ignore[index]
+
+
+def test_nothing_returns_to_a_version_before(tmp_path: Path) -> None:
+    """A rollback to an earlier batch or record is refused."""
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows([b"a", b"b"]))
+        query.feed(rows([b"a", b"b"]))
+        before = tail_of(query).sequence
+        purge_keys(query.root, "totals", KeyChoice('{"base64": "YQ=="}'), WHY, execute=True)
+        checkpoint = str(written_checkpoint(tmp_path / "checkpoint", 2))
+        for target in (0, f"record:{before}"):
+            with pytest.raises((ConfigError, CorruptStateError), match="Cannot roll back"):
+                rollback(query.root, target, checkpoint, execute=True)
+        query.restart()
+        query.feed(rows([b"b"]))
+        assert query.state() == {(b"b",): {"visits": 3, "most": 1}}
+
+
+def test_a_purge_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash before the deletes the old objects are still there; running it again deletes them."""
+    ids = made_ids(20)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+
+    def stop(*_: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows(ids))
+        with monkeypatch.context() as patched:
+            patched.setattr(purge, "_delete", stop)
+            with pytest.raises(KeyboardInterrupt):
+                purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        assert objects_with(query, ids[:1])
+        purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        assert objects_with(query, ids[:1]) == set()
+        query.restart()
+        query.feed(rows(ids[1:]))
+        assert len(query.state()) == 19
+
+
+def test_output_that_may_be_undelivered_is_not_deleted(tmp_path: Path) -> None:
+    """The sealed rows of the newest batch stay until the checkpoint or the operator says that they arrived."""
+    ids = made_ids(5)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+    with Harness(aggregates(), ROWS, deliver_after_commit=True) as query:
+        query.feed(rows(ids))
+        with pytest.raises(ConfigError, match="may be undelivered"):
+            purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        behind = written_checkpoint(tmp_path / "behind", 0)
+        with pytest.raises(ConfigError, match="may be undelivered"):
+            purge_keys(query.root, "totals", KeyChoice(text), WHY, delivered=str(behind), execute=True)
+        ahead = written_checkpoint(tmp_path / "ahead", 1)
+        purge_keys(query.root, "totals", KeyChoice(text), WHY, delivered=str(ahead), execute=True)
+        assert objects_with(query, ids[:1]) == set()
+        query.restart()
+        assert len(query.feed(rows(ids[1:]))) == 4
+
+
+def test_the_command_purges_on_a_root_of_files(tmp_path: Path) -> None:
+    """Unfinished files go too, and the plan says what is out of reach."""
+    from tests.kit.simulated.world import World, one
+
+    world = World(tmp_path / "local", root=f"file://{tmp_path}/state")
+    for version in range(3):
+        world.batch(version, one(version, "secret-key"))
+
+    unfinished = tmp_path / "state" / ".unfinished"
+    unfinished.mkdir(exist_ok=True)
+    (unfinished / "x").write_bytes(b"secret-key")
+    arguments = (world.home.root, "--store", "totals", "--key", "secret-key", "--reason", "r", "--purge")
+    assert run_command("state", "delete", *arguments, "--variable", "x").exit_code == 2
+    done = run_command("state", "delete", *arguments, "--execute")
+    assert done.exit_code == 0, done.output
+    assert "out of reach" in done.output
+    for path in (tmp_path / "state").rglob("*"):
+        assert not path.is_file() or b"secret-key" not in path.read_bytes() or "tails" in str(path)

@@ -1,0 +1,145 @@
+"""Rows are combined by key before the shuffle where that reduces them, and the results stay the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, min_, sum_
+from riffle_spark.messages.slot_orders import Order, Receipt
+from riffle_spark.process.blocks.combining import Combined
+from riffle_spark.spark.engine import combined_rows
+from riffle_spark.spark.engine.combined_rows import Reductions
+from tests.kit.streams.streaming import Feed, Kept, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+SCHEMA = "k string, v long"
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Combine small batches too."""
+    monkeypatch.setattr(combined_rows, "_MIN_ROWS", 10)
+
+
+@pytest.fixture
+def combined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches whose rows were combined."""
+    batches: list[int] = []
+
+    def ordering(order: Order, how: Combined) -> Order:
+        batches.append(order.version)
+        return combined_rows.combined_order(order, how)
+
+    monkeypatch.setattr("riffle_spark.spark.engine.spark_batch.combined_order", ordering)
+    return batches
+
+
+def batch_of(spark: SparkSession, number: int, keys: int) -> DataFrame:
+    """Return a batch of 40 rows in two partitions, as a query passes it on."""
+    rows = [(f"k{n % keys}" if n % keys else None, (number + 1) * n if n % 7 else None) for n in range(40)]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), SCHEMA)
+
+
+def job_in(folder: Path, sink: Kept) -> StatefulJob:
+    """Return running totals of each key."""
+    compute = aggregate(rows=count(), values=count("v"), total=sum_("v"), least=min_("v"), most=max_("v"))
+    return Stateful("totals", "k", compute, settings=settings_in(folder)).into(sink)
+
+
+@pytest.mark.smoke
+def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
+    spark: SparkSession, tmp_path: Path, combined: list[int]
+) -> None:
+    """Each batch has the results of its rows, and its report counts them, whether they were combined or not."""
+    rows, totals, number_of = Kept(), Counter[str | None](), Counter[str | None]()
+    job = job_in(tmp_path, rows)
+    for number, keys in enumerate([4, 4, 4, 40, 40, 4]):
+        batch = batch_of(spark, number, keys)
+        job(batch, number)
+        for row in batch.collect():
+            totals[row.k] += row.v or 0
+            number_of[row.k] += 1
+        latest = rows.latest("k")
+        assert {key: values["total"] or 0 for key, values in latest.items()} == dict(totals)
+        assert {key: values["rows"] for key, values in latest.items()} == dict(number_of)
+    assert combined == [2, 3]
+    assert [report.rows for report in job.reports] == [40] * 6
+    assert [report.plan_fallbacks for report in job.reports] == [0] * 6
+
+
+def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
+    spark: SparkSession, tmp_path: Path, combined: list[int]
+) -> None:
+    """The batch has as many large negative numbers in the other partition."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    values = [2**63 - 1] * 20 + [-(2**63) + 1] * 19 + [-(2**63) + 2]
+    for number in range(3):
+        given = [("a", value) for value in values]
+        job(spark.createDataFrame(spark.sparkContext.parallelize(given, 2), SCHEMA), number)
+    assert combined == [2]
+    assert rows.latest("k")["a"]["total"] == 3
+    assert rows.latest("k")["a"]["rows"] == 120
+
+
+def test_another_layout_takes_the_plan_of_combined_rows(
+    spark: SparkSession, tmp_path: Path, combined: list[int]
+) -> None:
+    """The plan that is kept gets another number of slots."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(5):
+        if number == 3:
+            job.remove_worker()
+        job(batch_of(spark, number, 4), number)
+    assert combined == [2, 3, 4]
+    assert [report.slots for report in job.reports] == [2, 2, 2, 1, 1]
+    assert [report.plan_fallbacks for report in job.reports] == [0] * 5
+    assert rows.latest("k")["k1"]["rows"] == 50
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+def test_windows_of_a_wrapped_query_are_combined(
+    spark: SparkSession, tmp_path: Path, combined: list[int], mode: str
+) -> None:
+    """Counts, sums and extremes per window are those of Spark itself, and late rows are dropped."""
+    feed = Feed(tmp_path / "in", "k string, at timestamp, v long")
+    for number in range(4):
+        feed.add([{"k": f"k{n % 3}", "at": f"2026-01-01T00:{number * 10 + n % 2:02d}:00Z", "v": n} for n in range(40)])
+
+    def query(frame: object, folder: Path) -> list[tuple[object, ...]]:
+        window = F.window("at", "5 minutes")
+        totals = [F.count("*").alias("rows"), F.sum("v").alias("total"), F.min("v").alias("least")]
+        grouped = frame.withWatermark("at", "1 minute").groupBy(window, "k").agg(*totals)  # type: ignore[attr-defined]
+        seen: list[tuple[object, ...]] = []
+
+        def sink(rows: DataFrame, _: int) -> None:
+            seen.extend(tuple(row) for row in rows.collect())
+
+        writer = grouped.writeStream.outputMode(mode).foreachBatch(sink).option("checkpointLocation", str(folder))
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        return sorted(seen, key=str)
+
+    ours = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    assert query(ours, tmp_path / "ours") == query(feed.stream(spark), tmp_path / "spark")
+    assert combined
+
+
+def test_combining_starts_and_ends_by_what_was_measured() -> None:
+    """It starts if half of the rows would go, and ends if less than a third goes. Small batches do not count."""
+
+    def receipt(store: str, rows: int, remaining: int) -> Receipt:
+        return Receipt(store, 0, "1-ab", 1, "member", "1", rows=rows, combined_rows=remaining)
+
+    reductions = Reductions()
+    steps = [(100, 51, False), (100, 50, True), (100, 66, True), (100, 67, False), (100, 0, False), (9, 1, False)]
+    for rows, remaining, expected in steps:
+        reductions.record([receipt("a", rows - 1, remaining), receipt("a", 1, 0), receipt("b", 100, 100)])
+        assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)

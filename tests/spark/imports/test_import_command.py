@@ -1,0 +1,179 @@
+"""The command `riffle import`: its plan, what it writes and leaves alone, and what it refuses by name."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
+from tests.kit.streams.streaming import Feed, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.needs_spark4("the source statestore")]
+
+Build = Callable[[DataFrame], DataFrame]
+MODULE = "query_of_import_command"
+
+
+def by_page(events: DataFrame) -> DataFrame:
+    """Return counts."""
+    return events.groupBy("page").count()
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """A feed with a batch."""
+    feed = Feed(tmp_path / "in", "page string, n long")
+    feed.add([{"page": "a", "n": 1}, {"page": "b", "n": 2}, {"page": "a", "n": 3}])
+    return feed
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """A module that the command can import."""
+    sys.modules[MODULE] = ModuleType(MODULE)
+    yield sys.modules[MODULE]
+    del sys.modules[MODULE]
+
+
+class Moved:
+    """A query of Spark's own and its move."""
+
+    def __init__(self, spark: SparkSession, feed: Feed, folder: Path, module: ModuleType) -> None:
+        self.spark, self.feed, self.folder, self.module = spark, feed, folder, module
+        self.root = f"file://{folder}/root"
+
+    def run(self, frame: DataFrame, checkpoint: str, mode: str = "update") -> list[tuple[Any, ...]]:
+        """Run a query to the end of its input, and return what its sink got."""
+        rows = list[tuple[Any, ...]]()
+        writer = frame.writeStream.outputMode(mode).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", f"{self.folder}/{checkpoint}")
+        writer.foreachBatch(lambda batch, _: rows.extend(map(tuple, batch.collect()))).start().awaitTermination()
+        return sorted(rows)
+
+    def native(self, build: Build = by_page) -> list[tuple[Any, ...]]:
+        """Run Spark's own query."""
+        return self.run(build(self.feed.stream(self.spark)), "spark")
+
+    def wrapped(self, build: Build = by_page, settings: Mapping[str, Any] | None = None) -> DataFrame:
+        """Return the wrapped query."""
+        on = riffle_spark.on(
+            self.feed.stream(self.spark), root=self.root, settings=settings_in(self.folder, root=None, **settings or {})
+        )
+        return build(on)
+
+    def command(self, *options: str, query: Callable[..., object] | None = None, checkpoint: str = "spark") -> Result:
+        """Run the command."""
+        self.module.query = query or (lambda _: self.wrapped().writeStream.outputMode("update"))  # type: ignore[attr-defined]
+        location = f"{self.folder}/{checkpoint}"
+        arguments = ["import", self.root, "--checkpoint", location, "--query", f"{MODULE}:query", *options]
+        return CliRunner().invoke(main, arguments)
+
+    def files(self) -> set[Path]:
+        """Return all files but those of the input."""
+        return {path for path in self.folder.rglob("*") if path.is_file() and self.feed.folder not in path.parents}
+
+
+@pytest.fixture
+def moved(spark: SparkSession, feed: Feed, tmp_path: Path, module: ModuleType) -> Moved:
+    """A query that can be moved."""
+    return Moved(spark, feed, tmp_path, module)
+
+
+@pytest.mark.long
+def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> None:
+    """The plan writes nothing. The old checkpoint stays as it is, and Spark's own query could continue from it."""
+    assert moved.native() == [("a", 2), ("b", 1)]
+    with pytest.raises(ConfigError, match="riffle import") as refused:
+        moved.run(moved.wrapped(), "spark")
+    assert refused.value.id == "RIFFLE-1129"
+    moved.root = f"file://{moved.folder}/another-root"
+    before = moved.files()
+    plan = moved.command()
+    assert plan.exit_code == 0, plan.output
+    assert "store 'aggregate.page'" in plan.output
+    assert moved.files() == before
+    done = moved.command("--execute")
+    assert done.exit_code == 0, done.output
+    assert "store 'aggregate.page': 2 rows" in done.output
+    assert {path for path in moved.files() - before if moved.folder / "spark" in path.parents} == set()
+    moved.feed.add([{"page": "a", "n": 1}])
+    with pytest.raises(ConfigError) as caught:
+        moved.run(moved.wrapped(), "spark")
+    assert caught.value.id == "RIFFLE-1634"
+    assert moved.run(moved.wrapped(), "spark-riffle") == [("a", 3)]
+    again = moved.command("--execute")
+    assert again.exit_code == 1
+    assert "RIFFLE-1619" in again.output
+    assert moved.native() == [("a", 3)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("build", "wrapped", "error", "words"),
+    [
+        (lambda e: e.groupBy("page").agg(F.collect_list("n").alias("ns")), None, "RIFFLE-1613", "collect_list"),
+        (lambda e: e.groupBy("page").agg(F.approx_count_distinct("n").alias("ns")), None, "RIFFLE-1613", "approx"),
+        (
+            lambda e: e.groupBy("page").agg(F.sum("n").alias("s"), F.max("n").alias("m")).select("page", "s"),
+            None,
+            "RIFFLE-1613",
+            "max(n)",
+        ),
+        (by_page, lambda e: e.dropDuplicates(["page"]), "RIFFLE-1622", "distinct.page"),
+        (by_page, lambda e: e.groupBy("n").count(), "RIFFLE-1613", "'n'"),
+        (by_page, lambda e: e.groupBy("page", "n").count(), "RIFFLE-1613", "columns"),
+        (by_page, lambda e: e.where("n > 0"), "RIFFLE-1617", "stateful"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_before_anything_is_written(
+    moved: Moved, build: Build, wrapped: Build | None, error: str, words: str
+) -> None:
+    """State in Spark's own binary form, results that Spark dropped, and other queries than the checkpoint's."""
+    moved.native(build)
+    before = moved.files()
+    result = moved.command(
+        "--execute", query=lambda _: moved.wrapped(wrapped or build).writeStream.outputMode("update")
+    )
+    assert result.exit_code == 1, result.output
+    assert error in result.output
+    assert words in result.output
+    assert moved.files() == before
+
+
+@pytest.mark.long
+def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) -> None:
+    """A frame of Spark's own, a checkpoint without a batch, no checkpoint at all, and dispatch by partition."""
+    moved.native()
+    assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
+    assert "RIFFLE-1618" in moved.command(query=lambda _: moved.wrapped(settings={"dispatch": "partition"})).output
+    assert "RIFFLE-0124" in moved.command(checkpoint="nothing").output
+    for path in (moved.folder / "spark/commits").iterdir():
+        path.unlink()
+    assert "RIFFLE-1614" in moved.command().output
+
+
+@pytest.mark.long
+def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
+    """With the same keys the query continues."""
+    keys = moved.folder / "keys"
+    keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
+    settings = {"encryption_keys": f"file:{keys}"}
+    moved.native()
+    query = moved.wrapped(settings=settings).writeStream.outputMode("update")
+    assert moved.command("--execute", query=lambda _: query).exit_code == 0
+    snapshots = [path for path in (moved.folder / "root").rglob("*") if path.parent.name == "snapshot"]
+    assert snapshots
+    assert all(path.read_bytes().startswith(b"RFE") for path in snapshots)
+    moved.feed.add([{"page": "b", "n": 1}])
+    assert moved.run(moved.wrapped(settings=settings), "spark-riffle") == [("b", 2)]

@@ -1,0 +1,129 @@
+"""Keys and values of state as JSON text, and back."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.json_keys import Misfit, array_of_json, json_of_array, parse_json, parse_key
+from tests.kit.state.drawn_tables import KEY_TYPES, LEAVES, keys, nested
+
+TEXT = pa.schema([("user", pa.string())])
+PAIR = pa.schema([("id", pa.int64()), ("name", pa.string())])
+BYTES = pa.schema([("id", pa.binary())])
+
+
+def parsed(text: str, key: pa.Schema) -> list[object]:
+    """Return the values of a key by column."""
+    return list(parse_key(text, key, "totals").to_pylist()[0].values())
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ("ann", TEXT, ["ann"]),
+        ("", TEXT, [""]),
+        ("null", TEXT, ["null"]),
+        ("7", TEXT, ["7"]),
+        ('"ann"', TEXT, ['"ann"']),
+        ("[null]", TEXT, [None]),
+        ('["[null]"]', TEXT, ["[null]"]),
+        ('{"user": null}', TEXT, [None]),
+        ('["[1]"]', TEXT, ["[1]"]),
+        ('[7, "a"]', PAIR, [7, "a"]),
+        ('{"name": null, "id": 7}', PAIR, [7, None]),
+        ('{"base64": "AP8="}', BYTES, [b"\x00\xff"]),
+        ('[{"base64": ""}]', BYTES, [b""]),
+        ("null", BYTES, [None]),
+        ('{"id": null}', BYTES, [None]),
+        ("7", pa.schema([("n", pa.int32())]), [7]),
+        ("[7]", pa.schema([("n", pa.int32())]), [7]),
+        ("2026-01-31", pa.schema([("d", pa.date32())]), [date(2026, 1, 31)]),
+        ("1.50", pa.schema([("d", pa.decimal128(9, 2))]), [Decimal("1.50")]),
+    ],
+)
+def test_a_key_is_its_text_or_json(text: str, key: pa.Schema, expected: list[object]) -> None:
+    """Text of one text column is taken as it is, other keys are JSON by position or by column."""
+    assert parsed(text, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ("[1]", TEXT, "user must be string"),
+        ('{"usr": "a"}', TEXT, "no column 'usr'"),
+        ("[7]", PAIR, "2 columns, and 1 values"),
+        ('{"id": 7}', PAIR, "column 'name' is missing"),
+        ('{"id": 7, "name": "a", "x": 1}', PAIR, "no column 'x'"),
+        ("7, a", PAIR, "not JSON"),
+        ('["7", "a"]', PAIR, "id must be int64"),
+        ("[7.5, null]", PAIR, "id must be int64"),
+        ("[true, null]", PAIR, "id must be int64"),
+        ("[9223372036854775808, null]", PAIR, "id must be int64"),
+        ("[7, 8]", PAIR, "name must be string"),
+        ('"a"', BYTES, "id must be binary"),
+        ('{"base64": "%"}', BYTES, "id must be binary"),
+        ("[" * 100_000, PAIR, "not JSON"),
+        ('[7, "\\ud800"]', PAIR, "name must be string"),
+    ],
+)
+def test_a_key_that_does_not_fit_names_the_column_and_its_type(text: str, key: pa.Schema, problem: str) -> None:
+    """The refusal says which column expects what, and how a key is written."""
+    with pytest.raises(ConfigError, match="does not fit store 'totals'") as error:
+        parsed(text, key)
+    assert problem in error.value.problem
+    assert key.names[0] in error.value.remedy
+    assert error.value.id == "RIFFLE-1590"
+
+
+@given(keys())
+def test_every_key_returns_from_its_text(columns: list[pa.Array]) -> None:
+    """What is shown of a key is read as this key."""
+    schema = pa.schema([(f"k{at}", column.type) for at, column in enumerate(columns)])
+    table = pa.table(columns, schema=schema)
+    shown = [json_of_array(column) for column in columns]
+    for row in range(table.num_rows):
+        text = json.dumps([values[row] for values in shown])
+        read = parse_key(text, schema, "totals")
+        assert repr(read.to_pylist()) == repr(table.slice(row, 1).to_pylist()), text
+
+
+@given(st.data())
+def test_every_value_returns_from_its_json(data: st.DataObject) -> None:
+    """Values of every type that state may hold, nested or not, are the same after JSON."""
+    kind, values = data.draw(nested({**LEAVES, **KEY_TYPES}))
+    array = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=4)), kind)
+    start = data.draw(st.integers(0, len(array)))
+    sliced = array.slice(start)
+    read = array_of_json(parse_json(json.dumps(json_of_array(sliced))), pa.field("x", kind))  # type: ignore[arg-type]
+    read.validate(full=True)
+    assert read.type == kind
+    assert repr(json_of_array(read)) == repr(json_of_array(sliced))
+    assert read.equals(sliced) or "nan" in repr(sliced.to_pylist())
+
+
+def test_text_that_is_not_utf8_is_bytes() -> None:
+    """Such text is shown as base64 and becomes the same bytes again."""
+    array = pa.array([b"\xff", b"a", None]).view(pa.string())
+    shown = json_of_array(array)
+    assert shown == [{"base64": "/w=="}, "a", None]
+    assert array_of_json(shown, pa.field("x", pa.string())).view(pa.binary()).to_pylist() == [b"\xff", b"a", None]
+
+
+def test_misfits_name_the_nested_field() -> None:
+    """The path leads to the field, and the value is not repeated."""
+    kind = pa.struct([("rows", pa.list_(pa.struct([("n", pa.int32())])))])
+    with pytest.raises(Misfit, match=r"^x\.rows\.\w+\.n must be int32$") as error:
+        array_of_json([{"rows": [{"n": "secret"}]}], pa.field("x", kind))
+    assert "secret" not in str(error.value)
+    with pytest.raises(Misfit, match="no field 'm'"):
+        array_of_json([{"m": 1}], pa.field("x", kind))
+    with pytest.raises(Misfit, match="not null"):
+        array_of_json([None], pa.field("x", kind, nullable=False))

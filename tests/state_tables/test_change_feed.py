@@ -1,0 +1,144 @@
+"""Changes of batches lead from each state to the next, for every kind of store."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.stages.session_groups import SessionGroups
+from riffle_spark.state.schemas.variable_kinds import TIMER
+from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
+from riffle_spark.state_tables.read_state import read_table
+from riffle_spark.state_tables.state_view import open_root
+from riffle_spark.state_tables.table_columns import ROLE
+from riffle_spark.testing import Harness
+from tests.kit.process.page_windows import operator
+from tests.process.stages import test_paired_rows as joins
+from tests.process.stages import test_session_groups as sessions
+from tests.state_tables.test_versions_property import STEPS, Step, past
+from tests.testing.test_harness_processors import baskets, took
+
+State = dict[tuple[Any, ...], dict[str, Any]]
+
+
+def names_of(schema: pa.Schema, *roles: bytes) -> list[str]:
+    """Return the names of the columns with these roles."""
+    return [field.name for field in schema if (field.metadata or {}).get(ROLE) in roles]
+
+
+def frozen(value: Any) -> Any:
+    """Return a value that can be a key of a dictionary."""
+    return repr(value)
+
+
+def state_of(table: pa.Table) -> State:
+    """Return rows by what identifies them."""
+    identity = names_of(table.schema, b"key", b"map_key", b"index", b"timer")
+    content = names_of(table.schema, b"state", b"due")
+    return {
+        tuple(frozen(row[name]) for name in identity): {name: row[name] for name in content}
+        for row in table.to_pylist()
+    }
+
+
+def applied(state: State, changes: pa.Table) -> State:
+    """Return a state after the changes of one batch."""
+    schema = changes.schema
+    keys = names_of(schema, b"key")
+    elements = names_of(schema, b"map_key", b"index", b"timer")
+    content = names_of(schema, b"state", b"due")
+    state = dict(state)
+    for row in changes.to_pylist():
+        key = tuple(frozen(row[name]) for name in keys)
+        identity = (*key, *(frozen(row[name]) for name in elements))
+        if row[CHANGE_TYPE] == "update":
+            state[identity] = {name: row[name] for name in content}
+        elif elements and all(row[name] is None for name in elements):
+            state = {known: value for known, value in state.items() if known[: len(key)] != key}
+        else:
+            state.pop(identity, None)
+            assert all(row[name] is None for name in content)
+    return state
+
+
+def check_changes(root: str, store: str | None = None, variable: str | None = None, first: int = 0) -> int:
+    """Compare the state of each batch with that of the batch before and the changes. Return the number of changes."""
+    opened = open_root(root)
+    newest = opened.view().table(store, variable)
+    version = newest.view.record.version
+    changes = read_changes(newest, first, version).read_all()
+    known = read_table(opened.view(first - 1).table(store, variable)).read_all() if first else None
+    state = {} if known is None else state_of(known)
+    for batch in range(first, version + 1):
+        state = applied(state, changes.filter(pa.compute.equal(changes[BATCH_ID], batch)))
+        assert state == state_of(read_table(opened.view(batch).table(store, variable)).read_all()), batch
+    return changes.num_rows
+
+
+@given(STEPS, st.integers(0, 1000))
+def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Step], seed: int) -> None:
+    """After restarts, snapshots and rollbacks."""
+    with past(steps, seed) as (query, root):
+        for store in ("totals", "tails"):
+            check_changes(root.root, store)
+            if len(query.states) > 2:
+                check_changes(root.root, store, first=2)
+
+
+def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
+    """Also elements whose time to live is over, and timers that fire."""
+    chance = random.Random(5)
+    with baskets(snapshot_chain_links=3) as query:
+        for _ in range(12):
+            names = ["ann", "bob", "cid"]
+            query.feed(
+                [
+                    row
+                    for name in names
+                    for row in took(*chance.choices(["pen", "ink"], k=chance.randrange(3)), user=name)
+                ]
+            )
+            query.advance(chance.choice([1, 5, 30, 70]))
+        counts = {name: check_changes(query.root, variable=name) for name in ("count", "taken", "kinds", TIMER)}
+        assert min(counts.values()) > 5
+
+
+def test_changes_have_the_keys_that_expire() -> None:
+    """Sessions that end leave no row in a delta."""
+    by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
+    with Harness(by_session, sessions.GIVEN.rows, snapshot_chain_links=3) as query:
+        for batch in range(8):
+            visits = [
+                sessions.Visit(3000 * batch + 100 * n, 500, page, n, "x")
+                for n in range(3)
+                for page in "ab"[batch % 2 :]
+            ]
+            query.feed(sessions.rows_of(visits if batch % 3 else visits[:2]))
+        assert check_changes(query.root) > 8
+
+
+def test_changes_of_the_sides_of_a_join() -> None:
+    """Rows that are buffered and that leave."""
+    with joins.harness(joins.SPECS["full"]) as query:
+        for batch in range(6):
+            query.feed(
+                joins.table_of([joins.Row(n % 2 == 0, "ab"[n % 2], 1000 * (batch * 9 + n), n, True) for n in range(6)])
+            )
+            query.advance_watermark(9000 * batch)
+        assert min(check_changes(query.root, variable=side) for side in ("left", "right")) > 6
+
+
+def test_batches_that_are_not_there_are_refused() -> None:
+    """Newer ones, and an empty range."""
+    with baskets() as query:
+        query.feed(took("pen"))
+        table = open_root(query.root).view().table(None, "count")
+        for first, last in ((0, 1), (1, 0)):
+            with pytest.raises(ConfigError, match="RIFFLE-1561"):
+                read_changes(table, first, last)

@@ -1,0 +1,148 @@
+"""Rows that are read by ranges are those of the whole snapshot, whatever their types, and take few bytes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Head, Snapshot
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state_tables import ranged_rows
+from riffle_spark.state_tables.ranged_rows import fetch_rows_of_hashes
+from riffle_spark.state_tables.row_differences import mask_differing_rows
+from tests.kit.state.drawn_tables import LEAVES, nested
+
+ADDRESS = ("s", 3)
+ATTEMPT = "1-" + "ab" * 16
+
+
+def stored(table: pa.Table, key: str = "k") -> tuple[MemoryStore, Snapshot, pa.Table]:
+    """Store a table as a snapshot. Return it with its rows in their order."""
+    rest = [field for field in table.schema if field.name != key]
+    schema = PlainColumns("s", pa.schema([table.schema.field(key)]), pa.schema(rest))
+    sealed = schema.sealed(table)
+    data = part_codec.encode(sealed)
+    return *put(data, table.num_rows), sealed
+
+
+def put(data: bytes, rows: int) -> tuple[MemoryStore, Snapshot]:
+    """Store the bytes of a snapshot."""
+    snapshot = Snapshot(paths.snapshot_id(7, ATTEMPT), Head(7, ATTEMPT), len(data), part_codec.checksum(data), rows)
+    store = MemoryStore()
+    assert store.put_if_absent(paths.snapshot_name(*ADDRESS, snapshot.id), data)
+    return store, snapshot
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """Draw up to some hundred rows whose values are of a few, with nulls among them."""
+    count = draw(st.integers(1, 400))
+    chance = random.Random(draw(st.integers(0, 99)))
+    columns: dict[str, pa.Array] = {"k": pa.array(range(count), pa.int64())}
+    for at, (kind, values) in enumerate(draw(st.lists(nested(LEAVES), min_size=1, max_size=3))):
+        pool = [None, *draw(st.lists(values, min_size=1, max_size=4))]
+        columns[f"v{at}"] = pa.array([chance.choice(pool) for _ in range(count)], kind)
+    return pa.table(columns)
+
+
+def has_fixed_size(kind: pa.DataType) -> bool:
+    """Return whether a type has parts that are not read by ranges."""
+    is_fixed = pa.types.is_fixed_size_binary(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_interval(kind)
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    return is_fixed or any(map(has_fixed_size, inner))
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetch little at once, so that small tables take many ranges."""
+    monkeypatch.setattr(ranged_rows, "_JOIN_GAP_BYTES", 0)
+    monkeypatch.setattr(ranged_rows, "_WINDOW_ROWS_MIN", 1)
+
+
+@given(tables(), st.data())
+def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObject) -> None:
+    """Of keys that exist and of hashes that no key has."""
+    store, snapshot, sealed = stored(table)
+    hashes = sealed.column("__hash").to_numpy()
+    wanted = np.array(
+        [
+            *data.draw(st.lists(st.sampled_from(hashes.tolist()), max_size=3)),
+            *data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=2)),
+        ],
+        np.uint64,
+    )
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, wanted)
+    if rows is None:
+        assert any(map(has_fixed_size, table.schema.types))
+        return
+    expected = sealed.filter(pa.array(np.isin(hashes, wanted)))
+    assert rows.replace_schema_metadata(None).equals(expected.replace_schema_metadata(None))
+
+
+@given(tables())
+def test_rows_differ_if_their_values_do(table: pa.Table) -> None:
+    """A table does not differ from a copy of itself, and from rows in another order exactly where values differ."""
+    count = table.num_rows
+    assert not mask_differing_rows(
+        table.columns, pa.concat_tables([table.slice(0, 1), table.slice(1)]).columns, count
+    ).any()
+    other = table.take(pa.array(np.roll(np.arange(count), 1)))
+    expected = [left != right for left, right in zip(rows_of(table), rows_of(other), strict=True)]
+    assert mask_differing_rows(table.columns[1:], other.columns[1:], count).tolist() == expected
+
+
+def rows_of(table: pa.Table) -> list[Any]:
+    """Return the rows without their key, as Python values that tell -0.0 from 0.0."""
+    return [repr([row[name] for name in table.column_names[1:]]) for row in table.to_pylist()]
+
+
+def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of rows: the start, a window of hashes, the columns, and what their offsets point to."""
+    monkeypatch.undo()
+    count = 400_000
+    text = pa.array(np.char.add("user-", np.arange(count).astype(str)))
+    table = pa.table({"k": text, "n": np.arange(count), "f": np.arange(count) * 0.5, "t": text})
+    store, snapshot, sealed = stored(table)
+    assert snapshot.length > ranged_rows.RANGED_FROM_BYTES
+    reader = Reader(store)
+    row = sealed.slice(count // 3, 1)
+    found = fetch_rows_of_hashes(reader, ADDRESS, snapshot, row.column("__hash").to_numpy())
+    assert found is not None
+    assert found.column("k").to_pylist() == row.column("k").to_pylist()
+    assert store.requests["get"] <= 8
+    assert reader.totals.fetched_bytes < 400_000 < snapshot.length / 50
+
+
+def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
+    """The checksum of the object cannot be verified, so offsets are."""
+    table = pa.table({"k": pa.array([7]), "t": pa.array(["abc" * 9])})
+    store, snapshot, sealed = stored(table)
+    name = paths.snapshot_name(*ADDRESS, snapshot.id)
+    data = bytearray(store.get(name) or b"")
+    offset = data.index((27).to_bytes(4, "little"), data.index(sealed.column("__hash").to_numpy().tobytes()))
+    data[offset : offset + 4] = (2**30).to_bytes(4, "little")
+    broken, snapshot = put(bytes(data), 1)
+    with pytest.raises(CorruptStateError):
+        fetch_rows_of_hashes(Reader(broken), ADDRESS, snapshot, sealed.column("__hash").to_numpy())
+
+
+def test_snapshots_of_other_formats_are_read_as_a_whole() -> None:
+    """Unsorted ones of the first format, and those with several batches."""
+    table = pa.table({"k": pa.array(range(9)), "n": pa.array(range(9))})
+    store, snapshot = put(part_codec.encode(table), 9)
+    assert fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([1], np.uint64)) is None
+    _, _, sealed = stored(table)
+    several = pa.concat_tables([sealed.slice(0, 4), sealed.slice(4)])
+    store, snapshot = put(part_codec.encode(several), 9)
+    assert fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([1], np.uint64)) is None

@@ -1,0 +1,287 @@
+"""What ``read_state`` returns equals the committed state, for every kind of store and every stored format."""
+
+from __future__ import annotations
+
+import tarfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import Stateful, aggregate, count, max_, read_state, sum_
+from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
+from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.process.stages.session_groups import SessionGroups
+from riffle_spark.process.types.stage_specs import DistinctSpec
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE
+from riffle_spark.state_tables import read_state as reading
+from riffle_spark.state_tables.requested_keys import requested_keys
+from riffle_spark.state_tables.state_view import open_root
+from riffle_spark.state_tables.table_columns import ROLE
+from riffle_spark.testing import Harness
+from tests.kit.folders import DATA
+from tests.kit.process.page_windows import operator
+from tests.kit.roots.old_root import ARCHIVES, OldRoot
+from tests.kit.simulated.world import World, rows_of
+from tests.process.stages import test_paired_rows as joins
+from tests.process.stages import test_session_groups as sessions
+from tests.protocol.test_encrypted_query import Encrypted
+from tests.testing.test_harness_processors import baskets, took
+
+VISITS = "user string, amount long"
+
+
+def visits(**settings: Any) -> Harness:
+    """Return a harness of an aggregate."""
+    compute = aggregate(visits=count(), total=sum_("amount"), largest=max_("amount"))
+    return Harness(Stateful("visits", "user", compute), VISITS, **settings)
+
+
+def content(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows without key-group and version, in an order of their own."""
+    added = [field.name for field in table.schema if (field.metadata or {}).get(ROLE) in (b"key_group", b"version")]
+    return sorted(table.drop_columns(added).to_pylist(), key=repr)
+
+
+def expected_of_variable(harness: Harness, name: str, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a variable as the harness restores them from the same objects."""
+    table = harness.table()
+    keys = table.column_names[: table.column_names.index(VARIABLE)]
+    rows: list[dict[str, Any]] = []
+    for row in table.to_pylist():
+        if row[VARIABLE] != name:
+            continue
+        element = row.get(f"__state_{name}") or {}
+        if kind == "map":
+            element = {**element["key"], **element["value"]}
+        index = {"index": row[INDEX]} if kind == "list" else {}
+        rows.append({**{key: row[key] for key in keys}, **index, **element, "due_ms": row[DUE]})
+    return sorted(rows, key=repr)
+
+
+def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
+    """A key changed by the newest batch has its version."""
+    with visits() as query:
+        query.feed([{"user": "ann", "amount": 3}, {"user": "bob", "amount": 5}])
+        query.feed([{"user": "ann", "amount": 4}])
+        table = read_state(query.root).read_all()
+        assert table.column_names == ["user", "visits", "total", "largest", "key_group", "version", "due_ms"]
+        rows = {row["user"]: row for row in table.to_pylist()}
+        assert (rows["ann"]["total"], rows["ann"]["version"], rows["bob"]["version"]) == (7, 1, 0)
+        assert {row["due_ms"] for row in rows.values()} == {None}
+        groups = {row["key_group"] for row in rows.values()}
+        assert {number for number in range(8) if read_state(query.root, key_groups=[number]).read_all()} == groups
+
+
+def test_keys_of_one_and_of_several_columns_are_selected() -> None:
+    """As values, tuples, dictionaries and tables; an absent key gives no row."""
+    with visits() as query:
+        query.feed([{"user": name, "amount": 1} for name in ("ann", "bob", None)])
+        for keys in (["ann", None, "eve"], [("ann",), {"user": None}], pa.table({"user": ["ann", None]})):
+            assert {row["user"] for row in read_state(query.root, keys=keys).read_all().to_pylist()} == {"ann", None}
+        with pytest.raises(ConfigError) as caught:
+            read_state(query.root, keys=[7])
+        assert caught.value.id == "RIFFLE-1556"
+    pairs = Stateful("pairs", ("a", "b"), aggregate(n=count()))
+    with Harness(pairs, pa.schema([("a", pa.int32()), ("b", pa.binary())])) as query:
+        query.feed([{"a": 1, "b": b"\0"}, {"a": 1, "b": None}, {"a": 2, "b": b"\0"}])
+        rows = read_state(query.root, keys=[(1, b"\0"), {"a": 1, "b": None}]).read_all().to_pylist()
+        assert {(row["a"], row["b"]) for row in rows} == {(1, b"\0"), (1, None)}
+
+
+def test_variables_and_timers_are_a_table_each() -> None:
+    """Values, lists in the order of their elements, maps with the fields of their keys, and times."""
+    with baskets() as query:
+        query.feed(took("pen", "ink", "pen") + took("cup", user="bob"))
+        query.advance(3)
+        query.feed(took("ink"))
+        for name, kind in (("count", "value"), ("taken", "list"), ("kinds", "map"), (TIMER, "timer")):
+            table = read_state(query.root, variable=name).read_all()
+            assert content(table) == expected_of_variable(query, name, kind)
+        lists = [row["what"] for row in read_state(query.root, variable="taken", keys=["ann"]).read_all().to_pylist()]
+        assert lists == ["pen", "ink", "pen", "ink"]
+        with pytest.raises(ConfigError) as caught:
+            read_state(query.root)
+        assert caught.value.id == "RIFFLE-1551"
+
+
+def test_joins_sessions_and_distinct_rows_are_read() -> None:
+    """Both sides of a join, the lists of open sessions, and the keys of a de-duplication with their expiry."""
+    with joins.harness(joins.SPECS["full"]) as query:
+        query.feed(joins.table_of([joins.Row(n % 2 == 0, "ab"[n % 3 == 0], 1000 * n, n, True) for n in range(9)]))
+        for side in ("left", "right"):
+            found = content(read_state(query.root, variable=side).read_all())
+            assert found == expected_of_variable(query, side, "list") != []
+    by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
+    with Harness(by_session, sessions.GIVEN.rows) as query:
+        query.feed(sessions.rows_of([sessions.Visit(n * 900, 500, "a", n, "x") for n in range(5)]))
+        table = read_state(query.root).read_all()
+        assert table.select(query.table().column_names).to_pylist() == query.table().to_pylist() != []
+        assert None not in table["due_ms"].to_pylist()
+    columns = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    spec = DistinctSpec("clicks", pa.schema([columns.field("id")]), columns, None, None)
+    with Harness(Stateful("clicks", "id", DistinctRows(spec)), columns) as query:
+        query.feed([{"id": n % 3} for n in range(9)])
+        assert sorted(read_state(query.root, "clicks").read_all()["id"].to_pylist()) == [0, 1, 2]
+
+
+def test_names_that_are_taken_get_an_underscore() -> None:
+    """Columns of the user keep their names."""
+    named = Stateful("s", ("version",), aggregate(Key_Group=count(), due_ms=sum_("n")))
+    with Harness(named, "version long, n long") as query:
+        query.feed([{"version": 7, "n": 2}])
+        (row,) = read_state(query.root).read_all().to_pylist()
+        assert (row["version"], row["Key_Group"], row["due_ms"]) == (7, 1, 2)
+        assert (row["_version"], row["_due_ms"], set(row) >= {"_key_group"}) == (0, None, True)
+
+
+def test_a_batch_and_a_time_are_read_again(tmp_path: Path) -> None:
+    """Of each retained batch, also after a rollback; other batches and times are refused with what is retained."""
+    world = World(tmp_path, retained_versions=50, executors=["1"])
+    for version in range(6):
+        world.clock.advance(60)
+        world.batch(version, rows_of(("a", 1, version), (f"k{version}", 1, version)))
+    read = {v: read_state(world.home.root, "totals", version=v).read_all() for v in range(6)}
+    assert [len(table) for table in read.values()] == [2, 3, 4, 5, 6, 7]
+    written = [record.written_ms for record in open_records(world)]
+    between = datetime.fromtimestamp((written[-2] + 1) / 1000, timezone.utc)
+    assert content(read_state(world.home.root, "totals", time=between).read_all()) == content(read[4])
+    problems: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("RIFFLE-1552", {"version": 6}),
+        ("RIFFLE-1553", {"time": "1970-01-01T00:00:00Z"}),
+        ("RIFFLE-1554", {"time": "2026-11-26T14:00:00"}),
+        ("RIFFLE-1554", {"time": "yesterday"}),
+        ("RIFFLE-1559", {"time": "2026-11-26T14:00:00Z", "version": 3}),
+        ("RIFFLE-1550", {"store": "other"}),
+        ("RIFFLE-1557", {"key_groups": [8]}),
+        ("RIFFLE-1563", {"variable": "left"}),
+    )
+    for problem, arguments in problems:
+        with pytest.raises(ConfigError) as caught:
+            read_state(world.home.root, **{"store": "totals", **arguments})
+        assert caught.value.id == problem
+
+
+def open_records(world: World) -> list[Any]:
+    """Return the records of a simulated query, oldest first."""
+    log = world.log()
+    tail = log.tail
+    assert tail is not None
+    return [log.read(sequence) for sequence in range(log.first, tail.sequence + 1)]
+
+
+def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that retention deleted is no damage; one that is missing otherwise is."""
+    monkeypatch.setattr(reading, "_THREADS", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
+    world = World(tmp_path, retained_versions=50, executors=["1"])
+    world.batch(0, rows_of(*((f"k{n}", 1, n) for n in range(40))))
+    reader = read_state(world.home.root, "totals")
+    first = reader.read_next_batch()
+    assert len(first)
+    delta = world.memory.list("delta/")
+    world.memory.delete(delta)
+    with pytest.raises(CorruptStateError):
+        reader.read_all()
+
+
+def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:
+    """With the keys it is read; without them nothing is."""
+    query = Encrypted(tmp_path, "a")
+    query.run(4)
+    table = read_state(query.world.home.root, "totals", encryption_keys=f"file:{query.file}").read_all()
+    assert {row["k"]: (row["count"], row["total"]) for row in table.to_pylist()} == query.oracle.totals
+    with pytest.raises(RefusedError) as caught:
+        read_state(query.world.home.root, "totals")
+    assert caught.value.id == "RIFFLE-1558"
+    query.give("b")
+    with pytest.raises(RefusedError):
+        read_state(query.world.home.root, "totals", encryption_keys=f"file:{query.file}").read_all()
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_old_roots_are_read(archive: Path, tmp_path: Path) -> None:
+    """Parts of the first format, of a plain store and of variables."""
+    old = OldRoot(archive, tmp_path)
+    held = old.oracle(22).state
+
+    def rows(store: str, variable: str | None = None) -> list[dict[str, Any]]:
+        return read_state(old.root, store, variable=variable).read_all().to_pylist()
+
+    assert {row["k"]: [row["rows"], row["total"]] for row in rows("totals")} == held["totals"]
+    assert {row["k"]: row["last"] for row in rows("tails")} == held["tails"]
+    assert {row["k"]: row["due_ms"] for row in rows("diary", TIMER)} == {
+        key: value["timer"] for key, value in held["diary"].items() if value["timer"] is not None
+    }
+    counts: dict[str, dict[str, int]] = {key: {} for key in held["diary"]}
+    for row in rows("diary", "counts"):
+        counts[row["k"]][str(row["_v"] if "_v" in row else row["v"])] = row["n"]
+    assert counts == {key: value["counts"] for key, value in held["diary"].items()}
+    lists: dict[str, list[int]] = {key: [] for key in held["diary"]}
+    for row in sorted(rows("diary", "values"), key=lambda row: row["index"]):
+        lists[row["k"]].append(row["v"])
+    assert lists == {key: value["values"] for key, value in held["diary"].items()}
+
+
+@pytest.mark.parametrize("name", ["0.1-latin-text", "0.1-bounded-text", "0.1-aggregates"])
+def test_other_old_roots_are_read(name: str, tmp_path: Path) -> None:
+    """Every store and variable of each root gives rows."""
+    with tarfile.open(DATA / "roots" / name / "state.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    roots = {path.parent for path in tmp_path.rglob("log") if path.is_dir()}
+    assert roots
+    for root in roots:
+        view = open_root(f"file://{root}").view()
+        for store in view.record.schemas:
+            names: list[str | None] = view.schema(store).either(
+                lambda _: [None], lambda variables: [*variables.by_name]
+            )
+            counts = [len(read_state(f"file://{root}", store, variable=name).read_all()) for name in names]
+            assert sum(counts) > 0
+
+
+def test_memory_is_that_of_some_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Objects are fetched as the caller goes on: of sixty-four key-groups most are not before the first is used."""
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    with visits(key_groups=64) as query:
+        query.feed([{"user": f"user-{n}", "amount": n} for n in range(2000)])
+        table = open_root(query.root).view().table(None)
+        store = table.view.root.objects
+        before = store.requests["get"]
+        reader = reading.read_table(table)
+        reader.read_next_batch()
+        assert store.requests["get"] - before < 8
+        del reader
+
+
+def test_keys_that_share_a_hash_are_told_apart() -> None:
+    """In the same part and in several, with every requested key alone."""
+    from tests.state.copies.test_run import PAIRS, TWINS
+
+    operator_of_pairs = Stateful("s", ("a", "b"), aggregate(n=count()))
+    with Harness(operator_of_pairs, PAIRS.key, snapshot_chain_links=2) as query:
+        expected: dict[tuple[int, int], int] = {}
+        for some in (TWINS[:3], TWINS[2:5], TWINS[:1], TWINS, TWINS[1:2]):
+            query.feed([{"a": a, "b": b} for a, b in some])
+            expected |= {key: expected.get(key, 0) + 1 for key in some}
+            rows = read_state(query.root).read_all().to_pylist()
+            assert {(row["a"], row["b"]): row["n"] for row in rows} == expected
+        for key, total in expected.items():
+            (row,) = read_state(query.root, keys=[key]).read_all().to_pylist()
+            assert row["n"] == total
+
+
+def test_one_key_takes_few_requests() -> None:
+    """A LIST, two records of the log, and a GET for each part, whatever the number of key-groups."""
+    with visits(key_groups=64) as query:
+        query.feed([{"user": f"user-{n}", "amount": n} for n in range(2000)])
+        query.feed([{"user": "user-7", "amount": 1}])
+        root = open_root(query.root)
+        table = root.view().table(None)
+        rows = reading.read_table(table, requested_keys(["user-7"], table.store_schema)).read_all()
+        assert rows["total"].to_pylist() == [8]
+        assert sum(root.objects.requests.values()) <= 5

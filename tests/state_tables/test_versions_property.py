@@ -1,0 +1,167 @@
+"""Random batches, restarts, snapshots and rollbacks: every retained batch reads as a model says, and changes add up."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.state.log import log
+from riffle_spark.state_tables.differences import iterate_differences
+from riffle_spark.state_tables.key_history import iterate_key_states
+from riffle_spark.state_tables.read_state import read_table
+from riffle_spark.state_tables.requested_keys import requested_keys
+from riffle_spark.state_tables.state_view import StateRoot, open_root
+from tests.kit.simulated.world import Oracle, World, drawn_batch
+
+Content = dict[str, tuple[Any, ...]]
+
+
+class Step(NamedTuple):
+    """What happens: a batch, a start of a new driver, or a rollback by so many batches."""
+
+    kind: str
+    back: int = 0
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.just(Step("batch")), st.just(Step("batch")), st.just(Step("batch")), st.just(Step("start")),
+        st.builds(Step, st.just("rollback"), st.integers(1, 5)),
+    ),
+    min_size=3, max_size=10,
+)  # fmt: skip
+
+
+class Past:
+    """A simulated query, and the model's state of each batch of its present history."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self.world = World(folder / "copies", executors=["1"], seed=seed, retained_versions=100)
+        self.states: list[dict[str, Content]] = []
+        (folder / "offsets").mkdir()
+        (folder / "commits").mkdir()
+        (folder / "metadata").write_text(json.dumps({"id": "query"}))
+
+    def run(self, step: Step) -> None:
+        """Do a step."""
+        if step.kind == "batch":
+            self._batch()
+        elif step.kind == "start":
+            self.world.start()
+        elif len(self.states) > step.back:
+            del self.states[len(self.states) - step.back :]
+            rollback(self.world.home.root, len(self.states) - 1, str(self.folder), execute=True)
+            self.world.start()
+
+    def _batch(self) -> None:
+        """Run a batch and add the model's state after it."""
+        version = len(self.states)
+        oracle = Oracle()
+        if self.states:
+            oracle.totals = dict(self.states[-1]["totals"])
+            oracle.tails = {key: [*values] for key, (values,) in self.states[-1]["tails"].items()}
+        rows = drawn_batch(self.chance, version)
+        oracle.feed(rows)
+        self.world.batch(version, rows)
+        (self.folder / "offsets" / str(version)).write_text(f"offsets-{version}")
+        (self.folder / "commits" / str(version)).write_text("v1\n{}")
+        tails = {key: (tuple(values),) for key, values in oracle.tails.items()}
+        self.states.append({"totals": dict(oracle.totals), "tails": tails})
+
+
+@contextmanager
+def past(steps: list[Step], seed: int) -> Iterator[tuple[Past, StateRoot]]:
+    """Run the steps, and open the root."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(log, "FULL_EVERY", 4)
+        query = Past(Path(folder), seed)
+        query.run(Step("batch"))
+        for step in steps:
+            query.run(step)
+        yield query, open_root(query.world.home.root)
+
+
+def content_of(rows: list[dict[str, Any]]) -> Content:
+    """Return rows of a store by key."""
+    added = ("k", "key_group", "version", "due_ms")
+    content = {
+        row["k"]: tuple(tuple(v) if isinstance(v, list) else v for name, v in row.items() if name not in added)
+        for row in rows
+    }
+    assert len(content) == len(rows)
+    return content
+
+
+@given(STEPS, st.integers(0, 1000))
+def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], seed: int) -> None:
+    """Of both stores, also with keys; batches that are not in the history are refused."""
+    with past(steps, seed) as (query, root):
+        for version, state in enumerate(query.states):
+            for store, expected in state.items():
+                table = root.view(version).table(store)
+                rows = read_table(table).read_all().to_pylist()
+                assert content_of(rows) == expected
+                assert all(row["version"] <= version for row in rows)
+                wanted = [*sorted(expected)[:2], "absent"]
+                keys = requested_keys(wanted, table.store_schema)
+                some = content_of(read_table(table, keys).read_all().to_pylist())
+                assert some == {key: expected[key] for key in wanted if key in expected}
+        with pytest.raises(ConfigError):
+            root.view(len(query.states))
+
+
+@given(STEPS, st.integers(0, 1000))
+def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: int) -> None:
+    """Applied to the state of the first batch they give that of the second; unchanged rows are not among them."""
+    with past(steps, seed) as (query, root):
+        pairs = [*pairwise(range(len(query.states))), (0, len(query.states) - 1), (len(query.states) - 1, 0)]
+        for first, second in pairs:
+            for store in ("totals", "tails"):
+                state = dict(query.states[first][store])
+                before_table, after_table = (root.view(version).table(store) for version in (first, second))
+                for difference in iterate_differences(before_table, after_table):
+                    sides = zip(
+                        difference.changes.to_pylist(), difference.before.to_pylist(), difference.after.to_pylist(),
+                        strict=True,
+                    )  # fmt: skip
+                    for change, before, after in sides:
+                        if change != "insert":
+                            assert content_of([before]) == {before["k"]: state.pop(before["k"])}
+                        if change != "delete":
+                            assert after["k"] not in state
+                            state |= content_of([after])
+                            assert change == "insert" or content_of([before]) != content_of([after])
+                assert state == query.states[second][store]
+
+
+@given(STEPS, st.integers(0, 1000))
+def test_the_history_of_a_key_has_each_of_its_states(steps: list[Step], seed: int) -> None:
+    """Newest first, each with the batch since which the key had it."""
+    with past(steps, seed) as (query, root):
+        for store in ("totals", "tails"):
+            newest = root.view().table(store)
+            for key in ("key-0", "key-1", "absent"):
+                expected: list[tuple[int, tuple[Any, ...] | None]] = [(-1, None)]
+                for version, state in enumerate(query.states):
+                    if expected[-1][1] != state[store].get(key):
+                        expected.append((version, state[store].get(key)))
+                keys = requested_keys([key], newest.store_schema)
+                states = [*iterate_key_states(root, newest, keys)]
+                found = [(state.version, content_of(state.rows.to_pylist()).get(key)) for state in states]
+                assert [content for _, content in found] == [content for _, content in reversed(expected)]
+                assert found[:-1] == expected[:0:-1]
+                assert [state.is_oldest for state in states] == [False] * (len(states) - 1) + [True]
