@@ -257,11 +257,12 @@ class Settings:
         "only `metrics`")
 
     snapshot_chain_links: _Whole = Setting(
-        32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "
-        "about half of it", section="What is kept, and for how long")
+        64, whole(2), "how many deltas and merged deltas a key-group has after its snapshot at the most. From 16 on, a "
+        "quarter of so many deltas, or 16, are merged into one. Below 16, deltas are not merged, and a snapshot is due "
+        "after so many, or after fewer, down to about half of it", section="What is kept, and for how long")
     retained_versions: _Whole = Setting(
-        100, whole(2).of("records"), "how many records a rollback can return to. A snapshot is also due when the "
-        "oldest change is this many versions old", live=True)
+        100, whole(2).of("records"), "how many records a rollback can return to. Deltas that are this many versions "
+        "old are merged, or replaced by a snapshot if deltas are not merged", live=True)
     retained_for: _Duration = Setting(
         3600.0, seconds(0), "records that are younger than this are kept, however many there are. Records of the last "
         "two minutes are always kept",

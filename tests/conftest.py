@@ -78,6 +78,15 @@ def _half_full_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _closed_copies() -> Iterator[None]:
+    """Close the local files that a test leaves open. Each later batch of this process would look at all of them."""
+    yield
+    if part_files := sys.modules.get("riffle_spark.state.copies.part_files"):
+        for path in list(part_files._files):  # private: a process of an executor opens files of one member alone
+            part_files._close_file(path)  # private: as above
+
+
 @pytest.fixture(scope="session")
 def shared_session() -> Iterator[SharedSession]:
     """What keeps Spark sessions; ``stop`` it before you start one of your own."""

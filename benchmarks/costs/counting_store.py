@@ -58,7 +58,7 @@ class CountingStore(MemoryStore):
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an object by its name: ``delta``, ``snapshot``, ``log`` or ``other``."""
+    """Return the kind of an object by its name: ``delta``, ``merged``, ``snapshot``, ``log`` or ``other``."""
     if name.startswith("log/"):
         return "log"
     parsed = parse_object_name(name)

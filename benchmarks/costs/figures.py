@@ -18,6 +18,10 @@ BILLED_GB = 100
 """The storage of the bill is that of so much live state."""
 
 
+KINDS = ("delta", "merged", "snapshot", "log")
+"""The kinds of objects whose bytes have a figure of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What the measured batches wrote and read.
@@ -57,7 +61,7 @@ def figures_of(counted: Counted, space: Space) -> dict[str, float]:
     requests_a_batch = {kind: number / counted.batches for kind, number in counted.requests.items()}
     return {
         "put_ratio": sum(counted.put_bytes.values()) / changed,
-        **{f"put_ratio_{kind}": counted.put_bytes.get(kind, 0) / changed for kind in ("delta", "snapshot", "log")},
+        **{f"put_ratio_{kind}": counted.put_bytes.get(kind, 0) / changed for kind in KINDS},
         "read_ratio": counted.read_bytes / changed,
         "local_ratio": counted.local_bytes / changed / counted.copies,
         "requests_a_batch": sum(requests_a_batch.values()),

@@ -10,7 +10,8 @@ from pathlib import Path
 import boto3
 
 from benchmarks.elastic.query import STORE, Query
-from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, SnapshotPolicy, needs_snapshot
+from riffle_spark.protocol.upkeep.merges import MergePolicy
+from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, needs_snapshot
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -39,7 +40,10 @@ class Audit:
         assert settings.root is not None
         self._log = Log(open_store(settings.root, options_of(settings)), settings.root)
         self.prefix = settings.root.split("/", 3)[3] + "/"
-        self._policy = SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, max(2, settings.retained_versions))
+        links = settings.snapshot_chain_links
+        versions = max(2, settings.retained_versions)
+        are_merged = MergePolicy.of_chains(links, versions).fan_in > 0
+        self._policy = SnapshotPolicy.of_chains(links, versions, are_merged=are_merged)
 
     def look(self) -> StoreView:
         """Return what lies there now."""

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from riffle_spark.messages.slot_orders import Home, fields_of, json_line, reading
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
-from riffle_spark.state.log.manifest import Entry, Head, Snapshot
+from riffle_spark.state.log.manifest import Entry, Head, Link, MergedDelta, Replacement, Snapshot
 
 __all__ = [
     "Census",
     "CensusOrder",
     "Drop",
     "Follow",
+    "MergeOrder",
     "SnapshotOrder",
     "UpkeepOrder",
     "UpkeepReceipt",
@@ -50,9 +52,22 @@ class SnapshotOrder:
     entry: Entry
 
 
+@dataclass(frozen=True, slots=True)
+class MergeOrder:
+    """The links of a key-group to merge: all links of the cut ``entry``. The result has this ``level``.
+
+    Successive orders of one store and level may become one merged delta.
+    """
+
+    store: str
+    key_group: int
+    entry: Entry
+    level: int
+
+
 @dataclass(frozen=True)
 class UpkeepOrder:
-    """A piece of upkeep of an executor, most urgent first: drops, follows, snapshots.
+    """A piece of upkeep of an executor, most urgent first: drops, follows, merges, snapshots.
 
     ``member`` is the folder (empty: any that the executor has). The piece starts nothing new after ``seconds`` and
     fetches at most ``fetch_bytes`` (``None``: no limit). It continues a half-fetched snapshot where the last piece
@@ -70,6 +85,7 @@ class UpkeepOrder:
     drops: tuple[Drop, ...] = ()
     follows: tuple[Follow, ...] = ()
     snapshots: tuple[SnapshotOrder, ...] = ()
+    merges: tuple[MergeOrder, ...] = ()
     seconds: float = 1.0
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
@@ -80,17 +96,20 @@ class UpkeepOrder:
     @property
     def has_work(self) -> bool:
         """Whether the order has anything to do for the executor."""
-        return bool(self.drops or self.follows or self.snapshots or self.wipe or self.measure)
+        return bool(self.drops or self.follows or self.snapshots or self.merges or self.wipe or self.measure)
 
     def to_json(self) -> str:
-        """Return the order as one line of JSON. The entries of follows and snapshots are in one list, in order."""
+        """Return the order as one line of JSON. The entries of follows, snapshots and merges are in one list, in
+        order.
+        """
         body = fields_of(self)
-        pieces: tuple[Follow | SnapshotOrder, ...] = (*self.follows, *self.snapshots)
+        pieces: tuple[Follow | SnapshotOrder | MergeOrder, ...] = (*self.follows, *self.snapshots, *self.merges)
         body["home"] = self.home.to_json()
         body["entries"] = entries_to_json({("", n): piece.entry for n, piece in enumerate(pieces)})
         body["drops"] = [(drop.store, drop.key_group, drop.head) for drop in self.drops]
         body["follows"] = [(follow.store, follow.key_group) for follow in self.follows]
         body["snapshots"] = [(due.store, due.key_group) for due in self.snapshots]
+        body["merges"] = [(due.store, due.key_group, due.level) for due in self.merges]
         return json_line(body)
 
     @classmethod
@@ -101,12 +120,12 @@ class UpkeepOrder:
             entries = list(entries_from_json(body.pop("entries")).values())
             body["home"] = Home.from_json(body["home"])
             body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
-            count = len(body["follows"])
-            body["follows"] = tuple(
-                Follow(store, kg, entry) for (store, kg), entry in zip(body["follows"], entries[:count], strict=True)
-            )
-            due = zip(body["snapshots"], entries[count:], strict=True)
-            body["snapshots"] = tuple(SnapshotOrder(store, kg, entry) for (store, kg), entry in due)
+            rest = iter(entries)
+            body["follows"] = tuple(Follow(store, kg, next(rest)) for store, kg in body["follows"])
+            body["snapshots"] = tuple(SnapshotOrder(store, kg, next(rest)) for store, kg in body["snapshots"])
+            body["merges"] = tuple(MergeOrder(store, kg, next(rest), level) for store, kg, level in body["merges"])
+            if next(rest, None) is not None:
+                raise ValueError("entries without orders")
             return cls(**body)
 
 
@@ -117,9 +136,10 @@ class UpkeepReceipt:
     ``copies`` are (store, key-group, version, attempt) of copies that are now at that head. ``missing`` are copies that
     do not exist; ``damaged`` are the missing copies that were removed because a file was damaged. ``unfinished`` are
     (store, key-group, bytes fetched, bytes to fetch); ``failed`` are the unfinished copies that had an error or must
-    not be started. ``snapshots`` were written, ``failed_snapshots`` failed. The last ``drops_left`` drops and
-    ``snapshots_left`` snapshots were not started. If the piece did not run (``ran``), ``errors`` explain why, or it is
-    ``overdue`` and its outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
+    not be started. ``snapshots`` and the merged deltas of ``merges`` were written, ``failed_snapshots`` and
+    ``failed_merges`` failed. The last ``drops_left`` drops, ``snapshots_left`` snapshots and ``merges_left`` merges
+    were not started. ``merge_bytes`` were fetched for merges. If the piece did not run (``ran``), ``errors`` explain
+    why, or it is ``overdue`` and its outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
     """
 
     executor: str
@@ -129,14 +149,18 @@ class UpkeepReceipt:
     damaged: tuple[tuple[str, int], ...] = ()
     unfinished: tuple[tuple[str, int, int, int], ...] = ()
     snapshots: tuple[tuple[str, int, Snapshot], ...] = ()
+    merges: tuple[tuple[str, int, Replacement], ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     failed_snapshots: tuple[tuple[str, int], ...] = ()
+    failed_merges: tuple[tuple[str, int], ...] = ()
     ran: bool = True
     overdue: bool = False
     drops_left: int = 0
     snapshots_left: int = 0
+    merges_left: int = 0
     snapshot_bytes: int = 0
     delta_bytes: int = 0
+    merge_bytes: int = 0
     restores: int = 0
     folds: int = 0
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -154,13 +178,24 @@ class UpkeepReceipt:
         """Return the receipt that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("an upkeep receipt"):
             body = json.loads(text)
-            for name in ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots"):
+            for name in ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots", "failed_merges"):
                 body[name] = tuple(map(tuple, body[name]))
             snapshots = (
                 (store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["snapshots"]
             )
             body.update({name: tuple(body[name]) for name in ("errors", "disk", "memory")})
-            return cls(**{**body, "snapshots": tuple(snapshots)})
+            merges = ((store, kg, _replacement(*replacement)) for store, kg, replacement in body["merges"])
+            return cls(**{**body, "snapshots": tuple(snapshots), "merges": tuple(merges)})
+
+
+def _replacement(since: list[object], link: list[object]) -> Replacement:
+    """Return the replacement in two JSON arrays. Raises ``TypeError`` for arrays of other lengths."""
+    head, start, length, checksum, rows, merged = link
+    numbers = cast("tuple[int, int, int, int]", (start, length, checksum, rows))
+    merged_delta = MergedDelta(*cast("tuple[str, int, int]", merged))
+    return Replacement(
+        Head(*cast("tuple[int, str]", since)), Link(Head(*cast("tuple[int, str]", head)), *numbers, merged_delta)
+    )
 
 
 def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:

@@ -317,7 +317,7 @@ def _check_links(
                 place = paths.output_place(part.store, *link.head)
             else:
                 schema = schemas.get(part.store)
-                place = paths.delta_place(part.store, part.key_group, *link.head)
+                place = link.place(part.store, part.key_group)
             _check_rows(verification, levels[part], data, link.rows, where, place, schema)
 
 

@@ -19,6 +19,7 @@ from riffle_spark.settings import Settings, short_interval_warnings
 from riffle_spark.spark.arguments import check_compute, check_settings, column_names, key_names
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
+from riffle_spark.spark.engine.connect_root import remember_session
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
 from riffle_spark.spark.engine.worker_python import worker_python_error
@@ -359,6 +360,7 @@ class StatefulJob(JobOperations):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore the job as neither running nor paused."""
+        remember_session()
         super().__init__()
         self.__dict__.update(state)
 

@@ -88,7 +88,7 @@ def _fetch_run(reader: Reader, store: str, run: list[Link], key_group_of: Mappin
         if isinstance(data, CorruptStateError):
             raise data
         key_group = key_group_of[link]
-        place = paths.delta_place(store, key_group, *link.head)
+        place = link.place(store, key_group)
         table = _decode(reader, data, place, link.object)
         parts[key_group, link] = Part(table, link.head.version, link.head.epoch)
     return parts

@@ -238,7 +238,7 @@ class _Attempt:
         """Return whether the key-group is empty, or local files hold all its changes."""
         if entry.head == EMPTY_HEAD:
             return True
-        sealed = (self.folder.sealed_path(link.head.version, link.head.attempt) for link in entry.chain)
+        sealed = (self.folder.sealed_path(*link.source) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def full_entry(self, key_group: int) -> Entry:

@@ -1,23 +1,24 @@
-"""Run one piece of upkeep on a member: remove copies, let copies follow the log, and take snapshots.
+"""Run one piece of upkeep on a member: remove copies, let copies follow the log, merge deltas, and take snapshots.
 
 A piece has a budget of seconds and bytes.
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import MergeOrder, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import DamagedCopy, read_disk_use
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import scrub_stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
+from riffle_spark.state.log.manifest import Address, Entry, Head, Replacement, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots, read_head
+from riffle_spark.state.restore.delta_merger import DeltaMerger
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
@@ -27,6 +28,10 @@ from riffle_spark.worker.member_folders import drop_unreadable, entry_at, folder
 from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["run_upkeep", "take_snapshot"]
+
+_MERGED_BYTES = 4 << 20
+"""A merged delta gets no further key-group once its parts have this many bytes. This bounds the time and the memory of
+a merge, unless one key-group has more bytes."""
 
 
 def run_upkeep(
@@ -69,6 +74,7 @@ class _Piece:
         self._taken: list[tuple[str, int, Snapshot]] = []
         self._entries = {(follow.store, follow.key_group): follow.entry for follow in order.follows}
         self._entries.update({(snapshot.store, snapshot.key_group): snapshot.entry for snapshot in order.snapshots})
+        self._entries.update({(due.store, due.key_group): due.entry for due in order.merges})
         self._is_disk_full = False
 
     def run(self) -> None:
@@ -90,6 +96,7 @@ class _Piece:
             dropped = drop_unreadable(folder, keys_of(self._order.home))
             self._follow(folder)
             self._gone += [address for address in dropped if address not in self._copies]
+            self._merge(folder)
             self._snapshot(folder)
             folder.remove_unused_deltas()
             if self._budget.start_item():
@@ -183,6 +190,40 @@ class _Piece:
                 self._fail(failed[-1], error)
         self.facts.update(snapshots_left=remaining, failed_snapshots=tuple(failed))
 
+    def _merge(self, folder: Folder) -> None:
+        """Merge the ordered links within the budget, and record which failed or are left."""
+        remaining = len(self._order.merges)
+        merged: list[tuple[str, int, Replacement]] = []
+        failed: list[Address] = []
+        fetched_bytes = 0
+        for dues in _split_merges(self._order.merges):
+            if not self._budget.start_item():
+                break
+            remaining -= len(dues)
+            store = dues[0].store
+            reader = Reader(store_of(self._order.home), keys_of(self._order.home))
+            try:
+                replacements = self._merge_together(folder, dues, reader)
+                merged += [(store, key_group, replacement) for key_group, replacement in replacements.items()]
+            except Exception as error:  # noqa: BLE001 - the other merges still run
+                failed += [(store, due.key_group) for due in dues]
+                self._fail(failed[-1], error)
+            fetched_bytes += reader.totals.fetched_bytes
+        self.facts.update(
+            merges=tuple(merged), merges_left=remaining, failed_merges=tuple(failed), merge_bytes=fetched_bytes
+        )
+
+    def _merge_together(self, folder: Folder, dues: Sequence[MergeOrder], reader: Reader) -> Mapping[int, Replacement]:
+        """Put a merged delta of these key-groups of one store. Return the replacements of their links."""
+        order = self._order
+        store = dues[0].store
+        keeper = self._keeper(folder, store)
+        merger = DeltaMerger(folder, schema_of_text(store, order.schemas[store]), reader, order.epoch, keeper)
+        attempt = f"{order.epoch}-{self._random_bytes(16).hex()}"
+        merged = merger.merge({due.key_group: due.entry for due in dues}, attempt, dues[0].level)
+        merged.put(store_of(order.home), folder)
+        return merged.replacements
+
     def _scrub(self, folder: Folder) -> None:
         """Check copies for damage, remove damaged ones, and record which were removed."""
         for address in scrub_stacks(folder):
@@ -223,6 +264,22 @@ class _Piece:
             errors=tuple(self.errors),
             **self.facts,  # type: ignore[arg-type]
         )
+
+
+def _split_merges(merges: Sequence[MergeOrder]) -> Iterator[list[MergeOrder]]:
+    """Yield successive orders of one store and level, with about ``_MERGED_BYTES`` of parts."""
+    together: list[MergeOrder] = []
+    size = 0
+    for due in merges:
+        is_same = bool(together) and (together[0].store, together[0].level) == (due.store, due.level)
+        if together and (not is_same or size >= _MERGED_BYTES):
+            yield together
+            together = []
+            size = 0
+        together.append(due)
+        size += due.entry.chain_bytes
+    if together:
+        yield together
 
 
 def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStore, attempt: str) -> Snapshot:

@@ -185,7 +185,8 @@ def test_a_damaged_status_is_an_error_and_not_a_traceback(query: Elastic) -> Non
 
 def test_the_probe_is_an_exit_code(query: Elastic) -> None:
     """0 for a query that is alive, 1 otherwise, 2 for a wrong duration."""
-    assert run_command("status", query.home.root, "--max-age", "5m").exit_code == 1
+    for options in ((), ("--json",)):
+        assert run_command("status", query.home.root, "--max-age", "5m", *options).exit_code == 1
     write_status(query)
     assert run_command("status", query.home.root, "--max-age", "36500d").exit_code == 0
     assert run_command("status", query.home.root, "--max-age", "soon").exit_code == 2

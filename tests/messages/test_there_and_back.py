@@ -16,11 +16,12 @@ from riffle_spark.messages.upkeep_orders import (
     CensusOrder,
     Drop,
     Follow,
+    MergeOrder,
     SnapshotOrder,
     UpkeepOrder,
     UpkeepReceipt,
 )
-from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import Entry, Head, Link, MergedDelta, Replacement, Snapshot
 from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
 
 NAMES = st.text(max_size=8)
@@ -37,7 +38,11 @@ DISKS = st.tuples(SHARES, NUMBERS)
 MEMORY = st.tuples(NUMBERS, NUMBERS)
 COLUMNS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda rows: tuple(zip(*rows, strict=True)) or ((), ()))
 SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, NUMBERS, NUMBERS)
-LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+DELTA_LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.none())
+MERGED_LINKS = st.builds(
+    Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.builds(MergedDelta, NAMES, NUMBERS, NUMBERS)
+)
+LINKS = DELTA_LINKS | MERGED_LINKS
 ENTRIES = st.builds(Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=3).map(tuple), MAYBE, st.none() | HEADS)
 ADDRESSES = st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple)
 HOMES = st.builds(
@@ -90,6 +95,7 @@ UPKEEP_ORDERS = st.builds(
     drops=st.lists(st.builds(Drop, NAMES, NUMBERS, st.none() | HEADS), max_size=3).map(tuple),
     follows=st.lists(st.builds(Follow, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
     snapshots=st.lists(st.builds(SnapshotOrder, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
+    merges=st.lists(st.builds(MergeOrder, NAMES, NUMBERS, ENTRIES, NUMBERS), max_size=3).map(tuple),
     seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), measure=st.booleans(),
     timeout_seconds=SHARES,
 )  # fmt: skip
@@ -108,6 +114,8 @@ UPKEEP_RECEIPTS = st.builds(
     UpkeepReceipt, NAMES, NAMES, COPIES, missing=ADDRESSES,
     unfinished=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
     snapshots=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
+    merges=st.lists(st.tuples(NAMES, NUMBERS, st.builds(Replacement, HEADS, MERGED_LINKS)), max_size=3).map(tuple),
+    failed_merges=ADDRESSES, merges_left=NUMBERS, merge_bytes=NUMBERS,
     failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), drops_left=NUMBERS,
     snapshots_left=NUMBERS, snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
     requests=SENT, seconds=SHARES, errors=TEXTS, disk=DISKS, memory=MEMORY,

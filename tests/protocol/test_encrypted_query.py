@@ -84,7 +84,7 @@ class Encrypted:
                 place = paths.snapshot_place(store, key_group, entry.snapshot.id)
                 yield store, place.text, self.world.memory.get(name) or b""
             for link in entry.chain:
-                place = paths.delta_place(store, key_group, *link.head)
+                place = link.place(store, key_group)
                 yield store, place.text, self.world.memory.get(link.object, link.start, link.length) or b""
 
     def keys_used(self) -> set[str]:

@@ -113,13 +113,14 @@ def test_changes_have_the_keys_that_expire() -> None:
     """Sessions that end leave no row in a delta."""
     by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
     with Harness(by_session, sessions.GIVEN.rows, snapshot_chain_links=3) as query:
-        for batch in range(8):
-            visits = [
-                sessions.Visit(3000 * batch + 100 * n, 500, page, n, "x")
-                for n in range(3)
-                for page in "ab"[batch % 2 :]
-            ]
-            query.feed(sessions.rows_of(visits if batch % 3 else visits[:2]))
+        for batch in range(9):
+            page = "abcd"[batch % 4]
+            visits = [sessions.Visit(3000 * batch + 100 * n, 500, page, n, "x") for n in range(3)]
+            query.feed(sessions.rows_of(visits))
+        table = open_root(query.root).view().table(None)
+        rows = read_table(table).read_all()
+        assert rows.select(query.table().column_names).sort_by("page").equals(query.table().sort_by("page"))
+        assert read_changes(table, 0, 8).read_all()[CHANGE_TYPE].to_pylist().count("delete") > 4
         assert check_changes(query.root) > 8
 
 

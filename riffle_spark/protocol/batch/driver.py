@@ -479,7 +479,7 @@ class Driver:
         self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.replace_entries(receipt for receipt in receipts if receipt.store in caches)
         self._facts.commit_ms = record.written_ms
-        batch.snapshots = len(snapshots)
+        batch.snapshots = sum(entry.snapshot != manifest.entry(*a).snapshot for a, entry in snapshots.items())
         batch.warn_of_changed_stores(tail, operators)
         return record
 

@@ -232,7 +232,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, snapshots)
-        self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
+        self._ownership.copies.known.record_removed_links(record.sequence, manifest, snapshots)
 
     def is_delayed(self) -> bool:
         """Return whether the store has just refused a record, so that the next one waits."""
@@ -264,7 +264,7 @@ class IdleLoop:
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)
-        self._ownership.copies.known.record_snapshots(record.sequence, changed, snapshots)
+        self._ownership.copies.known.record_removed_links(record.sequence, changed, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
         """Find out whether an append without an answer was committed, and start upkeep at the newest record."""

@@ -54,12 +54,12 @@ class CopyTracking:
     def record_commit(
         self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
     ) -> None:
-        """Record the copies that slots advanced, the deltas they sealed, and the links that snapshots replaced.
+        """Record the copies that slots advanced, the deltas they sealed, and the links that the record removes.
 
         ``manifest`` is the manifest before the batch.
         """
         self.known.record_receipts(receipts, manifest)
-        self.known.record_snapshots(record.sequence, manifest, changes)
+        self.known.record_removed_links(record.sequence, manifest, changes)
 
     def record_assignment(
         self, assignment: Assignment, membership: Membership, groups: Groups, settings: Settings, now: float

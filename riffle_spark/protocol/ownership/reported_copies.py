@@ -4,8 +4,9 @@ Theory of operation.
 
 1. A copy's head is a point in the history of its key-group. The copy lacks the links from there to the head in the log.
    Their rows are its lag in records, their lengths its lag in bytes.
-2. A snapshot removes links from the chain. A copy that is behind can still fold them while their objects are retained.
-   So they are kept here as a *trail*, for the life of this driver.
+2. A snapshot or a merged delta removes links from the chain. A copy that is behind can still fold them while their
+   objects are retained. So they are kept here as a *trail*, for the life of this driver. It ends at a head on the
+   chain. A copy on the trail lacks fewer bytes than the merged delta has.
 3. A copy whose head is neither on the chain nor on the trail lacks the whole state, like a member without a copy.
 4. A member has the deltas that it sealed itself as local files, so they do not count as missing.
 """
@@ -42,13 +43,30 @@ def lag_without_copy(entry: Entry) -> CopyLag:
 
 @dataclass(slots=True)
 class _Trail:
-    """The links that snapshots removed from a chain, each with the number of that record.
+    """Successive links that were removed from a chain, each with the number of that record.
 
     ``base`` is the head before the first of them.
     """
 
     base: Head
     links: list[tuple[int, Link]]
+
+    @property
+    def head(self) -> Head:
+        """The head that the last link leads to."""
+        return self.links[-1][1].head if self.links else self.base
+
+    def add(self, sequence: int, removed: Entry) -> None:
+        """Add the links of an entry that were removed by record ``sequence``, as far as the trail does not end later.
+
+        If they do not follow the trail, it is replaced by them.
+        """
+        place = removed.find_head(self.head)
+        if place is None:
+            self.base = removed.base
+            self.links = []
+            place = 0
+        self.links += [(sequence, link) for link in removed.chain[place:]]
 
 
 class ReportedCopies:
@@ -106,22 +124,18 @@ class ReportedCopies:
                 address = (receipt.store, part.key_group)
                 self.record_copy(receipt.member, address, manifest.entry(*address).head)
 
-    def record_snapshots(self, sequence: int, manifest: Manifest, changes: Mapping[Address, Entry]) -> None:
-        """Keep the links that the snapshots of record ``sequence`` remove from the chains.
+    def record_removed_links(self, sequence: int, manifest: Manifest, changes: Mapping[Address, Entry]) -> None:
+        """Keep the links that snapshots and merged deltas of record ``sequence`` remove from the chains.
 
         ``manifest`` is the manifest before its ``changes``.
         """
         for address, entry in changes.items():
             previous = manifest.entries.get(address, EMPTY)
-            if entry.snapshot is None or entry.snapshot == previous.snapshot:
-                continue
-            rest = previous.links_after(entry.snapshot.head)
-            if rest is None:
+            removed = _removed_links(previous, entry)
+            if removed is None:
                 self._trails.pop(address, None)
-                continue
-            removed = previous.chain[: len(previous.chain) - len(rest)]
-            trail = self._trails.setdefault(address, _Trail(previous.base, []))
-            trail.links += [(sequence, link) for link in removed]
+            elif removed.chain:
+                self._trails.setdefault(address, _Trail(removed.base, [])).add(sequence, removed)
 
     def forget_trails(self, oldest: int) -> None:
         """Forget the removed links that no retained record lists.
@@ -146,13 +160,15 @@ class ReportedCopies:
     def _links_after(self, head: Head, address: Address, entry: Entry) -> tuple[Link, ...] | None:
         """Return the links from ``head`` to the head of ``entry``, or ``None`` if ``head`` is on no known chain."""
         links = entry.links_after(head)
-        if links is not None or address not in self._trails:
+        trail = self._trails.get(address)
+        if trail is None or (links is not None and entry.find_head(head) is not None):
             return links
-        trail = self._trails[address]
-        if not trail.links or entry.base != trail.links[-1][1].head:
-            return None
-        removed = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).links_after(head)
-        return None if removed is None else (*removed, *entry.chain)
+        end = entry.find_head(trail.head)
+        place = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).find_head(head)
+        if end is None or place is None:
+            return links
+        by_trail = (*(link for _, link in trail.links[place:]), *entry.chain[end:])
+        return by_trail if links is None or _sum_bytes(by_trail) <= _sum_bytes(links) else links
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
         """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state."""
@@ -164,7 +180,7 @@ class ReportedCopies:
     def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:
         """Return the records and bytes of those links that the member did not seal itself."""
         sealed = self._sealed.get(member, ())
-        remote_links = [link for link in links if link.head.attempt not in sealed]
+        remote_links = [link for link in links if link.source.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry | None:
@@ -181,3 +197,22 @@ class ReportedCopies:
         if self._lag_of_links(member, links).bytes > lag_without_copy(entry).bytes:
             return entry
         return Entry(None, tuple(links), entry.timer_ms, cut=head)
+
+
+def _removed_links(previous: Entry, entry: Entry) -> Entry | None:
+    """Return the links of ``previous`` that a snapshot or merged delta of the next ``entry`` replaced, cut before them.
+
+    Return ``None`` if ``entry`` does not follow ``previous``.
+    """
+    removed, _ = entry.changed_links(previous)
+    if not removed:
+        return Entry(cut=previous.head)
+    place = previous.chain.index(removed[0])
+    if previous.chain[place : place + len(removed)] != removed or entry.find_head(removed[-1].head) is None:
+        return None
+    return Entry(None, removed, cut=previous.chain[place - 1].head if place else previous.base)
+
+
+def _sum_bytes(links: Iterable[Link]) -> int:
+    """Return the number of bytes of links."""
+    return sum(link.length for link in links)

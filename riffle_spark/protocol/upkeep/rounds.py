@@ -38,8 +38,8 @@ _RETRY_SECONDS = 0.5
 class Rounds:
     """Runs one plan at a time in the background.
 
-    ``arrived`` holds the receipts that the driver has not read, ``taken`` the snapshots that receipts name. The driver
-    sets ``in_batch`` while a batch runs.
+    ``arrived`` holds the receipts that the driver has not read, ``taken`` the snapshots and merged deltas that receipts
+    name. The driver sets ``in_batch`` while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
@@ -138,7 +138,8 @@ class Rounds:
     def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Return the key-groups of which the last round took snapshots. A plan made in the meantime may order them again.
+        Return the key-groups of which the last round took snapshots or merged links. A plan made in the meantime may
+        order them again.
         """
         period = _PIECE_SECONDS
         taken_addresses = set[Address]()
@@ -148,7 +149,9 @@ class Rounds:
                 receipts = self._cluster.upkeep(self._limit_piece(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
                 taken_addresses = {
-                    (store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots
+                    (store, key_group)
+                    for receipt in receipts
+                    for store, key_group, _ in (*receipt.snapshots, *receipt.merges)
                 }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
                 orders = _unfinished_orders(orders, receipts)
@@ -178,17 +181,19 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
     """
     merged = dict(orders)
     for executor, old in waiting.items():
-        new = merged.get(executor, replace(old, follows=(), snapshots=(), drops=()))
+        new = merged.get(executor, replace(old, follows=(), snapshots=(), merges=(), drops=()))
         if old.drops and new.member == old.member:
             merged[executor] = replace(new, drops=(*old.drops, *new.drops))
     return merged
 
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
-    """Return the orders without the snapshots of these key-groups, which were taken while the plan was made."""
+    """Return the orders without snapshots and merges of these key-groups, whose entries change with the next commit."""
     remaining = {
         executor: replace(
-            order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken_addresses)
+            order,
+            snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken_addresses),
+            merges=tuple(m for m in order.merges if (m.store, m.key_group) not in taken_addresses),
         )
         for executor, order in orders.items()
     }
@@ -213,8 +218,9 @@ def _unfinished_orders(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepR
         unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
         follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
-        if follows or snapshots:
-            remaining[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
+        merges = order.merges[len(order.merges) - receipt.merges_left :] if receipt.merges_left else ()
+        if follows or snapshots or merges:
+            remaining[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots, merges=merges)
     return remaining
 
 
@@ -222,4 +228,5 @@ def _made_progress(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
     """Return whether a piece fetched, merged, restored, removed or took anything."""
     has_fetched = receipt.snapshot_bytes or receipt.delta_bytes
     has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
-    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.snapshots)
+    has_put = receipt.snapshots or receipt.merges
+    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or has_put)

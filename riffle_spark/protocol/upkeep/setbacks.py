@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Drop, Follow, MergeOrder, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.state.log.manifest import Head
@@ -31,7 +31,7 @@ _NAMES_SHOWN = 5
 
 
 class _Work(NamedTuple):
-    """A copy that a member was ordered to bring up to date, or a snapshot to take."""
+    """A copy that a member was ordered to bring up to date, a snapshot to take, or links to merge."""
 
     member: str
     kind: str
@@ -86,7 +86,8 @@ class Setbacks:
     def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
         """Return the orders without delayed work, and with open drops.
 
-        Orders without work are left out. Delayed snapshots were left out by ``ready_snapshots``.
+        Orders without work are left out. Delayed snapshots and merges were left out by ``ready_snapshots`` and
+        ``ready_merges``.
         """
         with self._lock:
             allowed = {
@@ -100,7 +101,7 @@ class Setbacks:
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
-            return replace(order, drops=(), follows=(), snapshots=(), measure=False)
+            return replace(order, drops=(), follows=(), snapshots=(), merges=(), measure=False)
         member = order.member or executor
         follows = tuple(
             follow
@@ -117,6 +118,11 @@ class Setbacks:
             return [
                 s for s in snapshots if not self._is_delayed(_snapshot_work(member, s), s.entry.head, clock_seconds)
             ]
+
+    def ready_merges(self, member: str, merges: Iterable[MergeOrder], clock_seconds: float) -> list[MergeOrder]:
+        """Return which of these merges of a member may be tried now, because no failure delays them."""
+        with self._lock:
+            return [m for m in merges if not self._is_delayed(_merge_work(member, m), m.entry.head, clock_seconds)]
 
     def _is_delayed(self, work: _Work, head: Head, clock_seconds: float) -> bool:
         """Return whether work on a key-group with this head may not be tried yet, or is given up."""
@@ -174,14 +180,17 @@ class Setbacks:
                 given_up += self._record_failure(_copy_work(member, follow), follow.entry.head, clock_seconds)
             elif address not in unfinished:
                 self._record_success(_copy_work(member, follow))
-        failed_snapshots = set(receipt.failed_snapshots)
-        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.snapshots}
-        for snapshot in order.snapshots:
-            address = (snapshot.store, snapshot.key_group)
-            if address in failed_snapshots:
-                given_up += self._record_failure(_snapshot_work(member, snapshot), snapshot.entry.head, clock_seconds)
-            elif address in taken_addresses:
-                self._record_success(_snapshot_work(member, snapshot))
+        failures = {_Work(member, "snapshot", *address) for address in receipt.failed_snapshots}
+        failures |= {_Work(member, "merge", *address) for address in receipt.failed_merges}
+        successes = {_Work(member, "snapshot", store, key_group) for store, key_group, _ in receipt.snapshots}
+        successes |= {_Work(member, "merge", store, key_group) for store, key_group, _ in receipt.merges}
+        heads = {_snapshot_work(member, due): due.entry.head for due in order.snapshots}
+        heads |= {_merge_work(member, due): due.entry.head for due in order.merges}
+        for work, head in heads.items():
+            if work in failures:
+                given_up += self._record_failure(work, head, clock_seconds)
+            elif work in successes:
+                self._record_success(work)
         if given_up:
             self._warnings.append(_given_up_warning(receipt.executor, given_up))
 
@@ -212,6 +221,11 @@ def _copy_work(member: str, follow: Follow) -> _Work:
 def _snapshot_work(member: str, snapshot: SnapshotOrder) -> _Work:
     """Return the work of taking a snapshot on a member."""
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
+
+
+def _merge_work(member: str, due: MergeOrder) -> _Work:
+    """Return the work of merging a key-group's links on a member."""
+    return _Work(member, "merge", due.store, due.key_group)
 
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:

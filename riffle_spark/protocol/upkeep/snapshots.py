@@ -20,8 +20,12 @@ __all__ = [
 ]
 
 CHAIN_SHARE = 2.0
-"""A snapshot is due once the changes exceed this multiple of the last snapshot's bytes."""
+"""A snapshot is due once the changes exceed this multiple of the last snapshot's bytes, if links are not merged."""
+_MERGED_SHARE = 1.0
+"""The multiple if links are merged. It bounds the bytes in the store to twice the state's."""
 _FLOOR_BYTES = 256 * 1024
+_MERGED_FLOOR_BYTES = 32 * 1024
+_NO_AGE = 1 << 40
 _SPREAD_STEP = 7
 _PATIENCE = 4
 """While its bytes are less than this fraction of the snapshot's, a chain may have this many times more links."""
@@ -37,18 +41,34 @@ _NAMES_SHOWN = 8
 class SnapshotPolicy:
     """Limits of a chain: ``share`` of the last snapshot's bytes, ``links``, and ``versions`` since its oldest link.
 
-    Fewer than ``floor_bytes`` are always allowed.
+    Fewer than ``floor_bytes`` are always allowed. ``spreads_links`` lowers the limit on links by key-group, so that
+    snapshots are not due at the same time.
     """
 
     share: float
     links: int
     versions: int
     floor_bytes: int = _FLOOR_BYTES
+    spreads_links: bool = True
+
+    @classmethod
+    def of_chains(cls, links: int, versions: int, *, are_merged: bool) -> "SnapshotPolicy":
+        """Return the policy for chains of at most ``links`` links, if ``versions`` records are retained.
+
+        If links are merged, only their bytes make a snapshot due, and their number if merges fail.
+        """
+        if are_merged:
+            return cls(_MERGED_SHARE, links, _NO_AGE, _MERGED_FLOOR_BYTES, spreads_links=False)
+        return cls(CHAIN_SHARE, links, versions)
 
     def times(self, factor: int) -> "SnapshotPolicy":
         """Return the policy with all limits multiplied by ``factor``."""
         return SnapshotPolicy(
-            self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor
+            self.share * factor,
+            self.links * factor,
+            self.versions * factor,
+            self.floor_bytes * factor,
+            self.spreads_links,
         )
 
 
@@ -73,7 +93,9 @@ def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version:
 
 
 def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
-    """Return the limit on links, spread over key-groups so that their snapshots are not due at the same time."""
+    """Return the limit on links of a key-group."""
+    if not policy.spreads_links:
+        return policy.links
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
@@ -127,9 +149,10 @@ class LongChains:
 
 
 class TakenSnapshots:
-    """A cluster that records the snapshots that its receipts name. Implements ``protocol.ports.Cluster``.
+    """A cluster that records the snapshots and merged deltas that its receipts name. Implements
+    ``protocol.ports.Cluster``.
 
-    ``lost`` counts snapshots that were ordered and that no receipt names or leaves for later.
+    ``lost`` counts those that were ordered and that no receipt names or leaves for later.
     """
 
     def __init__(self, cluster: Cluster, lock: Lock) -> None:
@@ -141,7 +164,7 @@ class TakenSnapshots:
         self.lost = 0
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run upkeep, and record the snapshots that its receipts name."""
+        """Run upkeep, and record the objects that its receipts name."""
         receipts: list[UpkeepReceipt] = []
         with self._lock:
             self._running_calls += 1
@@ -152,12 +175,17 @@ class TakenSnapshots:
         return receipts
 
     def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
-        """Record the snapshots that the receipts name, and count ordered ones that they do not name as lost."""
+        """Record the objects that the receipts name, and count ordered ones that they do not name as lost."""
         with self._lock:
             self._running_calls -= 1
             self._names |= {paths.snapshot_name(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
-            ordered = sum(len(order.snapshots) for order in orders.values())
-            self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
+            self._names |= {replacement.link.object for r in receipts for _, _, replacement in r.merges}
+            ordered = sum(len(order.snapshots) + len(order.merges) for order in orders.values())
+            answered = sum(
+                len(r.snapshots) + r.snapshots_left + len(r.merges) + r.merges_left + len(r.failed_merges)
+                for r in receipts
+            )
+            self.lost += max(0, ordered - answered)
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Return the censuses of the executors that answered."""
@@ -168,17 +196,17 @@ class TakenSnapshots:
         return self._cluster.find_planned_removals(executors)
 
     def listable_names(self) -> frozenset[str] | None:
-        """Return the names of the snapshots that a record may still list, ``None`` while a call may report more."""
+        """Return the names of the objects that a record may still list, ``None`` while a call may report more."""
         with self._lock:
             return None if self._running_calls else frozenset(self._names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget snapshots, because a record lists them or no record will."""
+        """Forget objects, because a record lists them or no record will."""
         with self._lock:
             self._names.difference_update(names)
 
     def forget_before(self, epoch: int) -> None:
-        """Forget snapshots of earlier epochs: no record will list them."""
+        """Forget objects of earlier epochs: no record will list them."""
         with self._lock:
             self._names = {
                 name for name in self._names if (parsed := paths.parse_object_name(name)) and parsed.epoch >= epoch

@@ -1,27 +1,28 @@
-"""Plan the background work: copies that follow the log, snapshots, removed copies, deletes and scans.
+"""Plan the background work: copies that follow the log, merges, snapshots, removed copies, deletes and scans.
 
-A failure here never fails a batch: the work is done later. A snapshot counts only once a commit lists it.
+A failure here never fails a batch: the work is done later. A snapshot or merged delta counts only once a commit lists
+it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
 from riffle_spark.assign.model import MemberId, TaskId
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Drop, Follow, MergeOrder, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.view import uses_pointers
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
+from riffle_spark.protocol.upkeep.merges import MergePolicy, choose_merges, find_sparse, list_merges
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import OldestRetained, ScanResult, Scans, find_oldest_retained
 from riffle_spark.protocol.upkeep.snapshots import (
-    CHAIN_SHARE,
     LongChains,
     SnapshotPolicy,
     is_too_long,
@@ -31,7 +32,17 @@ from riffle_spark.protocol.upkeep.snapshots import (
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
-from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.manifest import (
+    EMPTY,
+    EMPTY_HEAD,
+    Address,
+    Entry,
+    Head,
+    Manifest,
+    MergedDelta,
+    Replacement,
+    Snapshot,
+)
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -75,7 +86,8 @@ class Upkeep:
     ) -> None:
         """Create the upkeep of a driver. ``objects`` is the store for deletes and scans, ``rounds`` runs the plans."""
         self._settings = settings
-        self._policy = _policy_of(settings)
+        self._merge_policy = _merge_policy_of(settings)
+        self._policy = _policy_of(settings, self._merge_policy)
         self._retention = Retention(*_retention_limits(settings))
         self._deletes = Deletes(objects)
         self._promised = 0
@@ -91,6 +103,10 @@ class Upkeep:
         self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
         """Snapshots that no record lists yet."""
+        self._merged: list[tuple[Address, Replacement]] = []
+        """Links of merged deltas that no record lists yet."""
+        self._sparse: frozenset[MergedDelta] = frozenset()
+        """Merged deltas of which less than half was listed at the last sweep."""
         self._requests: Counter[str] = Counter()
         self._requests_before: Counter[str] = Counter(objects.requests)
         self._warnings: Counter[str] = Counter()
@@ -100,7 +116,8 @@ class Upkeep:
     def change_settings(self, settings: Settings) -> None:
         """Use changed settings from the next plan on, and allow failed work to be tried again."""
         self._settings = settings
-        self._policy = _policy_of(settings)
+        self._merge_policy = _merge_policy_of(settings)
+        self._policy = _policy_of(settings, self._merge_policy)
         self._retention.set_limits(*_retention_limits(settings))
         self._rounds.setbacks.retry_all()
 
@@ -123,27 +140,30 @@ class Upkeep:
         self._forget_taken()
         self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_RECORDS
+        self._sparse = frozenset()
         self._has_caught_up = False
 
     def catch_up(self, current: UpkeepInput) -> None:
-        """Before the first batch after a start: take overdue snapshots, and start the search and scan that are due.
+        """Before the first batch after a start: take overdue snapshots, merge overdue links, and start the search and
+        scan that are due.
 
-        This keeps jobs with one batch per run bounded. The commit of that batch lists the snapshots, and promises the
+        This keeps jobs with one batch per run bounded. The commit of that batch lists the results, and promises the
         oldest retained record that the search finds during the batch.
         """
         if not self._has_caught_up and not self._rounds.is_running():
             self._has_caught_up = True
-            self._take_overdue_snapshots(current)
+            self._shorten_overdue_chains(current)
         if self._first_search:
             self._work.submit(self._first_search)
             self._first_search = None
         interval = self._settings.orphan_scan_interval
         self._scans.submit_before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
 
-    def _take_overdue_snapshots(self, current: UpkeepInput) -> None:
-        """Take the snapshots of chains that are far too long, and wait for them."""
+    def _shorten_overdue_chains(self, current: UpkeepInput) -> None:
+        """Take the snapshots of chains that are far too long, merge the links of others, and wait for the results."""
         overdue = _due_entries(self._policy.times(_OVERDUE_FACTOR), current)
-        orders = self._orders(current, self._snapshot_orders(overdue, current), {}, {})
+        merges = self._merge_orders(self._merge_policy.times(_OVERDUE_FACTOR), current, overdue.keys())
+        orders = self._orders(current, self._snapshot_orders(overdue, current), {}, {}, merges)
         try:
             self._rounds.run_now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
         except UnavailableError as error:
@@ -157,9 +177,9 @@ class Upkeep:
         self._done["failures"] += 1
 
     def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
-        """Return the manifest entries that list the snapshots taken since the last commit."""
+        """Return the manifest entries that list the snapshots and merged deltas put since the last commit."""
         self.gather(ownership)
-        return list_snapshots(manifest, self._taken)
+        return list_merges(manifest, list_snapshots(manifest, self._taken), self._merged)
 
     def promise_after(self, first: int, tail: Record) -> int:
         """Return the promise for a claim that follows ``tail``: the number of the oldest record to roll back to.
@@ -194,13 +214,18 @@ class Upkeep:
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot_name(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
-        self._retention.retire(record.sequence, unused)
+        merged_names = {replacement.link.object for _, replacement in self._merged}
+        if merged_names:
+            merged_names -= {link.object for entry in changes.values() for link in entry.chain if link.merged}
+        self._retention.retire(record.sequence, [*unused, *sorted(merged_names)])
         self._forget_taken()
 
     def _forget_taken(self) -> None:
-        """Forget the snapshots that no record lists yet."""
+        """Forget the snapshots and merged deltas that no record lists yet."""
         self._rounds.taken.forget(paths.snapshot_name(*address, snapshot.id) for address, snapshot in self._taken)
+        self._rounds.taken.forget(replacement.link.object for _, replacement in self._merged)
         self._taken.clear()
+        self._merged.clear()
 
     @property
     def _now_ms(self) -> int:
@@ -221,6 +246,7 @@ class Upkeep:
             if deletable:
                 self._work.submit(partial(self._deletes.run, deletable))
             current.ownership.copies.known.forget_trails(self._retention.oldest)
+            self._sparse = find_sparse(current.manifest)
         self._scans.submit_if_due(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
 
     def plan_idle(self, current: UpkeepInput, clock_seconds: float) -> bool:
@@ -233,7 +259,7 @@ class Upkeep:
         self._requests.update(requests)
 
     def _submit_plan(self, current: UpkeepInput, due_entries: Mapping[Address, Entry], clock_seconds: float) -> bool:
-        """Submit the removals, advances and snapshots that are due now; return whether there are any."""
+        """Submit the removals, advances, merges and snapshots that are due now; return whether there are any."""
         ownership = current.ownership
         live = ownership.membership.live
         drops = ownership.copies.idle.take_due(
@@ -244,7 +270,8 @@ class Upkeep:
             at_once=ownership.placement.triggers.quarantine.members_to_empty,
         )
         follows = follow_orders(ownership, current.manifest, [operator.store for operator in current.operators])
-        orders = self._orders(current, self._snapshot_orders(due_entries, current), follows, drops)
+        merges = self._merge_orders(self._merge_policy, current, due_entries.keys())
+        orders = self._orders(current, self._snapshot_orders(due_entries, current), follows, drops, merges)
         self._rounds.setbacks.keep_members({member: living.executor.id for member, living in live.items()})
         self._rounds.submit(orders, self._settings.upkeep_bandwidth)
         return bool(orders)
@@ -268,12 +295,42 @@ class Upkeep:
         ready = {owner: setbacks.ready_snapshots(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
         return {owner: orders[:_SNAPSHOTS_PER_EXECUTOR] for owner, orders in ready.items() if orders}
 
+    def _merge_orders(
+        self, policy: MergePolicy, current: UpkeepInput, with_snapshots: Set[Address]
+    ) -> dict[MemberId, list[MergeOrder]]:
+        """Return the merges that each owner makes next.
+
+        Key-groups that get a snapshot (``with_snapshots``) or whose last results are not listed yet are left out.
+        """
+        if not policy.fan_in:
+            return {}
+        placement = current.ownership.placement
+        stores = {operator.store for operator in current.operators}
+        waiting = {address for address, _ in (*self._taken, *self._merged)} | with_snapshots
+        owners = placement.present.owners
+        candidates = {
+            address: entry
+            for address, entry in current.manifest.entries.items()
+            if address[0] in stores and address not in waiting
+        }
+        by_owner = choose_merges(
+            policy,
+            candidates,
+            lambda address: owners.get(placement.groups.task(*address)),
+            current.record.version,
+            self._sparse,
+        )
+        seconds = self._clock.seconds()
+        ready = {owner: self._rounds.setbacks.ready_merges(owner, due, seconds) for owner, due in by_owner.items()}
+        return {owner: merges for owner, merges in ready.items() if merges}
+
     def _orders(
         self,
         current: UpkeepInput,
         snapshots: Mapping[MemberId, list[SnapshotOrder]],
         follows: Mapping[MemberId, list[Follow]],
         drops: Mapping[MemberId, list[Drop]],
+        merges: Mapping[MemberId, list[MergeOrder]],
     ) -> dict[str, UpkeepOrder]:
         """Return the orders by executor, for executors with work.
 
@@ -288,7 +345,7 @@ class Upkeep:
         )
         live = current.ownership.membership.live
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *follows, *drops, *measured} & set(live)):
+        for member in sorted({*snapshots, *merges, *follows, *drops, *measured} & set(live)):
             living = live[member]
             member_follows = follows.get(member, [])
             if member in snapshots and record.sequence % 2:
@@ -302,6 +359,7 @@ class Upkeep:
                 drops=tuple(drops.get(member, ())),
                 follows=tuple(member_follows),
                 snapshots=tuple(snapshots.get(member, ())),
+                merges=tuple(merges.get(member, ())),
                 disk_limit=self._settings.local_disk_limit,
                 measure=member in measured,
                 timeout_seconds=self._settings.upkeep_timeout,
@@ -325,9 +383,14 @@ class Upkeep:
 
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         """Record the snapshots, copies, figures and failures of an executor's receipt."""
-        # A snapshot of an earlier epoch may arrive late, when a scan may already delete it.
+        # A snapshot or merged delta of an earlier epoch may arrive late, when a scan may already delete it.
         self._taken += [
             ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
+        ]
+        self._merged += [
+            ((store, kg), replacement)
+            for store, kg, replacement in receipt.merges
+            if replacement.link.source.epoch == self._epoch
         ]
         ownership.record_folder(receipt.executor, receipt.member)
         living = ownership.membership.live.get(receipt.member)
@@ -345,7 +408,7 @@ class Upkeep:
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes,
-            fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
+            fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes + receipt.merge_bytes,
             folds=receipt.folds,
             restores=receipt.restores,
             failures=len(receipt.errors),
@@ -384,9 +447,15 @@ def _retention_limits(settings: Settings) -> tuple[int, int]:
     return max(2, settings.retained_versions), int(max(settings.retained_for, 2 * SURE_SECONDS) * 1000)
 
 
-def _policy_of(settings: Settings) -> SnapshotPolicy:
+def _merge_policy_of(settings: Settings) -> MergePolicy:
+    """Return the limits of unmerged links that the settings set."""
+    return MergePolicy.of_chains(settings.snapshot_chain_links, _retention_limits(settings)[0])
+
+
+def _policy_of(settings: Settings, merges: MergePolicy) -> SnapshotPolicy:
     """Return the limits of chains that the settings set."""
-    return SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, _retention_limits(settings)[0])
+    versions = _retention_limits(settings)[0]
+    return SnapshotPolicy.of_chains(settings.snapshot_chain_links, versions, are_merged=merges.fan_in > 0)
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:

@@ -17,6 +17,7 @@ from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.active_run import active_run
+from riffle_spark.spark.engine.connect_root import session_of_user
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -270,7 +271,7 @@ def checkpoint_location(batch: DataFrame) -> str:
 
 
 def offset_sources(batch: DataFrame) -> list[Any]:
-    """Return the sources of a micro-batch's query that keep their newest offsets, as handles of the JVM.
+    """Return the sources of a micro-batch's query that may keep their newest offsets, as handles of the JVM.
 
     Return none if they are unknown, as with Spark Connect.
     """
@@ -278,27 +279,25 @@ def offset_sources(batch: DataFrame) -> list[Any]:
     if execution is None:
         return []
     admission = handles.looked_up(handles.context(batch.sparkSession)._jvm, "java.lang.Class", "forName")(_ADMISSION)
-    return [source for source in _items(execution.sources()) if admission.isInstance(source) and _keeps_offsets(source)]
-
-
-def _keeps_offsets(source: Any) -> bool:
-    """Return whether a source can be asked for its newest offsets. Some of Spark's own sources cannot."""
-    try:
-        source.reportLatestOffset()
-    except Exception as error:
-        if handles.is_interruption(error):
-            raise
-        return False
-    return True
+    return [source for source in _items(execution.sources()) if admission.isInstance(source)]
 
 
 def newest_offsets(sources: Iterable[Any]) -> list[str]:
     """Return the newest offsets that ``offset_sources`` saw when Spark made the current batch, as text.
 
-    Spark has asked the sources, so this sends no request. A source that does not keep them is left out.
+    Spark has asked the sources, so this sends no request. A source that does not keep them is left out. So is Kafka in
+    a batch that Spark runs again after a restart, because Spark has not asked it yet. Both may raise an error.
     """
-    offsets = [source.reportLatestOffset() for source in sources]
-    return [str(offset.json()) for offset in offsets if offset is not None]
+    texts = []
+    for source in sources:
+        try:
+            offset = source.reportLatestOffset()
+        except Exception as error:
+            if handles.is_interruption(error):
+                raise
+        else:
+            texts += [] if offset is None else [str(offset.json())]
+    return texts
 
 
 def running_query(batch: DataFrame) -> Any:
@@ -376,7 +375,7 @@ def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:
 
 def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     """Return the facts of a batch with Spark Connect. Raises ``ConfigError`` if the session has several queries."""
-    active = batch.sparkSession.streams.active
+    active = session_of_user(batch.sparkSession).streams.active
     if len(active) > 1:
         # Cause: On Spark Connect a batch does not show its query, so a session may run only one.
         raise ConfigError(

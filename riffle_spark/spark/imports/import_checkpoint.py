@@ -23,11 +23,13 @@ from riffle_spark.offline.command_errors import machine_clocks, translated_error
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.process.plans.cut import STATEFUL
 from riffle_spark.process.plans.plan_values import PlanNode, walk
+from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.frames.stream_frame import query_parts
+from riffle_spark.spark.imports.element_states import rows_of_groups, rows_of_join, rows_of_processor
 from riffle_spark.spark.imports.native_state import NativeState, operators_in
 from riffle_spark.spark.imports.stage_states import StageState, rows_of_aggregate, rows_of_distinct
 from riffle_spark.spark.job_operators import JobOperators
@@ -35,6 +37,7 @@ from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import aggregate_plan
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
+from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.seeds.first_version import (
@@ -52,6 +55,7 @@ from riffle_spark.state.objects.open import open_store
 __all__ = ["import_checkpoint"]
 
 _STORES = "riffle.stores"
+_ROCKSDB = "RocksDBStateStoreProvider"
 _OPERATORS: Mapping[str, tuple[str, ...]] = {
     "aggregate": ("stateStoreSave", "sessionWindowStateStoreSaveExec"),
     "distinct": ("dedupe", "dedupeWithinWatermark"),
@@ -63,6 +67,9 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {
 _CONVERSIONS: Mapping[str, Callable[[StageState], FirstRows]] = {
     "aggregate": rows_of_aggregate,
     "distinct": rows_of_distinct,
+    "groups": rows_of_groups,
+    "join": rows_of_join,
+    "processor": rows_of_processor,
 }
 
 
@@ -129,7 +136,7 @@ def import_checkpoint(
     log = Log(open_store(home.root, home.options), home.root, machine_clocks)
     _check_targets(log, target, root)
     added_sources = _count_added_sources(wrapped, offsets)
-    stores = list(_rows_of_stages(wrapped, checkpoint, version))
+    stores = list(_rows_of_stages(wrapped, checkpoint, version, offsets))
     steps = [f"read the state of query {query_id} after batch {version} from {source.shown}"]
     steps += [f"write it to {root} as store {rows.schema.store!r}: {rows.text['text']}" for rows in stores]
     steps.append(f"write the checkpoint {target.shown}. The wrapped query continues there with batch {version + 1}")
@@ -229,8 +236,11 @@ def _sources(frame: object) -> list[str]:
     return [str(leaf.output().mkString()) for leaf in streams]
 
 
-def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> Iterator[FirstRows]:
-    """Yield the rows of each stage's store. Raises ``ConfigError`` if the state of any cannot be moved."""
+def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int, offsets: str) -> Iterator[FirstRows]:
+    """Yield the rows of each stage's store. Raises ``ConfigError`` if the state of any cannot be moved.
+
+    ``offsets`` is the offset-log entry of batch ``version``.
+    """
     reader = wrapped.cut.reader
     optimiser = jvm.session(wrapped.spark).sessionState().optimizer()  # A frame would refuse to optimise streams.
     native_plan = reader.read(optimiser.execute(wrapped.cut.plan))
@@ -255,10 +265,20 @@ def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int) -> It
         state = StageState(stage, operator, native)
         if stage.stage.kind == "aggregate":
             state = replace(state, function_ids=aggregate_plan.function_ids(reader, node))
-        convert = _CONVERSIONS.get(stage.stage.kind)
-        if convert is None:
-            state.refuse(f"riffle import does not move {names.get(operator_id, node.kind)}.", "Start it without state.")
-        yield convert(state)
+        elif stage.stage.kind == "join":
+            state = replace(state, side_ids=[_output_ids(reader.fetch(child.handle)) for child in node.children])
+        if not names and _ROCKSDB in offsets and isinstance(operator.compute, SessionGroups):
+            # Cause: Without metadata Spark does not know how RocksDB's keys are split, and cannot read them.
+            state.refuse(
+                "Spark 3.5 wrote no metadata of its session windows, so Spark cannot read them from RocksDB.",
+                "Run the Spark query on Spark 4 until it has committed a batch, stop it, and run the command again.",
+            )
+        yield _CONVERSIONS[stage.stage.kind](state)
+
+
+def _output_ids(plan: Node) -> list[int]:
+    """Return the ids of the columns of a plan in the JVM."""
+    return [int(attribute.exprId().id()) for attribute in items(plan.output())]
 
 
 def _is_stateful(node: PlanNode) -> bool:

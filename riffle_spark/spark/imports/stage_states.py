@@ -136,7 +136,7 @@ def rows_of_aggregate(state: StageState) -> FirstRows:
     """Return the rows of an aggregate: the keys and buffers of its groups."""
     compute = state.operator.compute
     if isinstance(compute, SessionGroups):
-        state.refuse("riffle import does not move session windows.", "Start it without state.")
+        return _rows_of_sessions(state, compute)
     if not isinstance(compute, MergedGroups):
         state.refuse("Spark has no streaming aggregates with DISTINCT.", "Pass the query that wrote the checkpoint.")
     frame = state.native.rows()
@@ -144,6 +144,15 @@ def rows_of_aggregate(state: StageState) -> FirstRows:
     _check_field_count(state, "key", len(grouping), frame)
     keys = list(key_columns(grouping, range(len(grouping)))) if grouping else ["0"]
     buffers = _buffer_columns(state, compute.spec.functions, frame, 0)
+    return state.first_rows(frame.selectExpr(*keys, *buffers))
+
+
+def _rows_of_sessions(state: StageState, compute: SessionGroups) -> FirstRows:
+    """Return the rows of an aggregate of session windows: one row per session."""
+    frame = state.native.rows()
+    grouping = state.stage.grouping
+    keys = list(key_columns(grouping, range(len(grouping)), "value"))
+    buffers = _buffer_columns(state, compute.spec.functions, frame, len(grouping))
     return state.first_rows(frame.selectExpr(*keys, *buffers))
 
 

@@ -13,6 +13,7 @@ from riffle_spark.state.log.manifest import Address
 
 __all__ = [
     "BLOCK",
+    "MERGED",
     "DamagedCopy",
     "DiskUse",
     "IncomingFile",
@@ -33,6 +34,8 @@ __all__ = [
 
 BLOCK: Final = ".block"
 """How the names of block files end (``blocks``)."""
+MERGED: Final = ".merged"
+"""How the names of files with fetched parts of a merged delta end."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
@@ -54,7 +57,7 @@ _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 """An escaped blank or the like in a mount point."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
-_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block)?\Z")
+_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged)?\Z")
 _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
@@ -153,7 +156,7 @@ def damaged_copy_error(problem: object, where: Path | str) -> DamagedCopy:
 
 
 class SealedFile(NamedTuple):
-    """A local file with bytes of one attempt's delta."""
+    """A local file with bytes of one attempt's delta, or of a merged delta."""
 
     version: int
     attempt: str

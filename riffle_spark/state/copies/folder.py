@@ -3,8 +3,9 @@
     <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
                                   /stacks/<store>/*.journal  the lists of the parts of all copies
                                   /stacks/<store>/<0042>.*   parts of a copy: snapshots and merged parts
-                                  /sealed/<version>-<attempt>.block the deltas that this member sealed
+                                  /sealed/<version>-<attempt>.block deltas, and merged deltas, of this member
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
+                                  /fetched/<version>-<attempt>.*.merged parts of merged deltas
                                   /fetched/<version>-<attempt>.*.block merged parts of several copies
                                   /incoming/<store>/...      partly fetched snapshots
 
@@ -42,6 +43,7 @@ from riffle_spark.state.copies.abandoned import (
 )
 from riffle_spark.state.copies.disk import (
     BLOCK,
+    MERGED,
     SealedFile,
     disk_refused_error,
     list_fetched_files,
@@ -230,10 +232,13 @@ class Folder:
         block = self.sealed / sealed_block_name(version, attempt)
         return block if block.exists() else self.sealed / f"{version}-{attempt}"
 
-    def new_fetched_path(self, version: int, attempt: str) -> Path:
-        """Return a new path for a file with parts of a delta that another member sealed."""
+    def new_fetched_path(self, version: int, attempt: str, *, is_merged: bool = False) -> Path:
+        """Return a new path for a file with fetched parts of a delta.
+
+        ``is_merged``: of a merged delta, with this version and attempt in its id.
+        """
         self.fetched.mkdir(PRIVATE, exist_ok=True)
-        return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
+        return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}{MERGED if is_merged else ''}"
 
     def new_block_path(self, version: int, attempt: str) -> Path:
         """Return a new path for a block of merged parts of several copies, none newer than this attempt.

@@ -24,7 +24,7 @@ from threading import Lock
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error, is_block
+from riffle_spark.state.copies.disk import MERGED, DamagedCopy, damaged_copy_error, disk_refused_error, is_block
 from riffle_spark.state.copies.elements import merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
@@ -421,6 +421,8 @@ def encryption_place(file: str, store: str, key_group: int) -> Place:
             return paths.snapshot_place(store, key_group, snapshot_id[0])
         return paths.merged_place(store, key_group, unique)
     version, _, attempt = name.partition(".")[0].partition("-")
+    if name.endswith(MERGED):
+        return paths.merged_delta_place(store, key_group, paths.snapshot_id(int(version), attempt))
     return paths.delta_place(store, key_group, int(version), attempt)
 
 

@@ -21,7 +21,7 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_kinds import ELEMENT
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["OpenBlock", "merge_into_block", "split_into_runs"]
+__all__ = ["OpenBlock", "merge_into_block", "merge_key_groups", "split_into_runs"]
 
 
 class OpenBlock:
@@ -146,12 +146,22 @@ def merge_into_block(
     Key-groups must ascend. ``bottom`` is as in ``merge_rows``.
     """
     key_groups = np.array([group.key_group for group in groups], np.int32)
+    table, starts = merge_key_groups(groups, schema, bottom=bottom)
+    return part_codec.encode_block(table, starts, schema.due), key_groups, starts
+
+
+def merge_key_groups(
+    groups: Sequence[RunsOfKeyGroup], schema: StoreSchema, *, bottom: bool
+) -> tuple[pa.Table, Offsets]:
+    """Return the newest rows of several key-groups, with the columns of a part, and the first row of each.
+
+    Key-groups must ascend. ``bottom`` is as in ``merge_rows``.
+    """
     table, counts = schema.either(
         lambda columns: _merge_plain(groups, columns, bottom=bottom),
         lambda variables: _merge_variables(groups, variables, bottom=bottom),
     )
-    starts = positions_of(counts)
-    return part_codec.encode_block(table, starts, schema.due), key_groups, starts
+    return table, positions_of(counts)
 
 
 def _merge_plain(

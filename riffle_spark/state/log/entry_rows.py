@@ -1,4 +1,8 @@
-"""Entries and links as JSON: columns of plain numbers and a table of heads."""
+"""Entries and links as JSON: columns of plain numbers, a table of heads, and a table of links of merged deltas.
+
+A link has the index of its head. An index from the number of heads on is that of a row in the table of merged deltas,
+which has the head, id, level and size.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +12,7 @@ from operator import add
 from typing import cast
 
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, MergedDelta, Snapshot
 
 __all__ = [
     "NUMBERS_END",
@@ -25,8 +29,9 @@ __all__ = [
 _ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _KEY_GROUPS_MAX = 1 << 15
+_LEVELS_MAX = 64
 _make_link = partial(tuple.__new__, Link)
-"""Makes a link of its five fields in half the time of ``Link(...)``."""
+"""Makes a link of its fields in half the time of ``Link(...)``."""
 NUMBERS_END = 1 << 63
 """All numbers of a record are smaller."""
 
@@ -46,13 +51,21 @@ def link_from_json(row: list[object]) -> Link:
 
 
 def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
-    """Return the entries by store, with their heads as indexes into a table."""
+    """Return the entries by store, with their heads as indexes into a table.
+
+    ``merged`` is present only if there are links of merged deltas.
+    """
     indexes: dict[Head, int] = {}
     index_of = indexes.setdefault
-    rows: dict[str, list[object]] = {}
+    rows: dict[str, list[list[object]]] = {}
+    merged_rows: dict[tuple[Head, MergedDelta], int] = {}
+    merged_places: list[tuple[list[int | str], int, int]] = []
     for (store, key_group), entry in sorted(entries.items()):
         numbers: list[int | str] = []
-        for head, start, length, checksum, count in entry.chain:
+        for head, start, length, checksum, count, merged in entry.chain:
+            if merged is not None:
+                row = merged_rows.setdefault((head, merged), len(merged_rows))
+                merged_places.append((numbers, len(numbers), row))
             numbers += (index_of(head, len(indexes)), start, length, f"{checksum:016x}", count)
         snapshot: list[object] | None = None
         if entry.snapshot is not None:
@@ -60,7 +73,12 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
             snapshot = [id, index_of(head, len(indexes)), length, f"{checksum:016x}", count]
         cut = None if entry.cut is None else index_of(entry.cut, len(indexes))
         rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, numbers, cut])
-    return {"heads": [[head.version, head.attempt] for head in indexes], "stores": rows}
+    for numbers, place, row in merged_places:
+        numbers[place] = len(indexes) + row
+    columns: dict[str, object] = {"heads": [[head.version, head.attempt] for head in indexes], "stores": rows}
+    if merged_rows:
+        columns["merged"] = [[indexes[head], *merged] for head, merged in merged_rows]
+    return columns
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
@@ -69,11 +87,24 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
     Other JSON raises ``KeyError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the values.
     """
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
+    merged_rows = cast("list[tuple[int, str, int, int]]", columns.get("merged", []))
+    places: list[tuple[Head, MergedDelta | None]] = [(head, None) for head in heads]
+    places += [(heads[head], MergedDelta(id, level, size)) for head, id, level, size in merged_rows]
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
         fives = cast("Iterable[tuple[int, int, int, str, int]]", zip(*[iter(flat)] * 5, strict=True))
+        if merged_rows:
+            return tuple(
+                [
+                    Link(places[place][0], start, length, int(sum_, 16), rows, places[place][1])
+                    for place, start, length, sum_, rows in fives
+                ]
+            )
         return tuple(
-            [_make_link((heads[head], start, length, int(sum_, 16), rows)) for head, start, length, sum_, rows in fives]
+            [
+                _make_link((heads[head], start, length, int(sum_, 16), rows, None))
+                for head, start, length, sum_, rows in fives
+            ]
         )
 
     def snapshot(row: list[object] | None) -> Snapshot | None:
@@ -145,20 +176,33 @@ def _check_links(links: list[Link]) -> None:
         return
     for head in {id(link.head): link.head for link in links}.values():
         _check_head(head)
-    _, starts, lengths, checksums, rows = zip(*links, strict=True)
+    _, starts, lengths, checksums, rows, _ = zip(*links, strict=True)
     columns = (starts, lengths, checksums, rows)
     are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in columns)
     if not are_numbers or max(chain(map(add, starts, lengths), rows)) >= NUMBERS_END:
         for link in links:
             _check_link(link)
+    for link in {id(link.merged): link for link in links if link.merged is not None}.values():
+        _check_merged(link)
 
 
 def _check_link(link: Link) -> None:
     """Raise ``ValueError`` for a link with an impossible head or range."""
     _check_head(link.head)
-    are_numbers = all(type(number) is int and number >= 0 for number in link[1:])
+    are_numbers = all(type(number) is int and number >= 0 for number in link[1:5])
     if not are_numbers or max(link.start + link.length, link.rows) >= NUMBERS_END:
         raise ValueError(f"invalid part at {link.start!r} with {link.length!r} bytes and {link.rows!r} rows")
+
+
+def _check_merged(link: Link) -> None:
+    """Raise ``ValueError`` for a link of a merged delta with an impossible id, level or size."""
+    merged = link.merged
+    assert merged is not None, "only links of merged deltas are checked"
+    if type(merged.id) is not str or not _SNAPSHOT.match(merged.id):
+        raise ValueError(f"invalid id of a merged delta {merged.id!r}")
+    is_level = type(merged.level) is int and 0 < merged.level < _LEVELS_MAX
+    if not is_level or type(merged.size) is not int or not 0 <= merged.size < NUMBERS_END:
+        raise ValueError(f"invalid level {merged.level!r} or size {merged.size!r} of merged delta {merged.id}")
 
 
 def _check_head(head: Head) -> None:

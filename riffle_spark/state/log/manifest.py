@@ -2,11 +2,16 @@
 
 Theory of operation:
 
-1. A key-group's state is a snapshot followed by a chain of deltas.
-2. Its *head* is the last link of that chain: (version, attempt). Two attempts of one version are different heads, so a
-   copy can detect whether a delta is the next.
-3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. Only a rollback
-   changes an entry in another way: it restores an older manifest.
+1. A key-group's state is a snapshot followed by a chain of links. A link is the key-group's part of a delta, or of a
+   *merged delta*, which has the newest rows of the keys that several successive links changed.
+2. Its *head* is the head of the last link of that chain: (version, attempt). Two attempts of one version are different
+   heads, so a copy can detect whether a delta is the next.
+3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. A merged delta
+   replaces successive links, and has the head of the last of them. Only a rollback changes an entry in another way: it
+   restores an older manifest.
+4. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
+   too: it only repeats rows that the copy has. Such a head is known by its epoch and version: within the epoch of the
+   merged delta's head, every committed version between is on the same line.
 """
 
 from collections.abc import Mapping
@@ -14,8 +19,21 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from riffle_spark.state.log import paths
+from riffle_spark.state.objects.place import Place
 
-__all__ = ["EMPTY", "EMPTY_HEAD", "Address", "Entry", "Head", "Link", "Manifest", "Size", "Snapshot"]
+__all__ = [
+    "EMPTY",
+    "EMPTY_HEAD",
+    "Address",
+    "Entry",
+    "Head",
+    "Link",
+    "Manifest",
+    "MergedDelta",
+    "Replacement",
+    "Size",
+    "Snapshot",
+]
 
 Address = tuple[str, int]
 """(store, key-group)."""
@@ -37,9 +55,27 @@ EMPTY_HEAD = Head(-1, "")
 """The head of a key-group without state."""
 
 
+class MergedDelta(NamedTuple):
+    """An object with parts of several key-groups, each merged from successive links.
+
+    ``id`` is ``<version>-<epoch>-<attempt id>`` (``paths.snapshot_id``). ``level`` is 1 if deltas were merged, and one
+    more than the highest level of what was merged. ``size`` is the number of bytes of the object.
+    """
+
+    id: str
+    level: int
+    size: int
+
+    @property
+    def head(self) -> Head:
+        """The version and attempt in the id. It is not the head of a key-group."""
+        version, _, attempt = self.id.partition("-")
+        return Head(int(version), attempt)
+
+
 class Link(NamedTuple):
-    """A key-group's part of one delta: the head that it leads to, byte range, checksum (XXH3-64), and number of changed
-    rows.
+    """A key-group's part of a delta or merged delta: the head that it leads to, byte range, checksum (XXH3-64), and
+    number of changed rows. ``merged`` is the merged delta, ``None`` for a delta.
     """
 
     head: Head
@@ -47,11 +83,37 @@ class Link(NamedTuple):
     length: int
     checksum: int
     rows: int
+    merged: MergedDelta | None = None
 
     @property
     def object(self) -> str:
-        """The object name of the delta."""
+        """The name of the object."""
+        if self.merged is not None:
+            return paths.merged_delta_name(self.merged.id)
         return paths.delta_name(self.head.version, self.head.attempt)
+
+    def place(self, store: str, key_group: int) -> Place:
+        """Return where this part of a store's key-group is stored, for its encryption."""
+        if self.merged is not None:
+            return paths.merged_delta_place(store, key_group, self.merged.id)
+        return paths.delta_place(store, key_group, *self.head)
+
+    @property
+    def source(self) -> Head:
+        """The version and attempt in the name of the object."""
+        return self.head if self.merged is None else self.merged.head
+
+    @property
+    def level(self) -> int:
+        """How often the rows were merged: 0 for a delta."""
+        return 0 if self.merged is None else self.merged.level
+
+
+class Replacement(NamedTuple):
+    """A link of a merged delta, in place of the links after the head ``since`` up to its own head."""
+
+    since: Head
+    link: Link
 
 
 class Snapshot(NamedTuple):
@@ -85,8 +147,8 @@ NO_SIZE = Size(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key-group of one store in the log: a snapshot, the chain of links (parts of deltas) after it, and the due
-    time of its earliest timer (ms).
+    """One key-group of one store in the log: a snapshot, the chain of links (parts of deltas and merged deltas) after
+    it, and the due time of its earliest timer (ms).
 
     A cut entry omits the snapshot and earlier links. ``cut`` is the head that they lead to.
     """
@@ -127,11 +189,33 @@ class Entry:
         return self.chain_size[1]
 
     def links_after(self, head: Head) -> tuple[Link, ...] | None:
-        """Return the links that lead from ``head`` to the entry's head, or ``None`` if ``head`` is not on the chain."""
+        """Return the links that lead from ``head`` to the entry's head, or ``None`` if ``head`` is not on the chain.
+
+        A head between the links that a merged delta replaced is on the chain: the result starts with that link.
+        """
+        place = self.find_head(head)
+        if place is None:
+            place = self._find_merged(head)
+        return None if place is None else self.chain[place:]
+
+    def find_head(self, head: Head) -> int | None:
+        """Return how many links of the chain lead to exactly this head, ``None`` if it is not the head of a link or the
+        base.
+        """
         for index in range(len(self.chain) - 1, -1, -1):  # most copies are near the end
             if self.chain[index].head == head:
-                return self.chain[index + 1 :]
-        return self.chain if head == self.base else None
+                return index + 1
+        return 0 if head == self.base else None
+
+    def _find_merged(self, head: Head) -> int | None:
+        """Return the index of the link whose merged delta replaced a link with this head, ``None`` if it is unknown."""
+        for index in range(len(self.chain) - 1, -1, -1):
+            link = self.chain[index]
+            if link.merged is not None and link.head.epoch == head.epoch and link.head.version > head.version:
+                since = self.chain[index - 1].head if index else self.base
+                if since.version < head.version:
+                    return index
+        return None
 
     def cut_to_last(self, links: int) -> "Entry":
         """Return the entry with only its last ``links`` links, cut before them."""
@@ -142,19 +226,24 @@ class Entry:
     def cut_to_changes(self, base: "Entry") -> "Entry":
         """Return the entry with only the links that ``base`` does not have, cut before them.
 
-        Return it whole if it differs in anything else.
+        Return it whole if it differs in anything else. A cut before the last link of ``base`` means that a merged
+        delta, the first link of the result, replaced later links of ``base``.
         """
-        length = len(base.chain)
-        if self.snapshot != base.snapshot or self.chain[:length] != base.chain:
+        if self.snapshot != base.snapshot or self.cut != base.cut:
             return self
-        return Entry(None, self.chain[length:], self.timer_ms, cut=base.head)
+        shared = _count_shared(self.chain, base.chain)
+        if shared < len(base.chain) and (shared == len(self.chain) or self.chain[shared].merged is None):
+            return self
+        cut = base.chain[shared - 1].head if shared else base.base
+        return Entry(None, self.chain[shared:], self.timer_ms, cut=cut)
 
     def restore_whole(self, base: "Entry") -> "Entry":
         """Return the whole entry of an entry that ``cut_to_changes`` cut, given the same ``base``."""
         if self.cut is None:
             return self
-        assert self.cut == base.head, f"cut at {self.cut}, but the base has head {base.head}"
-        return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
+        shared = base.find_head(self.cut)
+        assert shared is not None, f"cut at {self.cut}, which is not on the chain of the base with head {base.head}"
+        return Entry(base.snapshot, base.chain[:shared] + self.chain, self.timer_ms)
 
     def measure(self) -> Size:
         """Return the size of the snapshot and all links."""
@@ -173,26 +262,43 @@ class Entry:
         return entry
 
     def changed_links(self, previous: "Entry") -> "tuple[tuple[Link, ...], tuple[Link, ...]]":
-        """Return the links that ``previous`` has and this entry lacks, and the links that only this entry has.
-
-        If the two chains do not overlap as the chains of successive records do, all links of both are returned.
-        """
-        before = previous.chain
-        after = self.chain
-        removed = before.index(after[0]) if after and after[0] in before else len(before)
-        shared = len(before) - removed
-        if before[removed:] != after[:shared]:
-            return before, after
-        return before[:removed], after[shared:]
+        """Return the links that ``previous`` has and this entry lacks, and the links that only this entry has."""
+        shared = _count_shared(self.chain, previous.chain)
+        before = previous.chain[shared:]
+        after = self.chain[shared:]
+        if not before:
+            return (), after
+        stored_before = set(before)
+        stored_after = set(after)
+        removed = tuple(link for link in before if link not in stored_after)
+        return removed, tuple(link for link in after if link not in stored_before)
 
     def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
         """Return the entry with the snapshot in place of the links up to it; ``None`` if no link has the snapshot's
         head.
         """
-        later_links = self.links_after(snapshot.head) if self.chain else None
-        if later_links is None or len(later_links) == len(self.chain):
+        place = self.find_head(snapshot.head)
+        if not place:
             return None
-        return replace(self, snapshot=snapshot, chain=later_links)
+        return replace(self, snapshot=snapshot, chain=self.chain[place:])
+
+    def replace_by_merged(self, replacement: Replacement) -> "Entry | None":
+        """Return the entry with the link of a merged delta in place of the links that it covers; ``None`` if the chain
+        does not have its first and last head.
+        """
+        since = self.find_head(replacement.since)
+        end = self.find_head(replacement.link.head)
+        if since is None or end is None or since >= end:
+            return None
+        return replace(self, chain=(*self.chain[:since], replacement.link, *self.chain[end:]))
+
+
+def _count_shared(chain: tuple[Link, ...], other: tuple[Link, ...]) -> int:
+    """Return the number of links with which both chains start."""
+    shortest = min(len(chain), len(other))
+    if chain[:shortest] == other[:shortest]:
+        return shortest
+    return next(index for index, (one, two) in enumerate(zip(chain, other, strict=False)) if one != two)
 
 
 EMPTY = Entry()
@@ -243,7 +349,7 @@ class Manifest:
         return sizes
 
     def object_names(self) -> set[str]:
-        """Return the names of all deltas and snapshots that the entries need."""
+        """Return the names of all deltas, merged deltas and snapshots that the entries need."""
         names = {link.object for entry in self.entries.values() for link in entry.chain}
         for (store, key_group), entry in self.entries.items():
             if entry.snapshot:

@@ -2,6 +2,7 @@
 
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
+    merged/<version>-<epoch>-<attempt>                  merged changes of successive deltas, of many key-groups
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
     requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
@@ -33,6 +34,8 @@ __all__ = [
     "delta_place",
     "far_beyond_error",
     "is_of_shared_root",
+    "merged_delta_name",
+    "merged_delta_place",
     "merged_place",
     "no_log_error",
     "output_place",
@@ -53,7 +56,8 @@ STATUS_PAGE = "status.html"
 REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
-OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/")})
+_MERGED_FOLDER = "merged"
+OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/"), _MERGED_FOLDER})
 """Names below a root that a store's objects would share. Earlier versions allowed stores with these names."""
 QUERY = "query="
 FAR = 10_000
@@ -62,6 +66,7 @@ _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
 _DELTA = re.compile(r"delta/(\d{20})/((\d+)-[0-9a-f]{32})\Z")
+_MERGED = re.compile(rf"{_MERGED_FOLDER}/((\d{{20}})-(\d+)-[0-9a-f]{{32}})\Z")
 _SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-9a-f]{32})\Z")
 
 
@@ -141,6 +146,11 @@ def delta_name(version: int, attempt: str) -> str:
     return f"delta/{version:0{_DIGITS}d}/{attempt}"
 
 
+def merged_delta_name(merged_id: str) -> str:
+    """Return the object name of a merged delta; its id is ``<version>-<epoch>-<attempt id>``, as of a snapshot."""
+    return f"{_MERGED_FOLDER}/{merged_id}"
+
+
 def snapshot_name(store: str, key_group: int, snapshot_id: str) -> str:
     """Return the object name of a key-group's snapshot; its id is ``<version>-<epoch>-<attempt id>``."""
     return f"{snapshot_prefix(store, key_group)}/snapshot/{snapshot_id}"
@@ -154,6 +164,12 @@ def snapshot_prefix(store: str, key_group: int) -> str:
 def delta_place(store: str, key_group: int, version: int, attempt: str) -> Place:
     """Return where a key-group's part in a delta is stored, for its encryption."""
     return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta_name(version, attempt)}/{key_group}")
+
+
+def merged_delta_place(store: str, key_group: int, merged_id: str) -> Place:
+    """Return where a key-group's part in a merged delta is stored, for its encryption."""
+    text = f"merged-delta/{store}/{key_group}/{merged_id}"
+    return Place(text, text)
 
 
 def output_place(store: str, version: int, attempt: str) -> Place:
@@ -177,7 +193,7 @@ def block_place(store: str, name: str) -> Place:
 
 
 def snapshot_id(version: int, attempt: str) -> str:
-    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``.
+    """Return the id of the snapshot, or of the merged delta, that attempt ``<epoch>-<attempt id>`` took of ``version``.
 
     Adopted state on which no batch ran has version -1. Its snapshots have 0 in their names.
     """
@@ -185,7 +201,7 @@ def snapshot_id(version: int, attempt: str) -> str:
 
 
 class ObjectName(NamedTuple):
-    """The kind (``delta`` or ``snapshot``), version and epoch in an object's name."""
+    """The kind (``delta``, ``merged`` or ``snapshot``), version and epoch in an object's name."""
 
     kind: str
     version: int
@@ -193,9 +209,13 @@ class ObjectName(NamedTuple):
 
 
 def parse_object_name(name: str) -> ObjectName | None:
-    """Return the kind, version and epoch in the name of a delta or snapshot, or ``None`` for other names."""
+    """Return the kind, version and epoch in the name of a delta, merged delta or snapshot, or ``None`` for other
+    names.
+    """
     if match := _DELTA.match(name):
         return ObjectName("delta", int(match[1]), int(match[3]))
+    if match := _MERGED.match(name):
+        return ObjectName(_MERGED_FOLDER, int(match[2]), int(match[3]))
     if match := _SNAPSHOT.match(name):
         return ObjectName("snapshot", int(match[4]), int(match[5]))
     return None

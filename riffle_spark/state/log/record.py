@@ -35,8 +35,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 7
+FORMAT = 8
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_EDITS_FORMAT = 7
+"""The format with edits and purges."""
 _MOVES_FORMAT = 6
 """The format with the reasons of moves."""
 _ROW_COUNTS_FORMAT = 5
@@ -95,6 +97,8 @@ _VALUES: Mapping[str, tuple[type, type]] = {
 }
 """The type of a map's values, and of their values."""
 _ENTRIES = {"heads", "stores"}
+_MERGED = "merged"
+"""The links of merged deltas in the entries, since format 8."""
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
 
@@ -185,7 +189,8 @@ def digest(data: bytes) -> str:
 def encode(record: Record) -> bytes:
     """Return the bytes of a record."""
     body: dict[str, object] = {f.name: getattr(record, f.name) for f in fields(record)}
-    body["entries"] = entry_rows.entries_to_json(record.entries)
+    entries = entry_rows.entries_to_json(record.entries)
+    body["entries"] = entries
     body["outputs"] = [[store, *entry_rows.link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
     if record.delivers_as is None:
@@ -205,14 +210,15 @@ def encode(record: Record) -> bytes:
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    header = {"magic": _MAGIC, "format": _format_of(record), "xxh3": checksum, "length": len(plain)}
+    record_format = FORMAT if _MERGED in entries else _format_of(record)
+    header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
 
 
 def _format_of(record: Record) -> int:
-    """Return the oldest format that can express a record."""
+    """Return the oldest format that can express a record without merged deltas."""
     if record.edit or record.purged:
-        return FORMAT
+        return _EDITS_FORMAT
     if record.moves:
         return _MOVES_FORMAT
     if record.row_counts:
@@ -330,7 +336,7 @@ def _record_of_body(
     """
     later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
     later_fields = {name for since, names in later if record_format < since for name in names}
-    check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
+    check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind), record_format)
     values: dict[str, object] = dict(body)
     entries: Mapping[Address, Entry] = {}
     columns = cast("dict[str, object]", body["entries"])
@@ -374,7 +380,9 @@ def _parse_shard(row: list[object]) -> tuple[str, int]:
     return topic, number
 
 
-def check_body(body: Mapping[str, object], field_names: Collection[str], kinds: Collection[str]) -> None:
+def check_body(
+    body: Mapping[str, object], field_names: Collection[str], kinds: Collection[str], record_format: int = FORMAT
+) -> None:
     """Raise ``TypeError`` or ``ValueError`` for an unknown field or kind, or a value of a wrong type or size."""
     if type(body) is not dict:
         raise TypeError("the body is not an object")
@@ -391,7 +399,8 @@ def check_body(body: Mapping[str, object], field_names: Collection[str], kinds: 
             _check_values(name, cast("dict[str, object]", value))
     if body["kind"] not in kinds:
         raise ValueError(f"unknown kind {body['kind']!r}")
-    if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - _ENTRIES):
+    known = _ENTRIES if record_format < FORMAT else {*_ENTRIES, _MERGED}
+    if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - known):
         raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read")
 
 
@@ -441,10 +450,21 @@ class RecordedMember:
         )
 
 
+def _fits(entry: Entry, base: Entry) -> bool:
+    """Return whether a cut entry follows that of its full record: at its head, or with a merged delta from an earlier
+    head.
+    """
+    assert entry.cut is not None, "only cut entries have a base"
+    if entry.cut == base.head:
+        return True
+    has_merged = bool(entry.chain) and entry.chain[0].merged is not None
+    return has_merged and base.find_head(entry.cut) is not None
+
+
 def manifest_of_record(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return the manifest of a record, given the entries of its full record."""
     for address, entry in record.entries.items():
-        if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
+        if entry.cut is not None and not _fits(entry, base.get(address, EMPTY)):
             # Cause: One of the two records was restored from another backup.
             raise CorruptStateError(
                 f"Record {record.sequence} does not fit its full record {record.full}.",

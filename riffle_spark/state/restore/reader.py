@@ -1,4 +1,4 @@
-"""Read parts of deltas and snapshots with ranged GETs.
+"""Read parts of deltas, merged deltas and snapshots with ranged GETs.
 
 Adjacent ranges of one object are joined into one GET, and several GETs run at once.
 
@@ -226,8 +226,8 @@ def span_bytes(run: list[Link]) -> int:
 
 def _group_by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
     """Return the distinct links of each object, in order, oldest object first."""
-    ordered = sorted(set(links), key=lambda link: (link.head, link.start))
-    return (list(parts) for _, parts in groupby(ordered, key=lambda link: link.head))
+    ordered = sorted(set(links), key=lambda link: (link.source, link.start))
+    return (list(parts) for _, parts in groupby(ordered, key=lambda link: link.source))
 
 
 def _end(run: list[Link]) -> int:
@@ -295,14 +295,14 @@ def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, 
     """Write intact parts of one object into a new file of a member's folder. Return the local part of each link."""
     if not parts:
         return {}
-    head = next(iter(parts)).head
-    path = folder.new_fetched_path(head.version, head.attempt)
+    first = next(iter(parts))
+    path = folder.new_fetched_path(*first.source, is_merged=first.merged is not None)
     name = f"{path.parent.name}/{path.name}"
     written: dict[Link, StackedPart] = {}
     start = 0
     with path.open("wb") as file:
         for link, data in parts.items():
-            written[link] = StackedPart(name, start, link.length, link.checksum, link.rows, head.epoch)
+            written[link] = StackedPart(name, start, link.length, link.checksum, link.rows, link.head.epoch)
             start += file.write(data)
     return written
 

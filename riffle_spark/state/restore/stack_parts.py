@@ -74,24 +74,26 @@ class StackParts:
         self._files = PartFiles(folder.path, keys)
 
     def find_sealed_parts(self, links: Collection[Link]) -> dict[Link, StackedPart]:
-        """Return the local parts of the links that this member sealed itself, if their files are intact."""
+        """Return the local parts of the links whose deltas this member sealed or merged itself, if their files are
+        intact.
+        """
         folder = self._folder.sealed.name
-        heads = {link.head for link in links}
-        blocks = {head: self._files.read_block_index(f"{folder}/{sealed_block_name(*head)}") for head in heads}
+        sources = {link.source for link in links}
+        blocks = {source: self._files.read_block_index(f"{folder}/{sealed_block_name(*source)}") for source in sources}
         parts: dict[Link, StackedPart] = {}
         for link in links:
-            block = blocks[link.head]
+            source = link.source
+            block = blocks[source]
             if block is None:
-                part = StackedPart(
-                    f"{folder}/{link.head.version}-{link.head.attempt}", *link[1:], epoch=link.head.epoch
-                )
+                name = f"{folder}/{source.version}-{source.attempt}"
+                part = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
                 if self._files.is_intact(part):
                     parts[link] = part
                 continue
             index, checksum = block
             place = index.by_part.get((link.start, link.checksum))
             if place is not None and place.rows == link.rows:
-                name = f"{folder}/{sealed_block_name(*link.head)}"
+                name = f"{folder}/{sealed_block_name(*source)}"
                 parts[link] = StackedPart(name, 0, place.length, checksum, link.rows, link.head.epoch)
         return parts
 
@@ -220,12 +222,7 @@ class StackParts:
             key_group, copy, parts = merges[0]
             self._merge(key_group, parts, copy.timer_ms, bottom=bottom)
             return
-        distinct = {(part.file, part.start): part for _, _, parts in merges for part in parts}
-        self._files.forget_verification(distinct.values())
-        groups = [
-            RunsOfKeyGroup(key_group, self.read_runs(key_group, parts, copy.timer_ms))
-            for key_group, copy, parts in merges
-        ]
+        groups = self.read_again({key_group: (parts, copy.timer_ms) for key_group, copy, parts in merges})
         rows, key_groups, starts = merge_into_block(groups, self._schema, bottom=bottom)
         newest = max((copy.stack.head for _, copy, _ in merges), key=lambda head: (head.epoch, head.version))
         path = self._folder.new_block_path(*newest)
@@ -251,6 +248,18 @@ class StackParts:
             self._files.release_rows(replacements[key_group][0])
         if not replaced:
             path.unlink(missing_ok=True)
+
+    def read_again(self, stacks: Mapping[int, tuple[Sequence[StackedPart], int | None]]) -> list[RunsOfKeyGroup]:
+        """Return the rows of the parts of each key-group, after verifying the parts again. Raises ``DamagedCopy``.
+
+        The times are the ``timer_ms`` of ``read_runs``.
+        """
+        distinct = {(part.file, part.start): part for parts, _ in stacks.values() for part in parts}
+        self._files.forget_verification(distinct.values())
+        return [
+            RunsOfKeyGroup(key_group, self.read_runs(key_group, parts, timer_ms))
+            for key_group, (parts, timer_ms) in stacks.items()
+        ]
 
     def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
         """Merge a stack or its top, if the parts above the lowest part have grown too large. Return the bytes of merged

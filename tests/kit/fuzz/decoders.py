@@ -32,6 +32,7 @@ from riffle_spark.messages.upkeep_orders import (
     CensusOrder,
     Drop,
     Follow,
+    MergeOrder,
     SnapshotOrder,
     UpkeepOrder,
     UpkeepReceipt,
@@ -55,7 +56,7 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, MergedDelta, Replacement, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode, manifest_of_record
 from riffle_spark.state.objects.encryption import (
     HEADER_BYTES_MAX,
@@ -408,6 +409,9 @@ def _journals() -> list[bytes]:
 _HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
 
 
+_MERGED = Link(Head(4, "1-aa"), 0, 9, 5, 3, MergedDelta(f"{4:020d}-1-{7:032x}", 1, 9))
+
+
 @cache
 def _entries() -> dict[int, Entry]:
     records = [decode(data, "seed") for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
@@ -485,6 +489,7 @@ def _upkeep_orders() -> list[bytes]:
         (Drop("totals", 3, Head(2, "1-aa")), Drop("totals", 4, None)),
         tuple(Follow("totals", kg, entry) for kg, entry in entries[:3]),
         tuple(SnapshotOrder("totals", kg, entry) for kg, entry in entries[3:5]),
+        (MergeOrder("totals", 5, Entry(None, (_MERGED,), cut=Head(1, "1-aa")), 2),),
     )
     return [order.to_json().encode()]
 
@@ -506,6 +511,7 @@ def _upkeep_receipts() -> list[bytes]:
         missing=(("totals", 2),),
         unfinished=(("totals", 3, 1, 2),),
         snapshots=(("totals", 4, snapshot),),
+        merges=(("totals", 5, Replacement(Head(1, "1-aa"), _MERGED)),),
         errors=("no",),
     )
     return [receipt.to_json().encode()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tarfile
 import tempfile
@@ -40,6 +41,7 @@ MOVED = (
 """One shape of each kind of state that moves."""
 STORES = {"hdfs": {}, "rocksdb": ROCKSDB}
 _STEPS = "steps.json"
+_FOLDER = re.compile(r"file:/+tmp/riffle-checkpoints-[^/]+/[^/]+/")
 
 
 def half_of(shape: Shape) -> int:
@@ -51,6 +53,9 @@ def unpack(shape: Shape, store: str, version: str, folder: Path) -> list[tuple[R
     """Unpack a recorded checkpoint into ``folder``, and return the steps that Spark made before it."""
     with tarfile.open(_path(shape, store, version)) as archive:
         archive.extractall(folder, filter="data")
+    for path in (folder / "checkpoint/sources").rglob("*"):
+        if path.is_file():  # The source looks for its files in its own folder.
+            path.write_text(_FOLDER.sub(f"file://{folder}/", path.read_text()))
     return [(rows, watermark) for rows, watermark in json.loads((folder / _STEPS).read_text())]
 
 

@@ -348,13 +348,27 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
         added = new.chain[-1:]
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
-    if new.snapshot == old.snapshot:
-        assert chain == old.chain, "I3: the chain was changed"
-        return
-    assert new.snapshot is not None, "I3: a snapshot was dropped"
-    heads = [link.head for link in old.chain]
-    assert new.snapshot.head in heads, "I3: a snapshot whose head is no link of the chain it replaces"
-    assert chain == old.chain[heads.index(new.snapshot.head) + 1 :], "I3: a snapshot replaced more than it holds"
+    before = old.chain
+    if new.snapshot != old.snapshot:
+        assert new.snapshot is not None, "I3: a snapshot was dropped"
+        heads = [link.head for link in old.chain]
+        assert new.snapshot.head in heads, "I3: a snapshot whose head is no link of the chain it replaces"
+        before = old.chain[heads.index(new.snapshot.head) + 1 :]
+    _check_chain(before, chain)
+
+
+def _check_chain(before: tuple[Link, ...], after: tuple[Link, ...]) -> None:
+    """Check that each link of ``after`` was there before, or is a merged delta in place of successive links."""
+    rest = list(before)
+    for link in after:
+        assert rest, "I3: the chain was changed"
+        covered = rest.pop(0)
+        while covered != link and covered.head != link.head:
+            assert link.merged is not None, "I3: the chain was changed"
+            assert rest, "I3: a merged delta whose head is no link of the chain"
+            covered = rest.pop(0)
+        assert covered == link or link.merged is not None, "I3: a link was replaced"
+    assert not rest, "I3: links were dropped"
 
 
 def of_key_group(

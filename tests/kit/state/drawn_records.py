@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, MergedDelta, Snapshot
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
@@ -19,13 +19,22 @@ NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_
 IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), max_size=12)
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
-LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)
+LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS, st.none())
+MERGED_LINKS = st.builds(
+    lambda link, attempt, level, size: link._replace(
+        merged=MergedDelta(f"{link.head.version:020d}-{attempt}", level, size)
+    ),
+    LINKS, ATTEMPTS, st.integers(1, 9), NUMBERS,
+)  # fmt: skip
 SNAPSHOTS = st.builds(
     lambda head, attempt, *numbers: Snapshot(f"{head.version:020d}-{attempt}", head, *numbers),
     HEADS, ATTEMPTS, NUMBERS, CHECKSUMS, NUMBERS,
 )  # fmt: skip
 ENTRIES = st.builds(
-    Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=4).map(tuple), st.none() | st.integers(-(2**62), 2**62)
+    Entry,
+    st.none() | SNAPSHOTS,
+    st.lists(LINKS | MERGED_LINKS, max_size=4).map(tuple),
+    st.none() | st.integers(-(2**62), 2**62),
 )
 ADDRESSES = st.tuples(st.sampled_from(["totals", "tails"]), st.integers(0, 32_767))
 JSON = st.recursive(

@@ -149,6 +149,29 @@ def test_functions_that_may_depend_on_the_order_of_rows_are_not_combined(name: s
     assert aggregate(n=count(), other=sum_("i")).combine(["k"], schema) is not None
 
 
+BUFFERS = {
+    "sums of doubles": FunctionSpec("Sum", (Buffer("b", pa.float64(), "sum(v)"),)),
+    "sums of decimals": FunctionSpec("Sum", (Buffer("b", pa.decimal128(20, 2), "s"), Buffer("e", pa.bool_(), "e"))),
+    "greatest doubles": FunctionSpec("Max", (Buffer("b", pa.float64(), "max(v)"),)),
+    "sums of a constant": FunctionSpec("Sum", (Buffer("b", pa.int64(), "sum(2)", 2),)),
+    "distinct counts": FunctionSpec("Count", (Buffer("b", pa.int64(), "count(v)"),), distinct="count(DISTINCT v)"),
+    "collected values": FunctionSpec(
+        "CollectList", (Buffer("l", pa.list_(pa.int64()), "l"),), argument=Buffer("b", pa.int64(), "v")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_that_may_depend_on_the_order_of_rows_are_not_combined(name: str) -> None:
+    """One such function is enough, also beside functions that could be combined."""
+    counted = FunctionSpec("Count", (Buffer("c", pa.int64(), "count(v)"),))
+    key = pa.schema([("k", pa.string())])
+    spec = AggregateSpec("totals", key, (counted, BUFFERS[name]), None)
+    plain = AggregateSpec("totals", key, (counted,), None)
+    assert MergedGroups(spec, "update").combine(["k"], spec.rows) is None
+    assert MergedGroups(plain, "update").combine(["k"], plain.rows) is not None
+
+
 def test_a_combined_sum_has_the_name_of_its_column_also_if_the_key_has_it() -> None:
     """Errors name the column of a sum. Names that differ only in case are the same to Spark."""
     schema = pa.schema([("V", pa.int64()), ("v sum", pa.int64()), ("k", pa.int64())])

@@ -502,3 +502,38 @@ class TestFormat:
         for name in ("first", "second"):
             add_request(faulty, MailboxRequest(0, name, "rebalance", {}, "ann", "a", 0, 10), lambda: 0)
         assert [each.id for each in read_mailbox(faulty)[0].requests] == ["first", "second"]
+
+
+def _request(number: int, expires_ms: int = HOUR_MS, **arguments: object) -> MailboxRequest:
+    return MailboxRequest(number, f"r{number}", "pin", arguments, "ann", "laptop", 0, expires_ms)
+
+
+class TestContent:
+    """What the object keeps."""
+
+    def test_the_newest_requests_with_an_answer_stay(self) -> None:
+        """The older ones are removed by the next command."""
+        box = Mailbox(20, tuple(map(_request, range(1, 21)))).add(_request(0), answered=20)
+        assert [each.number for each in box.requests] == [*range(21 - ANSWERS_KEPT, 21), 21]
+
+    def test_the_oldest_expired_requests_make_room(self) -> None:
+        """One record can answer all that stay."""
+        box = Mailbox(PENDING_MAX, tuple(_request(number, 0) for number in range(1, PENDING_MAX + 1)))
+        assert [each.number for each in box.add(_request(0), answered=0).requests] == [*range(2, PENDING_MAX + 2)]
+
+    def test_requests_are_read_in_their_order(self) -> None:
+        """Whatever wrote the object."""
+        box = Mailbox(2, (_request(2), _request(1)))
+        assert [each.number for each in Mailbox.decode(box.encode()).requests] == [1, 2]
+
+    def test_pins_of_two_stores_do_not_replace_each_other(self) -> None:
+        """Key-group 3 of one co-location group is not that of another."""
+        first, second = (_request(1, store=store, key_group=3) for store in ("a", "b"))
+        assert first.subject != second.subject
+        assert first.subject == _request(2, store="a", key_group=3).subject
+
+    def test_a_request_expires_at_its_time(self, world: World, operator: Operator) -> None:
+        """Not a moment later."""
+        operator.ask("rebalance", expires_ms=0)
+        world.rest()
+        assert operator.states() == [("ann-1", "expired")]

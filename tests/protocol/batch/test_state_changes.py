@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.console import state_edits
-from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.errors import FencedError, RefusedError, UnavailableError
 from riffle_spark.protocol.batch.mailbox import Answer, MailboxRequest, add_request, last_number, read_mailbox
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.log.paths import MAILBOX
@@ -208,3 +208,20 @@ def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatc
     world.rest()
     assert "applied" in run_command("requests", world.home.root).output
     assert world.state("totals")[SECRET] == (1, 40)
+
+
+def test_a_change_whose_record_is_refused_has_no_answer(world: World) -> None:
+    """The same driver makes it again, once the store accepts the record."""
+
+    def refuse() -> None:
+        raise RefusedError("No rights.", remedy="Grant them.")
+
+    ask(world, "delete")
+    world.at_step = {"before change": refuse}
+    with pytest.raises(RefusedError):
+        world.rest()
+    world.at_step = {}
+    world.rest(5)
+    assert len(changes(world)) == 1
+    assert [answer.state for answer in answers(world)] == ["applied"]
+    assert SECRET not in keys(world)

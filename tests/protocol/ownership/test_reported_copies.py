@@ -67,7 +67,7 @@ class Past:
             taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
             after = self.entry.replace_by_snapshot(taken)
             assert after is not None
-            self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.copies.record_removed_links(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
 
     def sweep(self) -> None:
@@ -200,7 +200,7 @@ class Real:
             self.objects.put_if_absent(paths.snapshot_name(*ADDRESS, name), data)
             after = self.entry.replace_by_snapshot(Snapshot(name, head, len(data), part_codec.checksum(data), rows))
             assert after is not None
-            self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.copies.record_removed_links(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
 
     def follow(self) -> tuple[bool, int]:

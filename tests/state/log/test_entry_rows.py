@@ -27,7 +27,7 @@ def is_refused(links: list[Link]) -> bool:
     return False
 
 
-@given(st.lists(st.builds(Link, HEADS, ODD, ODD, ODD, ODD) | st.integers(1, 9).map(link), max_size=4))
+@given(st.lists(st.builds(Link, HEADS, ODD, ODD, ODD, ODD, st.none()) | st.integers(1, 9).map(link), max_size=4))
 def test_all_links_at_once_are_refused_as_each_is(links: list[Link]) -> None:
     """Odd numbers, types and heads anywhere among many entries are found."""
     entries = {("totals", number): Entry(chain=(link(number), single)) for number, single in enumerate(links)}

@@ -1,0 +1,364 @@
+"""Merged deltas: when links are merged, and what queries that merge keep, list and delete."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.upkeep.merges import MergePolicy, choose_merges, find_sparse, list_merges
+from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, needs_snapshot
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import (
+    EMPTY,
+    Address,
+    Entry,
+    Head,
+    Link,
+    Manifest,
+    MergedDelta,
+    Replacement,
+    Snapshot,
+)
+from riffle_spark.state.objects.encryption import key_id_of
+from riffle_spark.testing import InlineBackground
+from riffle_spark.worker.member_folders import keys_of
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import ROWS, Crash, Oracle, World, drawn_batch, rows_of, totals
+from tests.kit.state.faulty_store import Fault
+
+ADDRESS = ("totals", 3)
+NO_AGE = 1 << 40
+
+
+def delta(version: int, length: int = 100) -> Link:
+    """Return the link of a delta."""
+    return Link(Head(version, f"1-{version:032x}"), 0, length, 0, 1)
+
+
+def merged(entry: Entry, level: int, number: int) -> Replacement:
+    """Return the replacement of all links of a cut entry by a merged delta without repeated keys."""
+    size = entry.chain_bytes
+    name = MergedDelta(paths.snapshot_id(entry.head.version, f"1-{number:032x}"), level, size)
+    return Replacement(entry.base, Link(entry.head, 0, size, 0, 1, name))
+
+
+def ordered(policy: MergePolicy, entry: Entry, version: int) -> Entry | None:
+    """Return the cut entry of the merge that is ordered for a key-group, ``None`` if none is."""
+    orders = choose_merges(policy, {ADDRESS: entry}, lambda _: "m1", version)
+    return orders["m1"][0].entry if orders else None
+
+
+@settings(max_examples=40)
+@given(st.integers(4, 16), st.integers(1, 1200), st.integers(1, 5))
+def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, deltas: int, late: int) -> None:
+    """Merges that are listed some batches late, too: with ``fan_in`` to the power of ``n`` deltas a chain has at most
+    ``fan_in`` links for each of ``n`` levels, and each row was written once per level.
+    """
+    policy = MergePolicy(fan_in, NO_AGE)
+    entry = EMPTY
+    written = 0
+    waiting: tuple[int, Replacement] | None = None
+    for version in range(deltas):
+        if waiting is not None and version >= waiting[0]:
+            replaced = entry.replace_by_merged(waiting[1])
+            assert replaced is not None
+            entry = replaced
+            waiting = None
+        entry = entry.add_link(delta(version))
+        cut = ordered(policy, entry, version) if waiting is None else None
+        if cut is not None:
+            (order,) = choose_merges(policy, {ADDRESS: entry}, lambda _: "m1", version)["m1"]
+            written += cut.chain_bytes
+            waiting = version + late, merged(cut, order.level, version)
+        levels = [link.level for link in entry.chain]
+        assert levels == sorted(levels, reverse=True)
+    depth = 1
+    while fan_in**depth <= deltas:
+        depth += 1
+    assert written <= 100 * deltas * (depth - 1)
+    assert len(entry.chain) <= fan_in * depth + late
+
+
+def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
+    """It keeps the parts of all other key-groups in the store. A merged delta has no such age."""
+    policy = MergePolicy(16, 100)
+    entry = EMPTY.add_link(delta(0))
+    assert ordered(policy, entry, 99) is None
+    cut = ordered(policy, entry, 100)
+    assert cut == Entry(None, entry.chain, cut=entry.base)
+    listed = entry.replace_by_merged(merged(entry, 1, 1))
+    assert listed is not None
+    assert ordered(policy, listed, 10_000) is None
+
+
+def test_key_groups_that_are_half_due_share_the_object() -> None:
+    """If one of an executor's key-groups is due. Those of other executors are left alone."""
+    policy = MergePolicy(16, NO_AGE)
+    entries: dict[Address, Entry] = {}
+    for key_group, links in enumerate((16, 8, 7, 15)):
+        entries["totals", key_group] = Entry(chain=tuple(map(delta, range(links))))
+    owners = {("totals", 0): "m1", ("totals", 1): "m1", ("totals", 2): "m1", ("totals", 3): "m2"}
+    orders = choose_merges(policy, entries, owners.get, 20)
+    assert {owner: [order.key_group for order in due] for owner, due in orders.items()} == {"m1": [0, 1]}
+
+
+def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
+    """So that the bytes that no record lists stay below those that are listed."""
+    policy = MergePolicy(16, NO_AGE)
+    size = 1 << 20
+    name = MergedDelta(paths.snapshot_id(5, f"1-{7:032x}"), 2, size)
+    entries = {("totals", kg): Entry(chain=(Link(Head(5, "1-a"), 0, size // 4, 0, 1, name), delta(6))) for kg in (0, 1)}
+    assert find_sparse(Manifest(entries)) == frozenset()
+    del entries["totals", 0]
+    manifest = Manifest(entries)
+    sparse = find_sparse(manifest)
+    assert sparse == {name}
+    orders = choose_merges(policy, entries, lambda _: "m1", 7, sparse)
+    (order,) = orders["m1"]
+    assert order.entry.chain == entries["totals", 1].chain
+    changes = list_merges(manifest, {}, [(("totals", 1), merged(order.entry, order.level, 8))])
+    assert find_sparse(manifest.with_entries(changes)) == frozenset()
+
+
+@pytest.mark.parametrize(("links", "fan_in"), [(2, 0), (15, 0), (16, 4), (64, 16), (5000, 16)])
+def test_short_chains_get_snapshots_instead(links: int, fan_in: int) -> None:
+    """Merges of few deltas would write more than snapshots."""
+    assert MergePolicy.of_chains(links, 100).fan_in == fan_in
+
+
+def test_snapshots_and_merges_together_write_at_most_five_times_the_changes() -> None:
+    """One key-group of constant size without repeated keys, by the share of it that a batch changes: what is put in the
+    store is at most five times the changes, and what is listed at most 2.5 times the state.
+    """
+    state = 1 << 20
+    for share in (0.0001, 0.001, 0.01, 0.1):
+        changed = int(state * share)
+        policy = MergePolicy.of_chains(64, 100)
+        snapshots = SnapshotPolicy.of_chains(64, 100, are_merged=True)
+        entry = EMPTY
+        put = 0
+        batches = int(4 / share)
+        for version in range(batches):
+            entry = entry.add_link(delta(version, changed))
+            put += changed
+            if needs_snapshot(snapshots, ADDRESS, entry, version):
+                put += state
+                taken = paths.snapshot_id(version, f"1-{version:032x}")
+                replaced = entry.replace_by_snapshot(Snapshot(taken, entry.head, state, 0, 1))
+                assert replaced is not None
+                entry = replaced
+            elif policy.has_due(entry, version):
+                (order,) = choose_merges(policy, {ADDRESS: entry}, lambda _: "m1", version)["m1"]
+                put += order.entry.chain_bytes
+                entry = entry.replace_by_merged(merged(order.entry, order.level, version)) or entry
+            assert len(entry.chain) <= 64
+            assert entry.measure().bytes <= 2.2 * state
+        assert put <= 5 * changed * batches, (share, put / changed / batches)
+
+
+def query(folder: Path, **settings: object) -> World:
+    """Return a query that merges deltas, with a deferred background."""
+    world = World(folder, **{"snapshot_chain_links": 16, "retained_versions": 3, **settings})  # type: ignore[arg-type]
+    world.start(InlineBackground(deferred=True))
+    return world
+
+
+def levels_of(world: World) -> Counter[int]:
+    """Return how many links of each level the newest record lists."""
+    return Counter(link.level for entry in world.log().manifest.entries.values() for link in entry.chain)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
+    """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
+    I5), copies hold what was committed, and only what records list is left.
+    """
+    chance = random.Random(seed)
+    world = query(tmp_path, num_standbys=1, orphan_scan_interval=1)
+    history, oracle = History(world), Oracle()
+    contents: dict[int, dict[str, dict[object, tuple[object, ...]]]] = {}
+    merges = 0
+    for version in range(40):
+        rows = drawn_batch(chance, version)
+        oracle.feed(rows)
+        contents[version] = {
+            "totals": {key: tuple(values) for key, values in oracle.totals.items()},
+            "tails": {key: (values,) for key, values in oracle.tails.items()},
+        }
+        if chance.random() < 0.2:
+            world.start(InlineBackground(deferred=True))
+        if chance.random() < 0.15:
+            world.crash_at = chance.choice(["before run", "after record", "after seal", "after sink"])
+        try:
+            world.batch(version, rows)
+        except Crash:
+            world.start(InlineBackground(deferred=True))
+            world.batch(version, rows)
+        if chance.random() < 0.7:
+            world.background.run()
+        history.look()
+        if version % 4 == 3:
+            history.check_copies(contents)
+        merges += sum(count for level, count in levels_of(world).items() if level)
+    assert merges
+    assert world.state("totals") == contents[39]["totals"]
+    assert world.state("tails") == contents[39]["tails"]
+
+
+def test_old_local_copies_and_standbys_follow_without_merged_deltas(tmp_path: Path) -> None:
+    """Standbys fetch each delta once, and no merged delta that covers deltas which they have."""
+    world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=16, retained_versions=20)
+    world.feed(40)
+    assert any(link.merged for entry in world.log().manifest.entries.values() for link in entry.chain)
+    gets = [name for method, name in world.store.calls if method == "get" and name.startswith("merged/")]
+    assert gets == []
+
+
+def test_a_merge_that_fails_is_tried_again(tmp_path: Path) -> None:
+    """Batches go on, the next report has the warning, and the merged delta comes later."""
+    world = query(tmp_path, executors=["1"], operators=[totals()])
+    world.store.script(Fault("unavailable", "put", "merged/"))
+    warnings: list[str] = []
+    for version in range(16):
+        warnings += world.batch(version, rows_of(("a", 1, 0))).warnings
+        world.background.run()
+    assert any("will be retried: totals, key-group" in warning for warning in warnings)
+    assert max(levels_of(world)) >= 1
+
+
+def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
+    """Those of a driver that ended before its next commit, and those whose links a snapshot took."""
+    world = query(tmp_path, executors=["1"], operators=[totals()], orphan_scan_interval=1)
+    for version in range(30):
+        world.batch(version, rows_of(("a", 1, 0), ("b", 1, 0)))
+        world.background.run()
+        if version % 5 == 4:
+            world.start(InlineBackground(deferred=True))
+    world.clock.advance(100)
+    for version in range(30, 60):
+        world.batch(version, rows_of(("a", 1, 0), ("b", 1, 0)))
+        world.background.run()
+    present = {name for name in world.memory.list("") if name.startswith("merged/")}
+    log = world.log()
+    tail = log.tail
+    assert tail is not None
+    kept = [sequence for sequence in map(paths.parse_record_name, world.memory.list(paths.LOG)) if sequence is not None]
+    retained = [log.read(sequence) for sequence in kept]
+    listed = set().union(*log.listed_objects(retained, min(kept)))
+    merges = world.driver._upkeep._merged  # private: the links that no record lists yet
+    assert present
+    assert present <= listed | {replacement.link.object for _, replacement in merges}
+
+
+def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_path: Path) -> None:
+    """A snapshot or another merge took its first head off the chain."""
+    world = query(tmp_path, executors=["1"], operators=[totals()])
+    upkeep = world.driver._upkeep  # private: the links that no record lists yet
+    version = 0
+    while not upkeep._merged:
+        world.batch(version, rows_of(("a", 1, 0)))
+        world.background.run()
+        upkeep.gather(world.driver.ownership)
+        version += 1
+    ((address, replacement),) = upkeep._merged
+    upkeep._merged[:] = [(address, replacement._replace(since=Head(999, "1-a")))]
+    assert world.memory.get(replacement.link.object) is not None
+    for later in range(version, version + 40):
+        world.clock.advance(10)
+        world.batch(later, rows_of(("a", 1, 0)))
+        world.background.run()
+    assert world.memory.get(replacement.link.object) is None
+
+
+def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
+    """The record lists the deltas that were merged since, and they are retained."""
+    world = query(tmp_path, executors=["1"], operators=[totals()], retained_versions=30)
+    history = History(world)
+    for version in range(20):
+        world.batch(version, rows_of(("a", 1, 0)))
+        world.background.run()
+        history.look()
+    log = world.log()
+    assert max(levels_of(world)) >= 1
+    before = next(s for s in sorted(history.records) if history.records[s].version == 2)
+    target = log.manifest_of(log.read(before))
+    assert all(not link.merged for entry in target.entries.values() for link in entry.chain)
+    assert all(world.memory.get(name) is not None for name in target.object_names())
+
+
+def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
+    """What such a driver merges after its commit is never listed: it merges what is long overdue before it."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=16, retained_versions=100)
+    history = History(world)
+    longest = 0
+    for version in range(40):
+        world.start()
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+        history.look()
+        longest = max(longest, *(len(entry.chain) for entry in world.log().manifest.entries.values()))
+    assert longest <= 2 * 4 + 8
+    assert world.state("totals") == {f"k{n}": (40, 40) for n in range(20)}
+
+
+def test_variables_with_timers_and_ends_are_merged(tmp_path: Path) -> None:
+    """Values, lists, maps and timers that are set, cleared and expire: the merged rows of each element are the newest,
+    and a cleared list stays cleared.
+    """
+    operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    world = query(tmp_path, operators=[operator], num_standbys=1)
+    history, oracle, chance = History(world), AlarmsOracle(), random.Random(5)
+    contents: dict[int, dict[str, dict[object, tuple[object, ...]]]] = {}
+    merges = 0
+    for version in range(30):
+        rows = drawn_batch(chance, version)
+        now_ms = 1_000 * version
+        in_order = sorted(rows.to_pylist(), key=lambda row: row["at"])
+        oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
+        contents[version] = {"alarms": oracle.state()}
+        world.batch(version, rows)
+        world.background.run()
+        history.look()
+        if version % 4 == 3:
+            history.check_copies(contents)
+        merges += sum(count for level, count in levels_of(world).items() if level)
+    assert merges
+    assert world.state("alarms") == oracle.state()
+
+
+def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
+    """Another member decrypts them, and a part in another key-group's place is refused."""
+    key = base64.b64encode(bytes(range(32))).decode()
+    (tmp_path / "keys").write_text(f"a = {key}\n")
+    world = query(tmp_path / "copies", operators=[totals()], encryption_keys=f"file:{tmp_path / 'keys'}")
+    history = History(world)
+    for version in range(12):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+        world.background.run()
+        history.look()
+    merged_links = {
+        address: link
+        for address, entry in world.log().manifest.entries.items()
+        for link in entry.chain
+        if link.merged is not None
+    }
+    assert len({link.object for link in merged_links.values()}) < len(merged_links)
+    keys = keys_of(world.home)
+    assert keys is not None
+    for (store, key_group), link in merged_links.items():
+        data = world.memory.get(link.object, link.start, link.length)
+        assert data is not None
+        assert key_id_of(data) == "a"
+        keys.decrypt(data, link.place(store, key_group), "")
+        with pytest.raises(CorruptStateError):
+            keys.decrypt(data, link.place(store, key_group + 1), "")
+    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}

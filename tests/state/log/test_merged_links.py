@@ -1,0 +1,297 @@
+"""Chains with merged deltas: every copy on the line reaches the newest state, and records list them exactly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log import entry_rows, paths
+from riffle_spark.state.log import record as records
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import (
+    EMPTY,
+    Address,
+    Entry,
+    Head,
+    Link,
+    Manifest,
+    MergedDelta,
+    Replacement,
+    Snapshot,
+)
+from riffle_spark.state.objects.memory import MemoryStore
+from tests.kit.state.drawn_records import PLAIN, ROOT, attempt, drafted, link, opened
+
+ADDRESS = ("totals", 3)
+State = dict[str, int]
+Changes = dict[str, int | None]
+
+
+def merged_link(head: Head, number: int, *, level: int = 1, size: int = 100, epoch: int = 1) -> Link:
+    """Return a link of a merged delta with this head."""
+    merged = MergedDelta(paths.snapshot_id(head.version, attempt(number, epoch)), level, size)
+    return Link(head, 0, 10, 7, 1, merged)
+
+
+def applied(state: State, changes: Changes) -> State:
+    """Return the state after changes, of which ``None`` deletes."""
+    after = {**state, **{key: value for key, value in changes.items() if value is not None}}
+    return {key: value for key, value in after.items() if changes.get(key, 0) is not None}
+
+
+@dataclass
+class Line:
+    """A key-group's entry, what its objects hold, and all copies that were ever at its head."""
+
+    entry: Entry = EMPTY
+    state: State = field(default_factory=dict)
+    version: int = -1
+    epoch: int = 1
+    objects: int = 0
+    contents: dict[Link, Changes] = field(default_factory=dict)
+    snapshots: dict[str, State] = field(default_factory=dict)
+    copies: dict[Head, State] = field(default_factory=dict)
+    on_line: list[Head] = field(default_factory=list)
+    records: list[tuple[Entry, State, int, list[Head]]] = field(default_factory=list)
+
+    def append(self, changes: Changes) -> None:
+        """Commit a batch that changes the key-group."""
+        self.version += 1
+        added = link(self.version, self.next_object(), epoch=self.epoch)
+        self.contents[added] = changes
+        self.entry = self.entry.add_link(added)
+        self.state = applied(self.state, changes)
+        self.copies[added.head] = self.state
+        self.on_line.append(added.head)
+        self.remember()
+
+    def remember(self) -> None:
+        """Keep the entry as that of a record."""
+        self.records.append((self.entry, self.state, self.version, list(self.on_line)))
+
+    def next_object(self) -> int:
+        """Return the number of a new object."""
+        self.objects += 1
+        return self.objects
+
+    def merge(self, start: int, count: int) -> None:
+        """Merge successive links."""
+        links = self.entry.chain[start : start + count]
+        merged = merged_link(links[-1].head, self.next_object(), level=1 + max(part.level for part in links))
+        self.contents[merged] = {key: value for part in links for key, value in self.contents[part].items()}
+        since = self.entry.chain[start - 1].head if start else self.entry.base
+        entry = self.entry.replace_by_merged(Replacement(since, merged))
+        assert entry is not None
+        assert entry.head == self.entry.head
+        self.entry = entry
+        self.remember()
+
+    def snapshot(self, place: int) -> None:
+        """Replace the links up to one of them by a snapshot."""
+        head = self.entry.chain[place].head
+        taken = Snapshot(paths.snapshot_id(head.version, attempt(self.next_object())), head, 10, 1, 2)
+        self.snapshots[taken.id] = self.copies[head]
+        entry = self.entry.replace_by_snapshot(taken)
+        assert entry is not None
+        self.entry = entry
+        self.remember()
+
+    def roll_back(self, number: int) -> None:
+        """Return to an earlier record, as another driver."""
+        self.entry, self.state, self.version, on_line = self.records[number]
+        self.on_line = list(on_line)
+        self.epoch += 1
+        self.remember()
+
+    def restored(self, entry: Entry) -> State:
+        """Return the state that a whole entry describes."""
+        state = {} if entry.snapshot is None else self.snapshots[entry.snapshot.id]
+        for part in entry.chain:
+            state = applied(state, self.contents[part])
+        return state
+
+    def check(self) -> None:
+        """Check the entry from every head that a copy may have, on this line and on those that were given up."""
+        assert self.restored(self.entry) == self.state
+        for head, copy in self.copies.items():
+            links = self.entry.links_after(head)
+            if links is None:
+                continue
+            assert head in self.on_line, f"{head} was given up, and counts as on the chain"
+            state = copy
+            for part in links:
+                state = applied(state, self.contents[part])
+            assert state == self.state
+        base = self.entry.base
+        newest = self.on_line[-1].epoch if self.on_line else 0
+        for head in self.on_line:
+            if head.epoch == newest and head.version >= base.version:
+                assert self.entry.links_after(head) is not None, f"{head} is on the chain"
+
+    def check_records(self) -> None:
+        """Check that each entry can be written as the changes since each earlier one of its line."""
+        for before, *_ in self.records[-8:]:
+            cut = self.entry.cut_to_changes(before)
+            assert cut.restore_whole(before) == self.entry
+            if cut.cut is not None:
+                manifest = records.manifest_of_record(_record({ADDRESS: cut}), {ADDRESS: before})
+                assert manifest.entries[ADDRESS] == self.entry
+            removed, added = self.entry.changed_links(before)
+            assert {*before.chain} - {*removed} | {*added} == {*self.entry.chain}
+            assert {*removed} & {*self.entry.chain} == {*added} & {*before.chain} == set()
+
+
+def _record(entries: dict[Address, Entry]) -> records.Record:
+    """Return a record with these entries."""
+    return replace(PLAIN, sequence=1, entries=entries)
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["batch", "batch", "batch", "merge", "merge", "snapshot", "claim", "rollback"]),
+        st.integers(0, 99),
+        st.integers(1, 99),
+        st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 99), min_size=1),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200)
+@given(ACTS)
+def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
+    """Random batches, merges, snapshots, claims and rollbacks: links lead from a copy's head to the newest state, or
+    the head is not on the chain.
+    """
+    line = Line()
+    line.remember()
+    for act, place, count, changes in acts:
+        chain = line.entry.chain
+        if act == "batch":
+            line.append(changes)
+        elif act == "claim":
+            line.epoch += 1
+        elif act == "rollback":
+            line.roll_back(place % len(line.records))
+        elif chain and act == "merge":
+            start = place % len(chain)
+            line.merge(start, 1 + count % (len(chain) - start))
+        elif chain:
+            line.snapshot(place % len(chain))
+        line.check()
+        line.check_records()
+        columns = json.loads(json.dumps(entry_rows.entries_to_json({ADDRESS: line.entry})))
+        entries = entry_rows.entries_from_json(columns)
+        entry_rows.check_entries(entries)
+        assert entries == {ADDRESS: line.entry}
+        assert ("merged" in columns) == any(part.merged is not None for part in line.entry.chain)
+
+
+def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
+    """It is on the chain if its epoch is that of the merged delta's head. Other epochs may have been given up."""
+    chain = tuple(link(version, epoch=epoch) for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 2)))
+    merged = merged_link(chain[3].head, 9)
+    entry = Entry(chain=chain).replace_by_merged(Replacement(chain[0].head, merged))
+    assert entry is not None
+    assert entry.chain == (chain[0], merged, chain[4])
+    assert entry.links_after(chain[2].head) == (merged, chain[4])
+    assert entry.links_after(chain[1].head) is None
+    assert entry.links_after(chain[3].head) == (chain[4],)
+    assert entry.links_after(chain[0].head) == (merged, chain[4])
+
+
+def test_a_merged_delta_replaces_only_links_of_the_chain() -> None:
+    """If a snapshot or another merge took its first or last head off the chain, it is not listed."""
+    chain = tuple(link(version) for version in range(6))
+    whole = Entry(chain=chain)
+    late = Replacement(chain[0].head, merged_link(chain[4].head, 1))
+    assert whole.replace_by_merged(Replacement(chain[4].head, merged_link(chain[0].head, 1))) is None
+    assert whole.replace_by_merged(Replacement(chain[4].head, merged_link(chain[4].head, 1))) is None
+    assert whole.replace_by_merged(Replacement(Head(9, attempt()), merged_link(chain[4].head, 1))) is None
+    other = whole.replace_by_merged(Replacement(chain[1].head, merged_link(chain[5].head, 2)))
+    assert other is not None
+    assert other.replace_by_merged(late) is None
+    taken = Snapshot(paths.snapshot_id(1, attempt(7)), chain[1].head, 10, 1, 2)
+    snapped = whole.replace_by_snapshot(taken)
+    assert snapped is not None
+    assert snapped.replace_by_merged(late) is None
+
+
+def merged_log(store: MemoryStore, batches: int) -> Log:
+    """Return a log in which every fourth record merges what it can."""
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    for version in range(batches):
+        entry = log.manifest.entry(*ADDRESS)
+        if version % 4 == 3:
+            replaced = entry.replace_by_merged(Replacement(entry.chain[-3].head, merged_link(entry.head, version)))
+            assert replaced is not None
+            entry = replaced
+        log.append(drafted(f"c{version}", version), log.manifest.with_entries({ADDRESS: entry.add_link(link(version))}))
+    return log
+
+
+def test_records_with_merged_deltas_are_read_again() -> None:
+    """From any record; each needs its full record at most, and lists less than the whole chain."""
+    store = MemoryStore()
+    log = merged_log(store, 40)
+    reader = Log(store, ROOT)
+    tail = reader.open()
+    assert tail is not None
+    assert reader.manifest == log.manifest
+    for sequence in range(1, tail.sequence):
+        listed = reader.manifest_of(reader.read(sequence)).entry(*ADDRESS)
+        versions = [part.head.version for part in listed.chain]
+        assert versions == sorted(set(versions))
+        assert listed.head.version == sequence - 1
+    assert tail.full < tail.sequence
+    (newest,) = tail.entries.values()
+    assert newest.cut is not None
+    assert len(newest.chain) < len(log.manifest.entry(*ADDRESS).chain)
+
+
+def test_older_versions_refuse_records_with_merged_deltas_by_their_format() -> None:
+    """The format is 8 only if a merged delta is listed, and a body with them in another format is refused."""
+    plain = records.encode(_record({ADDRESS: Entry(chain=(link(1),))}))
+    merged = records.encode(_record({ADDRESS: Entry(chain=(merged_link(Head(1, attempt()), 1),))}))
+    assert json.loads(plain.split(b"\n")[0])["format"] == 2
+    header = json.loads(merged.split(b"\n")[0])
+    assert header["format"] == 8
+    older = json.dumps({**header, "format": 7}).encode() + b"\n" + merged.split(b"\n", 1)[1]
+    with pytest.raises(CorruptStateError, match="merged"):
+        records.decode(older, "")
+
+
+@pytest.mark.parametrize(
+    "merged",
+    [
+        MergedDelta("../x", 1, 1),
+        MergedDelta(f"{1:020d}-1-{2:032x}/..", 1, 1),
+        MergedDelta(f"{1:020d}-1-{2:032x}", 0, 1),
+        MergedDelta(f"{1:020d}-1-{2:032x}", 99, 1),
+        MergedDelta(f"{1:020d}-1-{2:032x}", 1, -1),
+        MergedDelta(f"{1:020d}-1-{2:032x}", 1, 1 << 63),
+    ],
+)
+def test_impossible_merged_deltas_are_refused(merged: MergedDelta) -> None:
+    """Names of objects and files are made of the id, so a record with another id is not read."""
+    entry = Entry(chain=(Link(Head(1, attempt()), 0, 1, 1, 1, merged),))
+    with pytest.raises(ValueError, match="merged delta"):
+        entry_rows.check_entries({ADDRESS: entry})
+
+
+def test_a_cut_that_does_not_fit_its_full_record_is_refused() -> None:
+    """A cut before the last link needs a merged delta in place of the later links, at a head of the chain."""
+    base = {ADDRESS: Entry(chain=(link(1), link(2)))}
+    for entry in (
+        Entry(None, (link(3),), cut=link(1).head),
+        Entry(None, (merged_link(link(3).head, 1),), cut=Head(1, attempt(5))),
+        Entry(None, (), cut=link(1).head),
+    ):
+        with pytest.raises(CorruptStateError, match="does not fit"):
+            records.manifest_of_record(_record({ADDRESS: entry}), base)

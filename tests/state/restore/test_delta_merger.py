@@ -1,0 +1,164 @@
+"""Merging links of real deltas: the merged delta leads every copy on the line to the newest state."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies.folder import Folder, claim_folder
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Entry, Replacement
+from riffle_spark.state.restore.delta_merger import DeltaMerger
+from riffle_spark.state.restore.reader import Reader
+from tests.kit.state.drawn_records import attempt
+from tests.kit.state.faulty_store import Fault
+from tests.kit.state.members import SCHEMA, Place, held
+
+KEYS = "abcdefgh"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A store, and the member that merges."""
+    return Place(tmp_path / "merging")
+
+
+def drawn_changes(chance: random.Random) -> dict[int, dict[str, int | None]]:
+    """Draw the changes of one delta: some key-groups, some keys, some deleted."""
+    key_groups = chance.sample(range(4), chance.randint(1, 4))
+    return {
+        key_group: {key: chance.choice([None, *range(9)]) for key in chance.sample(KEYS, chance.randint(1, 4))}
+        for key_group in key_groups
+    }
+
+
+def merge(place: Place, entries: dict[int, Entry], number: int = 500, level: int = 1) -> dict[int, Replacement]:
+    """Merge the links of cut entries, put the result, and list it."""
+    reader = Reader(place.store)
+    merger = DeltaMerger(place.folder, SCHEMA, reader, 1, place.keeper())
+    merged = merger.merge(entries, attempt(number), level)
+    merged.put(place.store, place.folder)
+    for key_group, replacement in merged.replacements.items():
+        listed = place.entries[key_group].replace_by_merged(replacement)
+        assert listed is not None
+        place.entries[key_group] = listed
+    return dict(merged.replacements)
+
+
+def last_links(entry: Entry, count: int) -> Entry:
+    """Return the entry cut before its last links."""
+    return Entry(
+        None, entry.chain[-count:], cut=entry.chain[-count - 1].head if count < len(entry.chain) else entry.base
+    )
+
+
+def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int, dict[str, int]]:
+    """Bring the copies in a folder to the entries, and return what they hold."""
+    copies, _ = place.keeper(folder=folder).advance(entries)
+    return {key_group: held(copy) for key_group, copy in copies.items()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Path, seed: int) -> None:
+    """Copies that were left at each version, and new ones, hold the newest state after random merges."""
+    chance = random.Random(seed)
+    folders: list[Folder] = []
+    for version in range(14):
+        place.seal(version, drawn_changes(chance), kept=chance.random() < 0.5)
+        folder = claim_folder(tmp_path / f"copy-{version}", "app/9", ())
+        assert held_by(folder, place, place.entries).items() <= place.wanted.items()
+        folders.append(folder)
+        long = {kg: entry for kg, entry in place.entries.items() if len(entry.chain) > 2}
+        if long and chance.random() < 0.4:
+            merge(place, {kg: last_links(entry, chance.randint(1, 3)) for kg, entry in long.items()}, 500 + version)
+        key_group = chance.choice(list(place.entries))
+        if chance.random() < 0.2 and place.entries[key_group].chain:
+            place.snapshot(key_group)
+    for folder in (*folders, claim_folder(tmp_path / "new", "app/9", ())):
+        assert held_by(folder, place, place.entries) == place.wanted
+
+
+def test_a_member_merges_what_it_sealed_without_a_request(place: Place) -> None:
+    """Its deltas, and its merged deltas, are local files."""
+    for version in range(4):
+        place.seal(version, {0: {"a": version, "b": 1}, 1: {"c": version}}, kept=True)
+    place.bring()
+    place.store.calls.clear()
+    merge(place, {kg: last_links(entry, 3) for kg, entry in place.entries.items()})
+    place.seal(4, {0: {"b": None}}, kept=True)
+    merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2)
+    assert not [call for call in place.store.calls if call[0] == "get"]
+    assert [link.level for link in place.entries[0].chain] == [0, 2]
+    place.bring()
+
+
+def test_a_merged_part_keeps_deletions(place: Place) -> None:
+    """A copy below it may have the key."""
+    place.seal(0, {0: {"a": 1, "b": 2}})
+    place.bring()
+    place.seal(1, {0: {"a": None}})
+    place.seal(2, {0: {"b": 3}})
+    (replacement,) = merge(place, {0: last_links(place.entries[0], 2)}).values()
+    data = place.store.get(replacement.link.object)
+    assert data is not None
+    table = part_codec.open_part(data, "")
+    assert sorted(zip(table["k"].to_pylist(), table[part_codec.DELETED].to_pylist(), strict=True)) == [
+        ("a", True),
+        ("b", False),
+    ]
+    place.bring()
+
+
+def test_the_copies_of_the_merging_member_need_no_merged_delta(place: Place) -> None:
+    """They are advanced with the links that are merged, so that the next batch fetches nothing."""
+    place.seal(0, {0: {"a": 1}, 1: {"b": 1}})
+    place.bring()
+    for version in (1, 2, 3):
+        place.seal(version, {0: {"a": version}, 1: {"b": version}}, kept=True)
+    merge(place, {kg: last_links(entry, 3) for kg, entry in place.entries.items()})
+    assert [place.local(kg) for kg in (0, 1)] == [(place.entries[kg].head, place.wanted[kg]) for kg in (0, 1)]
+    place.seal(4, {0: {"c": 4}}, kept=True)
+    place.store.calls.clear()
+    place.bring()
+    assert not [call for call in place.store.calls if call[0] == "get"]
+
+
+def test_a_damaged_local_file_is_not_merged(place: Place) -> None:
+    """The part comes from the store instead."""
+    place.seal(0, {0: {"a": 1}}, kept=True)
+    place.seal(1, {0: {"a": 2}}, kept=True)
+    for path in place.folder.sealed.iterdir():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    merge(place, {0: last_links(place.entries[0], 2)})
+    place.bring()
+
+
+def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
+    """A merged part has a checksum of its own, so it would hide the damage."""
+    links = [place.seal(version, {0: {"a": version}})[0] for version in (0, 1)]
+    place.store.script(Fault("flipped", "get", links[0].object, times=None))
+    names = place.store.list("")
+    with pytest.raises(CorruptStateError):
+        merge(place, {0: last_links(place.entries[0], 2)})
+    assert place.store.list("") == names
+
+
+def test_an_object_has_one_part_per_key_group_and_its_own_size(place: Place) -> None:
+    """The parts follow each other, and the record has the size of the object, so that unlisted bytes are known."""
+    for version in (0, 1):
+        place.seal(version, {kg: {"a": version} for kg in range(4)})
+    replacements = merge(place, {kg: last_links(entry, 2) for kg, entry in place.entries.items()})
+    links = [replacement.link for replacement in replacements.values()]
+    (name,) = {link.object for link in links}
+    data = place.store.get(name)
+    assert data is not None
+    parsed = paths.parse_object_name(name)
+    assert parsed == ("merged", 1, 1)
+    assert {link.merged.size for link in links if link.merged} == {len(data)} == {sum(link.length for link in links)}
+    assert [link.start for link in links] == [sum(one.length for one in links[:n]) for n in range(4)]
