@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -335,7 +335,7 @@ def _check_streams(writer: DataStreamWriter, folder: str) -> None:
     """Raise ``ConfigError`` if a query has a stream besides the recorded ones."""
     frame: DataFrame = writer._df  # private: Spark's writer has no public property for its frame
     for leaf in items(analysed(frame).collectLeaves()):
-        stream = leaf.toString()
+        stream = str(leaf.toString())
         if leaf.isStreaming() and folder not in stream:
             raise ConfigError(
                 f"The query reads a stream that was not passed to riffle_spark.on: {stream}",
@@ -347,4 +347,4 @@ def _check_streams(writer: DataStreamWriter, folder: str) -> None:
 
 def _without_nullability(schema: StructType) -> str:
     """Return the names and types of columns as text."""
-    return cast(str, schema.simpleString())
+    return schema.simpleString()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from datetime import datetime
 from decimal import Decimal
@@ -19,7 +20,7 @@ ROWS = st.lists(st.tuples(VALUES, st.integers(0, 2)), max_size=8)
 
 
 @given(spark=ROWS, riffle=ROWS, order=st.randoms(use_true_random=False))
-def test_the_difference_is_that_of_multisets(spark: list, riffle: list, order) -> None:
+def test_the_difference_is_that_of_multisets(spark: list[Row], riffle: list[Row], order: random.Random) -> None:
     """A row counts as often as it is there."""
     shuffled = list(riffle)
     order.shuffle(shuffled)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark
 from riffle_spark.console.shadow import shadow_command
@@ -25,12 +27,14 @@ from tests.kit.queries.query_shape import Frames, Shape
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
+Query = DataFrame | DataStreamWriter
+
 OFTEN = ("tumbling_append", "outer_full")
 """Shapes that every run of the tests compares. `--all` compares all that Spark itself runs as a stream."""
 FIRST_FILE_AGE = 1_700_000_000
 
 
-def source(spark: SparkSession, shape: Shape, folder: Path) -> Callable[[SparkSession], DataFrame]:
+def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
     """Write the batches of a shape as files, and return its query over them: one file per batch and stream."""
     for name in shape.schemas:
         (folder / name).mkdir(parents=True)
@@ -40,7 +44,7 @@ def source(spark: SparkSession, shape: Shape, folder: Path) -> Callable[[SparkSe
             pq.write_table(table, path)
             os.utime(path, (FIRST_FILE_AGE + number,) * 2)
 
-    def query(session: SparkSession) -> DataFrame:
+    def query(session: SparkSession) -> Query:
         streams = {
             name: riffle_spark.on(
                 session.readStream.schema(from_arrow_schema(schema))
@@ -56,7 +60,7 @@ def source(spark: SparkSession, shape: Shape, folder: Path) -> Callable[[SparkSe
     return query
 
 
-def compare(spark: SparkSession, query: Callable[[SparkSession], object], folder: Path, **arguments) -> ShadowReport:
+def compare(spark: SparkSession, query: Callable[[SparkSession], Any], folder: Path, **arguments: Any) -> ShadowReport:
     """Compare a query on both engines, with all places below a folder."""
     return shadow(
         query,
@@ -89,15 +93,15 @@ def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: P
     """All rows are read, and both return the same ones."""
     conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **shape.conf}
     with configured(spark, conf):
-        report = compare(spark, source(spark, shape, tmp_path / "in"), tmp_path)
+        report = compare(spark, source(shape, tmp_path / "in"), tmp_path)
     rows = sum(len(table) for batch in shape.batches for table in batch.values())
     assert report.input_rows == rows
     assert report.is_equal, report
-    assert report.spark.batch_seconds > 0
-    assert report.riffle.batch_seconds > 0
+    assert report.spark.batch_seconds
+    assert report.riffle.batch_seconds
 
 
-def counts(spark: SparkSession, folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], DataFrame]:
+def counts(folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], Query]:
     """Return a query that counts the numbers, of which each list is a batch."""
     folder.mkdir(parents=True)
     for position, batch in enumerate(numbers):
@@ -105,7 +109,7 @@ def counts(spark: SparkSession, folder: Path, numbers: list[list[int]]) -> Calla
         pq.write_table(pa.table({"n": pa.array(batch, pa.int64())}), path)
         os.utime(path, (FIRST_FILE_AGE + position,) * 2)
 
-    def query(session: SparkSession):
+    def query(session: SparkSession) -> Query:
         stream = session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet(str(folder))
         return riffle_spark.on(stream).groupBy("n").count().writeStream.outputMode("update")
 
@@ -114,10 +118,10 @@ def counts(spark: SparkSession, folder: Path, numbers: list[list[int]]) -> Calla
 
 def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) -> None:
     """The function returns another query on riffle: its batches differ."""
-    calls = []
-    plain = counts(spark, tmp_path / "in", [[1, 1, 2], [3], [3, 4, 1]])
+    calls: list[None] = []
+    plain = counts(tmp_path / "in", [[1, 1, 2], [3], [3, 4, 1]])
 
-    def differs(session: SparkSession):
+    def differs(session: SparkSession) -> Query:
         calls.append(None)
         if len(calls) < 3:  # To find the streams, and on Spark.
             return plain(session)
@@ -135,10 +139,10 @@ def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) ->
 
 def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path) -> None:
     """Equal values under other names are a difference."""
-    calls = []
-    plain = counts(spark, tmp_path / "in", [[1, 1]])
+    calls: list[None] = []
+    plain = counts(tmp_path / "in", [[1, 1]])
 
-    def differs(session: SparkSession):
+    def differs(session: SparkSession) -> Query:
         calls.append(None)
         if len(calls) < 3:
             return plain(session)
@@ -154,10 +158,10 @@ def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path)
 
 def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that was not there at first has no recorded rows."""
-    calls = []
-    plain = counts(spark, tmp_path / "in", [[1]])
+    calls: list[None] = []
+    plain = counts(tmp_path / "in", [[1]])
 
-    def query(session: SparkSession):
+    def query(session: SparkSession) -> Query:
         calls.append(None)
         return [plain(session) for _ in calls][-1]
 
@@ -169,13 +173,13 @@ def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path)
 def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> None:
     """The number of batches is bounded."""
     with configured(spark, QUICK):
-        report = compare(spark, counts(spark, tmp_path / "in", [[1]] * 4), tmp_path, batches=2)
+        report = compare(spark, counts(tmp_path / "in", [[1]] * 4), tmp_path, batches=2)
     assert (report.batches, report.input_rows, report.is_equal) == (2, 2, True)
 
 
 def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in a temporary folder, and prints JSON."""
-    query = counts(spark, tmp_path / "in", [[1, 2], [2]])
+    query = counts(tmp_path / "in", [[1, 2], [2]])
     monkeypatch.setattr("riffle_spark.console.shadow.load_function", lambda *_: query)
     with configured(spark, QUICK):
         result = CliRunner().invoke(shadow_command, ["--query", "any:query", "--json"])
@@ -194,7 +198,9 @@ def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkey
     ],
     ids=["nothing", "without riffle"],
 )
-def test_other_functions_are_refused(spark: SparkSession, tmp_path: Path, query, id: str) -> None:
+def test_other_functions_are_refused(
+    spark: SparkSession, tmp_path: Path, query: Callable[[SparkSession], Any], id: str
+) -> None:
     """A function must return a query that calls riffle_spark.on."""
     with pytest.raises(ConfigError) as raised:
         compare(spark, query, tmp_path)
@@ -203,9 +209,9 @@ def test_other_functions_are_refused(spark: SparkSession, tmp_path: Path, query,
 
 def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Otherwise both engines would read other rows of it."""
-    plain = counts(spark, tmp_path / "in", [[1]])
+    plain = counts(tmp_path / "in", [[1]])
 
-    def query(session: SparkSession):
+    def query(session: SparkSession) -> Query:
         plain(session)
         stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
         return riffle_spark.on(stream).union(session.readStream.schema("n bigint").parquet(str(tmp_path / "in")))
@@ -217,10 +223,12 @@ def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path:
 
 def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path) -> None:
     """An error of Spark is shown with the engine that raised it."""
-    plain = counts(spark, tmp_path / "in", [[1]])
+    plain = counts(tmp_path / "in", [[1]])
 
-    def query(session: SparkSession):
-        return plain(session).outputMode("append")  # Spark refuses it without a watermark.
+    def query(session: SparkSession) -> Query:
+        writer = plain(session)
+        assert isinstance(writer, DataStreamWriter)
+        return writer.outputMode("append")  # Spark refuses it without a watermark.
 
     with pytest.raises(ConfigError) as raised:
         compare(spark, query, tmp_path)
@@ -230,9 +238,9 @@ def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path
 
 def test_a_table_of_last_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Spark itself has no such table."""
-    plain = counts(spark, tmp_path / "in", [[1]])
+    plain = counts(tmp_path / "in", [[1]])
 
-    def query(session: SparkSession):
+    def query(session: SparkSession) -> Query:
         plain(session)
         stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
         return riffle_spark.latest(stream, "n", by="n")
