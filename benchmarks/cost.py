@@ -23,9 +23,9 @@ __all__ = ["CASES", "CostCase", "figure_name", "main", "parse_case"]
 
 KEYS = 100_000
 WARM_UP = 110
-"""More batches than the age at which every chain gets a snapshot."""
+"""More batches than the age at which deltas are merged."""
 MEASURED = 100
-"""In so many batches every key-group that changes gets at least one snapshot."""
+"""In so many batches the deltas of every key-group that changes are merged at least once."""
 CASES = (
     "uniform_0.01_128",
     "uniform_0.1_128",

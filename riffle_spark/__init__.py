@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.plans.planned_function import top_k, user_aggregate
     from riffle_spark.spark.queries.stream_query import StreamQuery
+    from riffle_spark.spark.state_frame import register_state_source, state_frame
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
     from riffle_spark.state_tables.read_state import read_state
@@ -56,7 +57,9 @@ __all__ = [
     "min_",
     "on",
     "read_state",
+    "register_state_source",
     "rollback",
+    "state_frame",
     "sum_",
     "switch_dispatch",
     "together",
@@ -85,6 +88,7 @@ _HOMES = {
     "spark.frames.stream_frame": ("latest", "on"),
     "spark.plans.planned_function": ("top_k", "user_aggregate"),
     "spark.queries.stream_query": ("StreamQuery",),
+    "spark.state_frame": ("register_state_source", "state_frame"),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
     "state_tables.read_state": ("read_state",),

@@ -10,7 +10,8 @@ from riffle_spark import Stateful, aggregate, count
 from riffle_spark.testing import Harness
 from tests.kit.pages import CHECKOUT, Block, blocks
 
-RECIPES = [block for block in blocks(CHECKOUT / "docs" / "read-state.md") if block.info == "python"]
+PAGE = CHECKOUT / "docs" / "read-state.md"
+RECIPES = [block for block in blocks(PAGE) if block.info == "python" and "(spark" not in block.code]
 ROOT = "s3://bucket/state/visits"
 
 

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from riffle_spark import Stateful
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.stages.session_groups import SessionGroups
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
+from riffle_spark.state_tables.differences import DELETE, iterate_differences
 from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
-from tests.kit.process.page_windows import operator
+from tests.process.stages import test_distinct_rows as clicks
 from tests.process.stages import test_paired_rows as joins
-from tests.process.stages import test_session_groups as sessions
 from tests.state_tables.test_versions_property import STEPS, Step, past
 from tests.testing.test_harness_processors import baskets, took
 
@@ -109,19 +111,36 @@ def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
         assert min(counts.values()) > 5
 
 
-def test_changes_have_the_keys_that_expire() -> None:
-    """Sessions that end leave no row in a delta."""
-    by_session = operator(sessions.GIVEN, SessionGroups(sessions.GIVEN, "append"), 0)
-    with Harness(by_session, sessions.GIVEN.rows, snapshot_chain_links=3) as query:
-        for batch in range(9):
-            page = "abcd"[batch % 4]
-            visits = [sessions.Visit(3000 * batch + 100 * n, 500, page, n, "x") for n in range(3)]
-            query.feed(sessions.rows_of(visits))
+@pytest.mark.parametrize("name", ["within", "by_time"])
+def test_keys_that_expire_are_not_read_and_are_deletes(name: str) -> None:
+    """They leave no row in a delta. Those of a snapshot and of deltas after it expire alike."""
+    form = clicks.FORMS[name]
+    late = LateRule("at", "rows")
+    with Harness(
+        Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.output, late=late, snapshot_chain_links=3,
+        key_groups=16,
+    ) as query:  # fmt: skip
+        for batch in range(10):
+            query.advance_watermark(1000 * batch)
+            rows = [clicks.Click(1_000_000 * (batch + n) + 1, f"u{batch}-{n}", n, n) for n in range(3)]
+            query.feed(clicks.rows_of(rows, form.spec))
         table = open_root(query.root).view().table(None)
-        rows = read_table(table).read_all()
-        assert rows.select(query.table().column_names).sort_by("page").equals(query.table().sort_by("page"))
-        assert read_changes(table, 0, 8).read_all()[CHANGE_TYPE].to_pylist().count("delete") > 4
-        assert check_changes(query.root) > 8
+        known = {tuple(row[name] for name in form.key) for row in read_table(table).read_all().to_pylist()}
+        assert known == set(query.state())
+        assert len(known) < 20
+        assert read_changes(table, 0, 9).read_all()[CHANGE_TYPE].to_pylist().count("delete") > 9
+        assert check_changes(query.root) > 39
+        tables = [read_table(open_root(query.root).view(batch).table(None)).read_all() for batch in range(10)]
+        known_keys = [{tuple(row[name] for name in form.key) for row in rows.to_pylist()} for rows in tables]
+        for batch in range(1, 10):
+            left, right = (open_root(query.root).view(version).table(None) for version in (batch - 1, batch))
+            deleted = {
+                tuple(row[name] for name in form.key)
+                for difference in iterate_differences(left, right)
+                for change, row in zip(difference.changes.to_pylist(), difference.before.to_pylist(), strict=True)
+                if change == DELETE
+            }
+            assert deleted == known_keys[batch - 1] - known_keys[batch]
 
 
 def test_changes_of_the_sides_of_a_join() -> None:

@@ -184,8 +184,10 @@ def _streams_of(query: Query, spark: SparkSession, folder: str) -> list[Recorded
     streams: list[RecordedStream] = []
 
     def collect(frame: DataFrame, options: StreamOptions) -> tuple[DataFrame, StreamOptions]:
+        if _reads_recordings(frame, folder):  # It is wrapped again, such as the result of spark.sql.
+            return frame, options
         streams.append(RecordedStream(frame, f"{folder}/stream-{len(streams)}"))
-        return frame, options
+        return streams[-1].stream("riffle"), options
 
     with replacing_streams(collect):
         result = query(spark)
@@ -290,7 +292,9 @@ class _Side:
         """Call the function on the fed streams, and return its writer with our sink and checkpoint."""
         remaining = list(self.streams)
 
-        def on_fed_rows(_frame: DataFrame, options: StreamOptions) -> tuple[DataFrame, StreamOptions | None]:
+        def on_fed_rows(frame: DataFrame, options: StreamOptions) -> tuple[DataFrame, StreamOptions | None]:
+            if _reads_recordings(frame, self.folder):
+                return self.options(frame, options)
             if not remaining:
                 # Cause: The function depends on something besides its argument.
                 raise ConfigError(
@@ -333,16 +337,24 @@ class _Side:
 
 def _check_streams(writer: DataStreamWriter, folder: str) -> None:
     """Raise ``ConfigError`` if a query has a stream besides the recorded ones."""
-    frame: DataFrame = writer._df  # private: Spark's writer has no public property for its frame
-    for leaf in items(analysed(frame).collectLeaves()):
-        stream = str(leaf.toString())
-        if leaf.isStreaming() and folder not in stream:
+    for stream in _streams_in(writer._df):  # private: Spark's writer has no public property for its frame
+        if folder not in stream:
             raise ConfigError(
                 f"The query reads a stream that was not passed to riffle_spark.on: {stream}",
                 remedy="Pass each stream to riffle_spark.on, so that both engines read the same rows of it.",
                 where="query",
                 id="RIFFLE-1684",
             )
+
+
+def _reads_recordings(frame: DataFrame, folder: str) -> bool:
+    """Return whether a frame reads recorded streams."""
+    return any(folder in stream for stream in _streams_in(frame))
+
+
+def _streams_in(frame: DataFrame) -> list[str]:
+    """Return a description of each stream that a frame reads, with its folder."""
+    return [str(leaf.toString()) for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
 
 
 def _without_nullability(schema: StructType) -> str:

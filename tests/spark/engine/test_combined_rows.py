@@ -133,13 +133,13 @@ def test_windows_of_a_wrapped_query_are_combined(
 
 
 def test_combining_starts_and_ends_by_what_was_measured() -> None:
-    """It starts if half of the rows would go, and ends if less than a third goes. Small batches do not count."""
+    """It starts if two thirds of the rows would go, and ends if less than half goes. Small batches do not count."""
 
     def receipt(store: str, rows: int, remaining: int) -> Receipt:
         return Receipt(store, 0, "1-ab", 1, "member", "1", rows=rows, combined_rows=remaining)
 
     reductions = Reductions()
-    steps = [(100, 51, False), (100, 50, True), (100, 66, True), (100, 67, False), (100, 0, False), (9, 1, False)]
+    steps = [(100, 34, False), (100, 33, True), (100, 50, True), (100, 51, False), (100, 0, False), (9, 1, False)]
     for rows, remaining, expected in steps:
         reductions.record([receipt("a", rows - 1, remaining), receipt("a", 1, 0), receipt("b", 100, 100)])
         assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)

@@ -156,7 +156,8 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
     """A frame of Spark's own, a checkpoint without a batch, no checkpoint at all, and dispatch by partition."""
     moved.native()
     assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
-    assert "RIFFLE-1618" in moved.command(query=lambda _: moved.wrapped(settings={"dispatch": "partition"})).output
+    by_partition = moved.wrapped(settings={"dispatch": "partition"}).writeStream.outputMode("update")
+    assert "RIFFLE-1618" in moved.command(query=lambda _: by_partition).output
     assert "RIFFLE-0124" in moved.command(checkpoint="nothing").output
     for path in (moved.folder / "spark/commits").iterdir():
         path.unlink()

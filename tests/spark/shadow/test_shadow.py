@@ -54,7 +54,7 @@ def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
             )
             for name, schema in shape.schemas.items()
         }
-        frame = shape.build(Frames(session, streams, lambda made: made))
+        frame = shape.build(Frames(session, streams, riffle_spark.on))
         return frame.writeStream.outputMode(shape.mode)
 
     return query

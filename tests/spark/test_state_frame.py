@@ -1,0 +1,114 @@
+"""State and its changes as frames of Spark, by the function and by the data source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import read_state, register_state_source, state_frame
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.state_request import parse_options
+from tests.kit.simulated.world import World, rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+ADDED = ("k", "key_group", "version", "due_ms")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query of four batches below a folder."""
+    world = World(tmp_path / "copies", root=f"file://{tmp_path}/state", executors=["1"], retained_versions=20)
+    for version in range(4):
+        world.batch(version, rows_of(*((f"k{n}", n, n) for n in range(version, version + 5))))
+    return world
+
+
+def content(frame: DataFrame) -> dict[str, tuple[Any, ...]]:
+    """Return the rows by key, without the columns that describe them."""
+    names = [name for name in frame.columns if name not in (*ADDED, "batch_id", "change_type")]
+    return {row["k"]: tuple(row[name] for name in names) for row in frame.collect()}
+
+
+def expected(world: World, store: str, version: int) -> dict[str, tuple[Any, ...]]:
+    """Return the same of ``read_state``."""
+    rows = read_state(world.home.root, store, version=version).read_all().to_pylist()
+    return {row["k"]: tuple(value for name, value in row.items() if name not in ADDED) for row in rows}
+
+
+def source(spark: SparkSession, root: str, **options: object) -> DataFrame:
+    """Return a frame of the data source."""
+    register_state_source(spark)
+    return spark.read.format("riffle_state").options(**{name: str(value) for name, value in options.items()}).load(root)
+
+
+def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> None:
+    """The newest and an older one, all keys and some; changes between two batches."""
+    root = world.home.root
+    for version in (3, 1):
+        for store in ("totals", "tails"):
+            assert content(state_frame(spark, root, store, version=version)) == expected(world, store, version)
+    assert {*content(state_frame(spark, root, "totals", keys=["k3", "eve"]))} == {"k3"}
+    changes = state_frame(spark, root, "totals", changes=(2, None))
+    assert {(row.batch_id, row.change_type) for row in changes.collect()} == {(2, "update"), (3, "update")}
+    assert content(changes.where("batch_id = 3")) == {
+        key: value for key, value in expected(world, "totals", 3).items() if key in {f"k{n}" for n in range(3, 8)}
+    }
+
+
+@pytest.mark.needs_spark4("data sources in Python")
+def test_the_data_source_reads_what_the_function_reads(spark: SparkSession, world: World) -> None:
+    """With time travel, keys, key-groups and a change feed; wrong options are named."""
+    root = world.home.root
+    frame = source(spark, root, store="totals")
+    assert content(frame) == expected(world, "totals", 3)
+    assert content(source(spark, root, store="tails", version=0)) == expected(world, "tails", 0)
+    assert {*content(source(spark, root, store="totals", keys='["k1", "k7"]'))} == {"k1", "k7"}
+    group = frame.collect()[0].key_group
+    only = source(spark, root, store="totals", keyGroups=str(group)).collect()
+    assert {row.key_group for row in only} == {group}
+    feed = source(spark, root, store="totals", readChangeFeed="true", changeStartBatchId=0, changeEndBatchId=1)
+    assert {row.batch_id for row in feed.collect()} == {0, 1}
+    for options in ({"stroe": "totals"}, {"store": "other"}, {"store": "totals", "version": "x"}):
+        with pytest.raises(PySparkException, match="RIFFLE-"):
+            source(spark, root, **options).collect()
+
+
+@pytest.mark.needs_spark4("data sources in Python")
+def test_a_stream_has_the_changes_of_each_batch_once(spark: SparkSession, world: World, tmp_path: Path) -> None:
+    """Those of later batches follow from the checkpoint."""
+    register_state_source(spark)
+    seen: list[tuple[int, str, int]] = []
+
+    def run() -> None:
+        stream = spark.readStream.format("riffle_state").option("store", "totals").option("readChangeFeed", "true")
+        frame = stream.option("changeStartBatchId", "1").load(world.home.root)
+        writer = frame.writeStream.foreachBatch(
+            lambda rows, _: seen.extend((row.batch_id, row.k, row["count"]) for row in rows.collect())
+        )
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    run()
+    assert {batch for batch, _, _ in seen} == {1, 2, 3}
+    world.batch(4, rows_of(("k0", 1, 1)))
+    before = len(seen)
+    run()
+    assert seen[before:] == [(4, "k0", 2)]
+
+
+def test_options_are_parsed_whatever_their_case() -> None:
+    """Settings of the store may be among them."""
+    request = parse_options(
+        {"PATH": "file:///r", "keygroups": "0,3,8-10", "KEYS": '[1, [2, "a"]]', "s3_endpoint": "http://h"}
+    )
+    assert (request.root, request.key_groups, request.json_keys) == ("file:///r", (0, 3, 8, 9, 10), ("[1]", '[2, "a"]'))
+    assert request.options.s3.endpoint == "http://h"
+    for wrong in ({"keys": "ann"}, {"keys": "[]"}, {"keyGroups": "1-"}, {"readChangeFeed": "yes"}, {"pth": ""}, {}):
+        with pytest.raises(ConfigError):
+            parse_options({"path": "file:///r", **wrong} if wrong else {})
