@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from riffle_spark.offline.periods import Period
     from riffle_spark.offline.root_contents import LoggedRecord
     from riffle_spark.state.log.record import RecordedMember
+    from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
 __all__ = ["log_command", "stores_command", "where_command"]
 
@@ -39,11 +40,12 @@ _PERIOD_LIMIT = 10_000
 def log_command(
     root: str, limit: int | None, period: "Period", s3_endpoint: str | None, conf_file: Path, as_json: bool
 ) -> None:
-    """List the records of a query's log, its moves and warnings, and the batches that a rollback may return to.
+    """List the records of a query's log, its savepoints, moves and warnings, and the targets of a rollback.
 
     Times are in UTC. CHANGED ROWS are stored rows that the batch changed. MOVES counts key-groups with a new owner.
-    ROLLBACK is the target for `riffle rollback --to`, and `-` if the record is not retained. Reads the root alone, also
-    while the query runs.
+    ROLLBACK is the target for `riffle rollback --to`, and `-` if the record is not retained. `riffle rollback
+    --to-time` returns to the newest of these records that was written by that time. All savepoints are listed. Reads
+    the root alone, also while the query runs.
 
     What happened at 14:05: `riffle log ROOT --since 2026-03-01T14:00Z --until 2026-03-01T14:10Z`. With a period, the
     moves of its records with their reasons are shown, too. Warnings are those that the driver's status still has, the
@@ -55,20 +57,26 @@ def log_command(
     """
     from riffle_spark.observe.json_values import to_plain
     from riffle_spark.offline.periods import ALWAYS
-    from riffle_spark.offline.root_contents import read_records, read_warnings
+    from riffle_spark.offline.root_contents import read_records, read_savepoints, read_warnings
     from riffle_spark.worker.member_folders import options_of
 
     options = options_of(read_settings(conf_file, s3_endpoint))
     has_period = period != ALWAYS
     records = read_records(root, limit or (_PERIOD_LIMIT if has_period else _LIMIT), options, period)
     warnings = read_warnings(root, options, period)
+    savepoints = read_savepoints(root, options)
     if as_json:
-        shown = {"records": [record.to_json() for record in records], "warnings": to_plain(tuple(warnings))}
+        shown = {
+            "records": [record.to_json() for record in records],
+            "savepoints": to_plain(savepoints),
+            "warnings": to_plain(tuple(warnings)),
+        }
         echo(json.dumps({"root": root, **shown}))
         return
     if has_period and not records:
         echo("No retained record was written in this period.")
     show_table(_records_table(records))
+    show_table(_savepoints_table(savepoints))
     show_table(_edits_table(records))
     if has_period:
         show_table(_moves_table(records))
@@ -94,6 +102,16 @@ def _records_table(records: "Sequence[LoggedRecord]") -> Table:
             record.rollback_to,
             _offsets_text(record),
         )
+    return table
+
+
+def _savepoints_table(savepoints: "Sequence[RecordedSavepoint]") -> Table:
+    """Return savepoints as a table."""
+    columns = ("NAME", "BATCH", "COMMITTED", "CREATED", "ROLLBACK")
+    table = Table("SAVEPOINTS", columns, right=frozenset({"BATCH"}))
+    for savepoint in savepoints:
+        times = show_time(savepoint.written_ms), show_time(savepoint.created_ms)
+        table.add(savepoint.name, savepoint.version, *times, f"savepoint:{savepoint.name}")
     return table
 
 

@@ -75,21 +75,45 @@ def adopt_command(  # noqa: PLR0913 - the command's options
 @checkpoint_option
 @click.option(
     "--to",
-    required=True,
     metavar="BATCH|record:N",
     help="The batch to return to, -1 for the state before the first. Or a record of the log, also one that an earlier "
     "rollback gave up.",
 )
-def rollback_command(
-    root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, as_json: bool, to: str
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    help="Return to the last batch that was committed by this time: an ISO time with its zone (2026-11-26T14:00:00Z), "
+    "or a duration before now (15m).",
+)
+@click.option("--to-savepoint", metavar="NAME", help="Return to the batch of a savepoint.")
+def rollback_command(  # noqa: PLR0913 - the command's options
+    root: str,
+    checkpoint: str,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    execute: bool,
+    as_json: bool,
+    to: str | None,
+    to_time: str | None,
+    to_savepoint: str | None,
 ) -> None:
-    """Roll a query's state and Spark's offsets back to a retained batch, together."""
+    """Roll a query's state and Spark's offsets back to a retained batch or a savepoint, together.
+
+    Give one of --to, --to-time and --to-savepoint. `riffle log ROOT` lists what is possible.
+    """
     from riffle_spark.offline import recovery
     from riffle_spark.offline.rollback_targets import parse_target
     from riffle_spark.worker.member_folders import options_of
 
+    options_given = (("", to), ("time:", to_time), ("savepoint:", to_savepoint))
+    targets = [f"{kind}{text}" for kind, text in options_given if text is not None]
+    if len(targets) != 1:
+        raise click.UsageError(
+            "The target is required, once.\n  What to do: Give one of --to, --to-time and --to-savepoint."
+        )
+    target = targets[0]
     with usage_errors():
-        parse_target(to)
+        parse_target(target)
     options = options_of(read_settings(conf_file, s3_endpoint))
     check_location(checkpoint, options)
-    show_plan(recovery.rollback(root, to, checkpoint, options=options, execute=execute), as_json=as_json)
+    show_plan(recovery.rollback(root, target, checkpoint, options=options, execute=execute), as_json=as_json)

@@ -177,10 +177,18 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
         ("Lag", _lag_text(state)),
         ("Watermark", watermark),
         *(_store_line(state) if facts.stores else []),
+        *([("Savepoints", _savepoints_text(state))] if state.record.savepoints else []),
         *([("Requests", cost_text(rates))] if rates.requests_per_hour is not None else []),
         *_steering_lines(facts),
         ("Status", _written_text(state)),
     ]
+
+
+def _savepoints_text(state: "RootStatus") -> str:
+    """Return the number of savepoints, and the oldest one. `riffle savepoint list` has their cost."""
+    savepoints = state.record.savepoints
+    oldest = min(savepoints, key=lambda savepoint: savepoint.written_ms)
+    return f"{len(savepoints)}, the oldest is {oldest.name} of batch {oldest.version} ({show_time(oldest.written_ms)})"
 
 
 def cost_text(rates: "Rates") -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "drain_command",
+    "open_mailroom",
+    "parse_duration",
     "pause_command",
     "pin_command",
     "rebalance_command",
@@ -52,7 +54,7 @@ def _key_group(_context: click.Context, _parameter: click.Parameter, value: str)
     return [topic, int(number)] if colon else int(number)
 
 
-def _duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def parse_duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Return a duration in seconds. Raises a usage error."""
     if value is None:
         return None
@@ -77,7 +79,7 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
             **arguments: object,
         ) -> None:
             request = function(**arguments)
-            mailroom = _mailroom(root, s3_endpoint, conf_file)
+            mailroom = open_mailroom(root, s3_endpoint, conf_file)
             show_answer(mailroom, mailroom.post(name, request, expires), wait, as_json=as_json)
 
         return click.command(name)(_request_options(run))
@@ -92,7 +94,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
         is_flag=False,
         flag_value="60 s",
         metavar="DURATION",
-        callback=_duration,
+        callback=parse_duration,
         help=_HELP_OF_WAIT,
     )
     expires = click.option(
@@ -100,13 +102,13 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
         default=_EXPIRES,
         show_default=True,
         metavar="DURATION",
-        callback=_duration,
+        callback=parse_duration,
         help="The driver does not apply the request after this time.",
     )
     return root_argument(store_options(wait(expires(json_option(command)))))
 
 
-def _mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom":
+def open_mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom":
     """Open the mailbox of the query below a root."""
     from riffle_spark.offline.steering import Mailroom
     from riffle_spark.worker.member_folders import options_of
@@ -225,7 +227,7 @@ def _command_text(request: "MailboxRequest") -> str:
     default="10 min",
     show_default=True,
     metavar="DURATION",
-    callback=_duration,
+    callback=parse_duration,
     help="With --until-empty: wait so long.",
 )
 def drain_command(  # noqa: PLR0913 - the command's options
@@ -247,7 +249,7 @@ def drain_command(  # noqa: PLR0913 - the command's options
     Exit codes with --until-empty: 0: MEMBER is empty. 1: the drain was refused, has expired, or was ended. 4: no
     answer, or not empty, in time. The drain continues. 5: the query does not run.
     """
-    mailroom = _mailroom(root, s3_endpoint, conf_file)
+    mailroom = open_mailroom(root, s3_endpoint, conf_file)
     request = mailroom.post("drain", {"member": member}, expires)
     if until_empty:
         _wait_until_empty(mailroom, request, timeout, as_json=as_json)
@@ -322,7 +324,7 @@ def requests_command(root: str, s3_endpoint: str | None, conf_file: Path, as_jso
 
     STATE is `pending` without an answer. A refusal shows the id and the text of its error. Times are in UTC.
     """
-    listed = _mailroom(root, s3_endpoint, conf_file).requests()
+    listed = open_mailroom(root, s3_endpoint, conf_file).requests()
     if as_json:
         echo(json.dumps({"requests": [each.to_json() for each in listed]}))
         return

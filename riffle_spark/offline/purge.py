@@ -4,8 +4,9 @@ Theory of operation.
 
 1. State is read from the object store. Each key-group with a chain of deltas, and each whose snapshot has a key, is
    written as a new snapshot without the keys. No record lists the new snapshots yet.
-2. One record lists the new state under a higher epoch. It promises only itself, so the retention of all earlier
-   versions ends. It also has a new number in the names of local folders, so no copy from before is used again.
+2. One record lists the new state under a higher epoch. It promises only itself and lists no savepoint, so the
+   retention of all earlier versions ends. It also has a new number in the names of local folders, so no
+   copy from before is used again.
 3. All deltas and snapshots that this record does not list are deleted, and requests with keys. A delta has parts of
    many key-groups, output rows and dead letters, and only some of them are listed. So no delta is kept.
 4. Local folders on this machine are removed. The next start of the query removes those of other hosts.
@@ -115,6 +116,8 @@ def purge_keys(  # noqa: PLR0913 - the options of a command
     steps.append(
         f"append a record with the reason {editor.reason!r}; all versions before it end, and nothing undoes it"
     )
+    if tail.savepoints:
+        steps.append(f"end the savepoints {', '.join(savepoint.name for savepoint in tail.savepoints)}")
     unlisted = [name for name in opened.objects.list("") if _may_hold_keys(name, kept)]
     steps.append(f"delete {len(unlisted)} objects: deltas with their output rows and dead letters, snapshots, requests")
     if execute:
@@ -195,7 +198,7 @@ def _draft(opened: OpenRoot, editor: Editor, edit: EditOfState, new: _NewState) 
         counts[edit.store] -= new.removed_rows
     draft = opened.draft(editor.to_record("purge", edit.store, edit.keys.num_rows), counts)
     sequence = tail.sequence + 1
-    return replace(draft, outputs=(), promised=sequence, purged=sequence)
+    return replace(draft, outputs=(), promised=sequence, purged=sequence, savepoints=(), previous_offsets=None)
 
 
 def _may_hold_keys(name: str, kept: set[str]) -> bool:

@@ -124,6 +124,7 @@ def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Rec
         late_watermark_ms=None,
         event_times={},
         delivers_as=None,
+        previous_offsets=None,
         delivers_after_commit=False,
         # The new query numbers its batches from its own beginning, so its stale stores lack rows from before it.
         stale_stores=dict.fromkeys(base.stale_stores, -1),
@@ -223,7 +224,7 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
 def rollback(
     root: str, to: int | str, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
 ) -> Plan:
-    """Roll the state below a root and Spark's checkpoint back to a retained batch, together.
+    """Roll the state below a root and Spark's checkpoint back to a retained batch or a savepoint, together.
 
     A batch with undelivered output stays planned in the checkpoint, so that Spark runs it again and delivers it. The
     query must be stopped.
@@ -231,7 +232,8 @@ def rollback(
     Args:
         root: where the state is stored.
         to: the batch, -1 for the state before the first one. ``record:17`` names a record of the log instead, also
-            one that an earlier rollback gave up.
+            one that an earlier rollback gave up. ``savepoint:NAME`` names a savepoint. ``time:2026-11-26T14:00Z`` is
+            the state that the query had at that time.
         checkpoint: the query's ``checkpointLocation``. It may be behind the batch.
         options: how to reach the object store.
         execute: change the root and the checkpoint. Without it nothing is changed.
@@ -262,7 +264,7 @@ def rollback(
         )
     query_id = spark.query_id()
     with translated_errors(log, f"roll the state back to {to}"):
-        target = find_target(log, tail, to)
+        target = find_target(log, tail, to, objects)
         _check_query(query_id, spark, tail, target)
         _check_sources(spark, target, root)
         offsets = _offsets_of(spark, target)
@@ -296,6 +298,7 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
     same_key_groups = (target.dispatch, target.total) == (tail.dispatch, tail.total)
     return replace(
         target,
+        savepoints=tail.savepoints,
         kind="rollback",
         commit_id=stamp.commit_id,
         written_ms=stamp.written_ms,

@@ -1,52 +1,144 @@
 """Find the record that a rollback returns to.
 
 A record is *promised* if no object that it lists has been deleted: it is at or after ``tail.promised``. Records that an
-earlier rollback gave up are not part of the present history.
+earlier rollback gave up are not part of the present history. A savepoint keeps its record and its objects, however old
+they are.
 """
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Literal, NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.observe.units import show_time
+from riffle_spark.offline.periods import parse_time
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, manifest_of_record
+from riffle_spark.state.log.recorded_savepoints import check_savepoint_name, find_savepoint
+from riffle_spark.state.log.savepoints import read_savepoint
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["current_history", "find_target", "offsets_before", "parse_target", "read_intact"]
+__all__ = [
+    "RollbackTarget",
+    "current_history",
+    "find_target",
+    "offsets_before",
+    "parse_target",
+    "read_intact",
+]
 
 _READ_AHEAD_MAX = 32
 """Records read and held at once: a full record of many key-groups has megabytes."""
-_TARGET = re.compile(r"record:([0-9]{1,18})|(-?[0-9]{1,18})", re.ASCII)
+_TARGET = re.compile(r"(record:)?([0-9]{1,18})|(-[0-9]{1,18})", re.ASCII)
+_SAVEPOINT = "savepoint:"
+_TIME = "time:"
 
 
-def find_target(log: Log, tail: Record, target: int | str) -> Record:
-    """Return the record that ``target`` names: a batch of the present history, or ``record:<number>`` of any history.
-
-    Raises ``ConfigError`` with the available range if that record is not promised or not intact.
+class RollbackTarget(NamedTuple):
+    """What a rollback returns to: a batch or record by its ``number``, a time (ms since the epoch) as ``number``, or a
+    savepoint by its ``name``.
     """
-    is_record, number = parse_target(target)
-    return _find_record(log, tail, number) if is_record else _find_batch_record(log, tail, number)
+
+    kind: Literal["batch", "record", "savepoint", "time"]
+    number: int = 0
+    name: str = ""
 
 
-def parse_target(target: int | str) -> tuple[bool, int]:
-    """Return whether ``target`` names a record, and the number of the record or batch.
+def find_target(log: Log, tail: Record, target: int | str, objects: ObjectStore | None = None) -> Record:
+    """Return the record that ``target`` names, as ``parse_target`` reads it.
 
-    Raises ``ConfigError`` for other text.
+    A batch is one of the present history. At a time, the newest record of the present history that was written by then
+    counts. ``objects`` is needed for savepoints: it is the store that has the log. Raises ``ConfigError`` with the
+    available range if that record is not promised or not intact, ``CorruptStateError`` for a damaged savepoint.
     """
-    match = _TARGET.fullmatch(str(target))
+    parsed = parse_target(target)
+    if parsed.kind == "savepoint":
+        savepoint = find_savepoint(tail.savepoints, parsed.name)
+        assert objects is not None, "a savepoint is an object of its own"
+        return read_savepoint(objects, savepoint)
+    if parsed.kind == "time":
+        return _find_record_at(log, tail, parsed.number)
+    find = _find_record if parsed.kind == "record" else _find_batch_record
+    return find(log, tail, parsed.number)
+
+
+def parse_target(target: int | str) -> RollbackTarget:
+    """Return the target in a number or text: ``4711``, ``record:17``, ``savepoint:NAME`` or ``time:TIME``.
+
+    Raises ``ConfigError`` for other text, and for a time without a zone.
+    """
+    text = str(target)
+    if text.startswith(_SAVEPOINT):
+        return RollbackTarget("savepoint", name=check_savepoint_name(text.removeprefix(_SAVEPOINT)))
+    if text.startswith(_TIME):
+        return RollbackTarget("time", _parse_time(text.removeprefix(_TIME)))
+    match = _TARGET.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{str(target)[:80]!r} is neither a batch nor a record.",
-            remedy="Give a batch (4711) or a record (record:17).",
+            f"{text[:80]!r} is neither a batch nor a record, a savepoint or a time.",
+            remedy="Give a batch (4711), a record (record:17), a savepoint (savepoint:NAME) or a time "
+            "(time:2026-11-26T14:00Z).",
             where="--to",
             id="RIFFLE-0130",
         )
-    return match[1] is not None, int(match[1] or match[2])
+    return RollbackTarget("record" if match[1] else "batch", int(match[2] or match[3]))
+
+
+def _parse_time(text: str) -> int:
+    """Return a time in milliseconds since the epoch. Raises ``ConfigError`` for other text, or without a zone."""
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text[:80]!r} is not a time with a zone.",
+            remedy="Give an ISO time with its zone, such as 2026-11-26T14:00:00Z or 2026-11-26T15:00+01:00, or a "
+            "duration before now, such as 15m.",
+            where="--to-time",
+            id="RIFFLE-1580",
+        ) from None
+
+
+def _find_record_at(log: Log, tail: Record, time_ms: int) -> Record:
+    """Return the newest record of the present history that was written at ``time_ms`` or before.
+
+    Raises ``ConfigError`` if it is not retained, or if the time is in the future.
+    """
+    if time_ms > time.time_ns() // 1_000_000:
+        raise ConfigError(
+            f"{show_time(time_ms)} is in the future.",
+            remedy="Give a time in the past, and check its zone.",
+            where="--to-time",
+            id="RIFFLE-1581",
+        )
+    oldest: Record | None = None
+    for record in current_history(log, tail):
+        if record.sequence < tail.promised:
+            break
+        if record.written_ms <= time_ms:
+            return record
+        oldest = record
+    since = "none" if oldest is None else f"since {show_time(oldest.written_ms)} (batch {oldest.version})"
+    earlier = [savepoint for savepoint in tail.savepoints if savepoint.written_ms <= time_ms]
+    remedy = "Choose a later time. Raise retained_for to keep more in future."
+    if earlier:
+        newest = max(earlier, key=lambda savepoint: savepoint.written_ms)
+        remedy += f" Or return to savepoint {newest.name}, of {show_time(newest.written_ms)} (--to-savepoint)."
+    # Cause: Retention deleted the records of that time, or the query had not started.
+    raise ConfigError(
+        f"Cannot roll back to {show_time(time_ms)}: no record of that time is retained. Retained records: {since}.",
+        remedy=remedy,
+        where="--to-time",
+        id="RIFFLE-1582",
+    )
 
 
 def offsets_before(log: Log, target: Record) -> str | None:
     """Return Spark's offset-log entry of the batch before ``target``'s, ``None`` if the log does not have it."""
+    if target.previous_offsets is not None:
+        return target.previous_offsets
     for record in current_history(log, target):
         if record.version < target.version:
             return record.offsets if record.version == target.version - 1 else None

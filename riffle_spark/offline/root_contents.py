@@ -24,6 +24,7 @@ from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.recorded_moves import RecordedMoves
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
@@ -37,6 +38,7 @@ __all__ = [
     "find_key",
     "read_rates",
     "read_records",
+    "read_savepoints",
     "read_stores",
     "read_warnings",
 ]
@@ -51,7 +53,7 @@ class LoggedRecord:
     Attributes:
         sequence: its number.
         kind: ``batch``, ``claim``, ``orders`` (requests of operators), ``rollback``, ``adopt``, ``dispatch`` or
-            ``state`` (state that an operator changed).
+            ``savepoint`` or ``state`` (state that an operator changed).
         version: the newest batch after it, -1 for none.
         time_ms: when it was written, in milliseconds since the epoch.
         epoch: the number of the driver's claim.
@@ -162,6 +164,12 @@ def read_records(
         if record.sequence >= start:
             shown.append(_logged(record, previous, _target(record, tail, is_current=is_current)))
     return shown[::-1]
+
+
+def read_savepoints(root: str, options: StoreOptions | None = None) -> tuple[RecordedSavepoint, ...]:
+    """Return the savepoints in the newest record. Raises ``ConfigError`` if there is no log."""
+    root = only_root(root, options or StoreOptions())
+    return newest_record(open_store(root, options or StoreOptions()), root).savepoints
 
 
 def _with_previous(records: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:

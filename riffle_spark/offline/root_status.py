@@ -177,6 +177,7 @@ class RootStatus:
             "commit_ms": self.commit_ms,
             "commit_age_seconds": self.commit_age,
             "watermark_ms": self.record.watermark_ms,
+            "savepoints": [savepoint.name for savepoint in self.record.savepoints],
             "lag_records": self.lag_records,
             "lag_seconds": self.lag_seconds,
             **asdict(self.rates),

@@ -25,11 +25,11 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["DrainProgress", "ListedRequest", "Mailroom"]
+__all__ = ["OF_DRIVERS", "DrainProgress", "ListedRequest", "Mailroom", "user_name"]
 
 _LOOK_SECONDS = 0.5
 _OPEN_TRIES = 5
-_OF_DRIVERS = ("claim", "batch", "orders")
+OF_DRIVERS = ("claim", "batch", "orders")
 """Kinds of records that drivers write."""
 
 
@@ -145,7 +145,7 @@ class Mailroom:
             id=uuid.uuid4().hex,
             command=command,
             arguments=dict(arguments),
-            user=_user(),
+            user=user_name(),
             host=socket.gethostname(),
             time_ms=now_ms,
             expires_ms=now_ms + round(expires_seconds * 1000),
@@ -170,7 +170,7 @@ class Mailroom:
             state = state or read_status(self.root, self._options)
         except CorruptStateError:
             return ""
-        has_started = state.record.epoch > state.facts.epoch and state.record.kind in _OF_DRIVERS
+        has_started = state.record.epoch > state.facts.epoch and state.record.kind in OF_DRIVERS
         if has_started or state.status_age is None:
             return ""
         if state.health == "stopped":
@@ -232,7 +232,7 @@ def _listed(request: MailboxRequest, answers: tuple[Answer, ...]) -> ListedReque
     return ListedRequest(request, "answered" if request.number <= last_number(answers) else "pending")
 
 
-def _user() -> str:
+def user_name() -> str:
     """Return the name of the user that runs this process, empty if the system has none."""
     try:
         return getpass.getuser()

@@ -37,6 +37,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
@@ -125,10 +126,12 @@ def switch_keys(
     rewrite: bool = False,
     execute: bool = False,
 ) -> Plan:
-    """Count the parts of the state below ``root`` by encryption key.
+    """Count the parts of the state below ``root``, and of each savepoint, by encryption key.
 
     With ``rewrite`` and ``execute`` all state is written again with the newest of ``encryption_keys`` (the setting).
-    Then the query must be stopped. Without ``execute`` everything is read and checked, and nothing is written. Raises
+    Then the query must be stopped. Savepoints keep their parts, and need the old keys until they are deleted.
+
+    Without ``execute`` everything is read and checked, and nothing is written. Raises
     ``ConfigError`` if a key is missing, ``ConflictError`` if the query continued meanwhile.
     """
     options = options or StoreOptions()
@@ -141,6 +144,7 @@ def switch_keys(
         raise ConfigError(f"{root} holds no state.", remedy="Correct the root.", where=root, id="RIFFLE-0155")
     with translated_errors(log, "count the parts of the state by key", ConflictError):
         steps = _count_by_key(objects, tail, log.manifest)
+        steps += _count_of_savepoints(objects, tail)
     if not rewrite:
         return Plan(tuple(steps), True, tail.version, tail.offsets)
     keys = keys_in(encryption_keys, options.s3.region)
@@ -178,9 +182,12 @@ def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     return {name: with_encryption_key(text, keys.write_key) for name, text in tail.schemas.items()}
 
 
-def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
-    """Return a line per encryption key with its parts and bytes, of all state and the newest batch's sealed output."""
-    links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in tail.outputs]
+def _count_by_key(objects: ObjectStore, record: Record, manifest: Manifest) -> list[str]:
+    """Return a line per encryption key with its parts and bytes, of a record's state and its sealed output.
+
+    ``manifest`` is that of ``record``.
+    """
+    links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in record.outputs]
     parts = [(link.object, link.start, link.length) for link in links]
     for address, entry in manifest.entries.items():
         if entry.snapshot is not None:
@@ -193,6 +200,16 @@ def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> lis
         frame = " (old frame RFE1)" if frame_version(header) == 1 else ""
         lengths_by_key.setdefault(key_id_of(header) + frame, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(lengths_by_key.items())]
+
+
+def _count_of_savepoints(objects: ObjectStore, tail: Record) -> list[str]:
+    """Return a line per savepoint and encryption key with the parts and bytes of the savepoint."""
+    lines = []
+    for savepoint in tail.savepoints:
+        record = read_savepoint(objects, savepoint)
+        counts = _count_by_key(objects, record, Manifest(record.entries))
+        lines += [f"savepoint {savepoint.name}: {count}" for count in counts]
+    return lines
 
 
 def _check_change(tail: Record, dispatch: str, total: int) -> None:

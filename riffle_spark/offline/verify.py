@@ -1,4 +1,4 @@
-"""Check every object that the retained records of a root list, and the query's checkpoint (`riffle verify`)."""
+"""Check every object that a root's retained records and savepoints list, and the query's checkpoint."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -22,6 +22,7 @@ from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
+from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.open import masked, open_store
 from riffle_spark.state.objects.options import StoreOptions
@@ -80,7 +81,7 @@ class _Verification:
 def verify(
     root: str, checkpoint: str | None = None, *, options: StoreOptions | None = None, encryption_keys: str | None = None
 ) -> Verified:
-    """Check everything that the retained records of a root list, and whether ``checkpoint`` matches.
+    """Check everything that the retained records and savepoints of a root list, and whether ``checkpoint`` matches.
 
     Sends GETs and LISTs only. If the query runs meanwhile, objects that its retention deletes may be among the findings
     of older batches. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
@@ -240,7 +241,7 @@ def _check_line(verification: _Verification, tail: Record) -> None:
 
 
 def _check_parts(verification: _Verification, tail: Record) -> None:
-    """Check all parts that ``tail`` and the records that it promises list, each once, and note orphans."""
+    """Check all parts that ``tail``, the records that it promises and its savepoints list, and note orphans."""
     schemas = dict(_read_schemas(verification, tail))
     levels: dict[_Part, Level] = {}
     for sequence in sorted(verification.records, reverse=True):
@@ -249,6 +250,9 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
             level: Level = "state" if record is tail else "rollback"
             for part in _parts_of(verification, record, level):
                 levels.setdefault(part, level)
+    for record in _read_savepoints(verification, tail):
+        for part in _parts_of(verification, record, "rollback"):
+            levels.setdefault(part, "rollback")
     listed: set[str] = set()
     reader = Reader(verification.objects)
     links: dict[Link, list[_Part]] = {}
@@ -265,6 +269,15 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
     _note_orphans(verification, listed, tail)
 
 
+def _read_savepoints(verification: _Verification, tail: Record) -> Iterator[Record]:
+    """Yield the record of each savepoint. Add a finding for a savepoint that cannot be read."""
+    for savepoint in tail.savepoints:
+        try:
+            yield read_savepoint(verification.objects, savepoint)
+        except CorruptStateError as error:
+            verification.add_error("rollback", error)
+
+
 def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[str, StoreSchema]]:
     """Yield each store with its schema. Add a finding for a schema that cannot be read."""
     for store, text in tail.schemas.items():
@@ -276,7 +289,7 @@ def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[s
 
 def _parts_of(verification: _Verification, record: Record, level: Level) -> Iterator[_Part]:
     """Yield the parts that a record and its full record list together."""
-    full = verification.records.get(record.full)
+    full = record if record.full == record.sequence else verification.records.get(record.full)
     if full is None:
         return  # already reported
     try:

@@ -63,7 +63,7 @@ class Driver:
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations, ports.clock)
-        self.mailbox = MailboxReader(ports.objects, self.operations, self.ownership.placement, ports.clock)
+        self.mailbox = MailboxReader(ports, self._log, self.operations, self.ownership.placement)
         self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
@@ -288,7 +288,9 @@ class Driver:
         previous = self._log.tail
         draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
         promised = self._upkeep.promise_after(self._log.first, previous) if previous else 0
-        tail = self._log.append(replace(draft, promised=promised), self._log.manifest)
+        draft = replace(draft, promised=promised, savepoints=self.mailbox.savepoints.for_claim(previous))
+        tail = self._log.append(draft, self._log.manifest)
+        self.mailbox.savepoints.start(tail)
         follows_claim = previous is not None and previous.kind == "claim"
         self._upkeep.start(self._log.first, tail, self._log.manifest, follows_claim=follows_claim)
 
@@ -472,7 +474,12 @@ class Driver:
             key_id=self._home.key,
         )
         promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(draft, promised=promised, orders=self._idle_loop.requests_for_record())
+        draft = replace(
+            draft,
+            promised=promised,
+            orders=self._idle_loop.requests_for_record(),
+            savepoints=self.mailbox.savepoints.current,
+        )
         record = self._log.append(draft, manifest.with_entries(changes), self.ownership.moves.unrecorded())
         self.ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)

@@ -218,7 +218,8 @@ class IdleLoop:
         snapshots = self._upkeep.entries_with_snapshots(manifest, self._ownership)
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
         draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
-        draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
+        promised = self._upkeep.promise(tail.sequence + 1)
+        draft = replace(draft, promised=promised, savepoints=self._mailbox.savepoints.current)
         self._ports.reached("before requests")
         try:
             record = self._log.append(draft, manifest.with_entries(snapshots), self._ownership.moves.unrecorded())
@@ -249,7 +250,14 @@ class IdleLoop:
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
         draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
         promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(draft, kind="state", edit=change.edit, row_counts=change.row_counts, promised=promised)
+        draft = replace(
+            draft,
+            kind="state",
+            edit=change.edit,
+            row_counts=change.row_counts,
+            promised=promised,
+            savepoints=self._mailbox.savepoints.current,
+        )
         # A snapshot replaces links of the changed entries too.
         changed = manifest.with_entries(change.entries)
         snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)

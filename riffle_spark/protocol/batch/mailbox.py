@@ -38,7 +38,19 @@ __all__ = [
     "read_mailbox",
 ]
 
-COMMANDS: Final = ("drain", "undrain", "pin", "unpin", "rebalance", "pause", "resume", "set", "edit_state")
+COMMANDS: Final = (
+    "drain",
+    "undrain",
+    "pin",
+    "unpin",
+    "rebalance",
+    "pause",
+    "resume",
+    "set",
+    "create_savepoint",
+    "delete_savepoint",
+    "edit_state",
+)
 CHANGES_OF_STATE: Final = "edit_state"
 """The command with a key and a value of user data."""
 ANSWERS_KEPT: Final = 16
@@ -98,6 +110,8 @@ class MailboxRequest:
             return ("drain", arguments.get("member"))
         if self.command in ("pause", "resume"):
             return ("pause",)
+        if self.command in ("create_savepoint", "delete_savepoint"):
+            return ("savepoint", arguments.get("name"))
         if self.command == "set":
             return ("set", *sorted(arguments))
         return (self.command,)
@@ -105,7 +119,7 @@ class MailboxRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request. ``error_id`` and ``text`` are empty if it was applied.
+    """The answer to a request. ``error_id`` is empty if it was applied, and so is ``text`` except for a new savepoint.
 
     ``time_ms`` is the time of the answer by the driver's clock.
     """

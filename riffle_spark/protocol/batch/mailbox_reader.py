@@ -12,12 +12,13 @@ from riffle_spark.protocol.batch.mailbox import (
     MailboxRequest,
     last_number,
 )
+from riffle_spark.protocol.batch.savepoint_requests import SavepointRequests
 from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.placement import Placement
-from riffle_spark.protocol.ports import Clock
+from riffle_spark.protocol.ports import DriverPorts
 from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.paths import MAILBOX
-from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["MailboxReader"]
 
@@ -39,22 +40,24 @@ def _refuse_change(request: MailboxRequest) -> StateChange:
 class MailboxReader:
     """Reads the mailbox of a query and applies its requests.
 
-    ``answers`` are the newest answers, which the next record stores. ``hold`` pauses (``True``) or resumes (``False``)
-    the query, and ``edit`` puts a change of state. Not thread-safe: the driver calls it from one thread at a time.
+    ``answers`` are the newest answers, which the next record stores, as it does with ``savepoints.current``. ``hold``
+    pauses (``True``) or resumes (``False``) the query, and ``edit`` puts a change of state. Not thread-safe: the driver
+    calls it from one thread at a time.
     """
 
-    def __init__(self, objects: ObjectStore, operations: RequestRegister, placement: Placement, clock: Clock) -> None:
-        """Create the reader of the mailbox in ``objects``. Sends no request."""
-        self._objects = objects
+    def __init__(self, ports: DriverPorts, log: Log, operations: RequestRegister, placement: Placement) -> None:
+        """Create the reader of the mailbox in the objects of ``ports``. ``log`` is the driver's. Sends no request."""
+        self._objects = ports.objects
         self._operations = operations
         self._placement = placement
-        self._clock = clock
+        self._clock = ports.clock
         self._mailbox = Mailbox()
         self._tag = ""
         self._warned_of: str | None = None
         self.hold: Callable[[bool], None] = _refuse_pause
         self.edit: Callable[[MailboxRequest], StateChange] = _refuse_change
         self.answers: tuple[Answer, ...] = ()
+        self.savepoints = SavepointRequests(ports.objects, log, ports.clock, ports.new_id)
         self._change: StateChange | None = None
 
     def take_change(self) -> StateChange | None:
@@ -132,16 +135,19 @@ class MailboxReader:
         if request.expires_ms <= now_ms:
             return Answer(request.number, request.id, "expired", now_ms)
         try:
-            self._apply(request, settings)
+            text = self._apply(request, settings)
         except RiffleError as error:
             text = f"{error.problem} {error.remedy}".strip()[:_TEXT_MAX]
             return Answer(request.number, request.id, "refused", now_ms, error.id, text)
         except UNREADABLE:
             return _unreadable(request.number, now_ms, request.id)
-        return Answer(request.number, request.id, "applied", now_ms)
+        return Answer(request.number, request.id, "applied", now_ms, "", text)
 
-    def _apply(self, request: MailboxRequest, settings: Settings) -> None:
-        """Apply a request. Raises ``ConfigError`` if it is refused, an error of ``UNREADABLE`` for wrong arguments."""
+    def _apply(self, request: MailboxRequest, settings: Settings) -> str:
+        """Apply a request, and return the text of its answer.
+
+        Raises an error of this package if it is refused, an error of ``UNREADABLE`` for wrong arguments.
+        """
         arguments = request.arguments
         operations = self._operations
         match request.command:
@@ -163,6 +169,11 @@ class MailboxReader:
                 self.hold(False)
             case "set":
                 operations.reconfigure(settings, arguments)
+            case "create_savepoint":
+                user = f"{request.user}@{request.host}"
+                return self.savepoints.create(_text(arguments, "name"), user, arguments)
+            case "delete_savepoint":
+                self.savepoints.delete(_text(arguments, "name"))
             case "edit_state":
                 self._change = self.edit(request)
             case _:
@@ -172,6 +183,7 @@ class MailboxReader:
                     remedy=f"Use one of {', '.join(COMMANDS)}, or a newer version of riffle-spark for the query.",
                     id="RIFFLE-1355",
                 )
+        return ""
 
 
 def _with_superseded(answers: Sequence[Answer], requests: Mapping[int, MailboxRequest]) -> list[Answer]:

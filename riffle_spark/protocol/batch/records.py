@@ -104,6 +104,7 @@ def batch_record(
         outputs=outputs_of(receipts),
         delivers_after_commit=after_commit,
         delivers_as=None,
+        previous_offsets=None,
         shards=shards.partitions if shards else (),
         initial_states=loaded_names(tail, operators),
         stale_stores=_stale_stores(tail, schemas),

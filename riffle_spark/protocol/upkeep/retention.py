@@ -8,6 +8,8 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
+from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["Deletes", "Retention", "find_orphans"]
@@ -150,6 +152,8 @@ def find_orphans(
     2. Deltas of its own epoch for versions before ``version``: its batch is committed without them.
     3. Snapshots of its own epoch that are not in ``may_be_listed``. ``None`` means that any may still be listed.
 
+    Savepoints are not in ``listed``. ``Deletes`` skips them and what they keep.
+
     Objects of newer epochs and unknown names are never returned.
     """
     deletable = []
@@ -159,6 +163,8 @@ def find_orphans(
             continue
         if parsed.kind == "delta":
             is_abandoned = parsed.version < version
+        elif parsed.kind == "savepoint":
+            is_abandoned = False  # this driver may list it with its next record
         else:
             is_abandoned = may_be_listed is not None and name not in may_be_listed
         if parsed.epoch < epoch or (parsed.epoch == epoch and is_abandoned):
@@ -176,7 +182,7 @@ def _is_superseded(objects: ObjectStore, tail: Record) -> bool:
 
 
 class Deletes:
-    """The deletes of one claim.
+    """The deletes of one claim. They skip the savepoints of the driver's newest record, and all objects these list.
 
     The driver calls ``set_tail`` after each record, and the background runs the steps of ``run``.
     """
@@ -185,20 +191,46 @@ class Deletes:
         """Create the deletes of a claim. ``tail`` is the driver's newest record, ``None`` until it is set."""
         self._objects = objects
         self._tail = tail
+        self._kept: dict[str, frozenset[str]] = {}
+        """The objects of each savepoint by its id, once they were read."""
 
-    def set_tail(self, record: Record) -> None:
-        """Set the driver's newest record. Deletes stop once another driver has appended after it."""
+    @property
+    def savepoints(self) -> tuple[RecordedSavepoint, ...]:
+        """The savepoints in the driver's newest record."""
+        return self._tail.savepoints if self._tail else ()
+
+    def set_tail(self, record: Record) -> list[str]:
+        """Set the driver's newest record. Return the names of the savepoints that it no longer lists.
+
+        Deletes stop once another driver has appended after it.
+        """
+        deleted = [paths.savepoint_name(each.id) for each in self.savepoints if each not in record.savepoints]
         self._tail = record
+        return deleted
 
     def run(self, names: Sequence[str]) -> Steps[bool]:
         """Return the steps that delete the objects.
 
-        Their result is false if a newer driver has appended. Then they have stopped early.
+        Their result is false if a newer driver has appended. Then they have stopped early. Raises
+        ``CorruptStateError`` if a savepoint cannot be read, so it is unknown what it keeps.
         """
         assert self._tail is not None, "deletes follow a commit"
         for start in range(0, len(names), _DELETES_PER_REQUEST):
             if _is_superseded(self._objects, self._tail):
                 return False
-            self._objects.delete(names[start : start + _DELETES_PER_REQUEST])
+            kept = self._kept_by_savepoints()
+            deletable = [name for name in names[start : start + _DELETES_PER_REQUEST] if name not in kept]
+            if deletable:
+                self._objects.delete(deletable)
             yield
         return True
+
+    def _kept_by_savepoints(self) -> Collection[str]:
+        """Return the names of all savepoints and of all objects that they list. Each savepoint is read once."""
+        for savepoint in self.savepoints:
+            if savepoint.id not in self._kept:
+                listed = savepoint_objects(read_savepoint(self._objects, savepoint))
+                self._kept[savepoint.id] = frozenset({*listed, paths.savepoint_name(savepoint.id)})
+        ids = {savepoint.id for savepoint in self.savepoints}
+        self._kept = {id: names for id, names in self._kept.items() if id in ids}
+        return frozenset[str]().union(*self._kept.values())

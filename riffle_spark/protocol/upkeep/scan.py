@@ -69,8 +69,8 @@ def scan(
 ) -> Steps[ScanResult]:
     """Delete objects that no retained record needs and no living driver may still list.
 
-    Retained are the newest ``versions`` records, all records that are at most ``for_ms`` older than ``tail``, and
-    those that ``tail`` promises. ``tail`` is the driver's newest record, ``first`` the first record it knows.
+    Retained are the newest ``versions`` records, all records that are at most ``for_ms`` older than ``tail``, those
+    that ``tail`` promises, and savepoints. ``tail`` is the driver's newest record, ``first`` the first record it knows.
     ``own_snapshots`` returns the driver's snapshots that it may still list; ``None`` keeps all of them.
 
     Nothing that a record lists is deleted, whatever happens between two steps:
@@ -213,6 +213,7 @@ class Scans:
         self._follows_claim = False
         self._failed_tail: Record | None = None
         self._is_running = False
+        self._is_hastened = False
 
     def start(self, *, follows_claim: bool) -> None:
         """Forget the scans before a claim. ``follows_claim`` means that the driver before committed nothing."""
@@ -241,6 +242,7 @@ class Scans:
         self._started_at = clock_seconds
         self._next = clock_seconds + min(_RETRY_SECONDS, interval)
         self._lost_at_start = self._taken.lost
+        self._is_hastened = False
         oldest = max(tail.sequence - _BEHIND_RECORDS, retention.first)
         if self._failed_tail is not None and self._failed_tail.sequence >= oldest:
             tail = self._failed_tail
@@ -256,9 +258,15 @@ class Scans:
         finally:
             self._is_running = False
 
+    def hasten_after(self, deleted_savepoints: Sequence[str]) -> None:
+        """If savepoints were deleted, let a scan be due now, or once the present one has ended."""
+        if deleted_savepoints:
+            self._next = 0.0
+            self._is_hastened = True
+
     def record_result(self, result: ScanResult, retention: Retention, interval: float) -> None:
         """Record the result of a scan, and set the time of the next one."""
         self._failed_tail = None
         retention.record_scan(result.oldest, result.kept_from)
-        if result.is_complete:
+        if result.is_complete and not self._is_hastened:
             self._next = self._started_at + interval

@@ -209,7 +209,7 @@ class Upkeep:
 
         ``manifest`` is the manifest before its ``changes``.
         """
-        self._deletes.set_tail(record)
+        deleted_savepoints = self._deletes.set_tail(record)
         self._promised = record.promised
         self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
@@ -217,7 +217,8 @@ class Upkeep:
         merged_names = {replacement.link.object for _, replacement in self._merged}
         if merged_names:
             merged_names -= {link.object for entry in changes.values() for link in entry.chain if link.merged}
-        self._retention.retire(record.sequence, [*unused, *sorted(merged_names)])
+        self._retention.retire(record.sequence, [*unused, *sorted(merged_names), *deleted_savepoints])
+        self._scans.hasten_after(deleted_savepoints)
         self._forget_taken()
 
     def _forget_taken(self) -> None:

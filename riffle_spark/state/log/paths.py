@@ -4,6 +4,7 @@
     delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
     merged/<version>-<epoch>-<attempt>                  merged changes of successive deltas, of many key-groups
     <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
+    savepoints/<version>-<epoch>-<random id>            a savepoint: the whole record that it keeps
     requests.json                                       the mailbox of requests from operators
     queries/<name>, query=<name>/...                    queries that share this root (``query_roots``)
     status.json, status.html                            the driver's status, and its page, written again every minute
@@ -25,6 +26,7 @@ __all__ = [
     "QUERIES",
     "QUERY",
     "REPLACED",
+    "SAVEPOINTS",
     "STATUS",
     "STATUS_PAGE",
     "ObjectName",
@@ -42,6 +44,7 @@ __all__ = [
     "parse_object_name",
     "parse_record_name",
     "record_name",
+    "savepoint_name",
     "shared_root",
     "snapshot_id",
     "snapshot_name",
@@ -56,8 +59,9 @@ STATUS_PAGE = "status.html"
 REPLACED = frozenset({MAILBOX, STATUS, STATUS_PAGE})
 """Objects that no record lists, and that are replaced. All other objects are immutable."""
 QUERIES = "queries/"
+SAVEPOINTS = "savepoints/"
 _MERGED_FOLDER = "merged"
-OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/"), _MERGED_FOLDER})
+OTHER_OBJECTS = frozenset({*REPLACED, QUERIES.rstrip("/"), SAVEPOINTS.rstrip("/"), _MERGED_FOLDER})
 """Names below a root that a store's objects would share. Earlier versions allowed stores with these names."""
 QUERY = "query="
 FAR = 10_000
@@ -66,6 +70,7 @@ _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
 _DELTA = re.compile(r"delta/(\d{20})/((\d+)-[0-9a-f]{32})\Z")
+_SAVEPOINT = re.compile(r"savepoints/(\d{20})-(\d+)-[0-9a-f]{32}\Z")
 _MERGED = re.compile(rf"{_MERGED_FOLDER}/((\d{{20}})-(\d+)-[0-9a-f]{{32}})\Z")
 _SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-9a-f]{32})\Z")
 
@@ -200,8 +205,13 @@ def snapshot_id(version: int, attempt: str) -> str:
     return f"{max(version, 0):0{_DIGITS}d}-{attempt}"
 
 
+def savepoint_name(savepoint_id: str) -> str:
+    """Return the object name of a savepoint; its id is ``<version>-<epoch>-<random id>``."""
+    return f"{SAVEPOINTS}{savepoint_id}"
+
+
 class ObjectName(NamedTuple):
-    """The kind (``delta``, ``merged`` or ``snapshot``), version and epoch in an object's name."""
+    """The kind (``delta``, ``merged``, ``snapshot`` or ``savepoint``), version and epoch in an object's name."""
 
     kind: str
     version: int
@@ -209,8 +219,9 @@ class ObjectName(NamedTuple):
 
 
 def parse_object_name(name: str) -> ObjectName | None:
-    """Return the kind, version and epoch in the name of a delta, merged delta or snapshot, or ``None`` for other
-    names.
+    """Return the kind, version and epoch in the name of a delta, merged delta, snapshot or savepoint.
+
+    Return ``None`` for other names.
     """
     if match := _DELTA.match(name):
         return ObjectName("delta", int(match[1]), int(match[3]))
@@ -218,4 +229,6 @@ def parse_object_name(name: str) -> ObjectName | None:
         return ObjectName(_MERGED_FOLDER, int(match[2]), int(match[3]))
     if match := _SNAPSHOT.match(name):
         return ObjectName("snapshot", int(match[4]), int(match[5]))
+    if match := _SAVEPOINT.match(name):
+        return ObjectName("savepoint", int(match[1]), int(match[2]))
     return None

@@ -20,6 +20,7 @@ from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 from riffle_spark.state.log.recorded_moves import RecordedMoves
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
 __all__ = [
     "FORMAT",
@@ -35,8 +36,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 8
+FORMAT = 9
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_MERGED_FORMAT = 8
+"""The format with merged deltas."""
 _EDITS_FORMAT = 7
 """The format with edits and purges."""
 _MOVES_FORMAT = 6
@@ -54,12 +57,13 @@ _MAGIC = "riffle-log"
 _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
-Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
 _SINCE_5 = ("row_counts",)
 _SINCE_6 = ("moves",)
 _SINCE_7 = ("edit", "purged")
+_SINCE_9 = ("savepoints", "previous_offsets")
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -82,8 +86,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str,)),
     **dict.fromkeys(_MAPS, (dict,)),
     **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms", "delivers_as"), (int, type(None))),
-    **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
-    **dict.fromkeys(("outputs", "shards", "members", "moves"), (list,)),
+    **dict.fromkeys(("offsets", "input_digest", "previous_offsets"), (str, type(None))),
+    **dict.fromkeys(("outputs", "shards", "members", "moves", "savepoints"), (list,)),
     "delivers_after_commit": (bool,),
 }
 _VALUES: Mapping[str, tuple[type, type]] = {
@@ -132,6 +136,8 @@ class Record:
     watermarks           reserved
     edit                 of kind ``state``: what an operator changed, who and why (docs/formats.md)
     purged               the newest sequence at which keys were purged, 0 for never; local files from before are deleted
+    savepoints           records that are kept until their savepoint is deleted. No object that they list is deleted
+    previous_offsets     of the object of a savepoint, and of a rollback to it: the offset-log entry of the batch before
     ==================== ==============================================================================================
     """
 
@@ -174,6 +180,8 @@ class Record:
     moves: tuple[RecordedMoves, ...] = ()
     edit: Mapping[str, object] = field(default_factory=dict)
     purged: int = 0
+    savepoints: tuple[RecordedSavepoint, ...] = ()
+    previous_offsets: str | None = None
 
     @property
     def delivery_rollbacks(self) -> int:
@@ -206,17 +214,24 @@ def encode(record: Record) -> bytes:
         del body["edit"]
     if not record.purged:
         del body["purged"]
+    body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
+    if not record.savepoints:
+        del body["savepoints"]
+    if record.previous_offsets is None:
+        del body["previous_offsets"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    record_format = FORMAT if _MERGED in entries else _format_of(record)
+    record_format = max(_format_of(record), _MERGED_FORMAT if _MERGED in entries else 0)
     header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
 
 
 def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record without merged deltas."""
+    if record.savepoints or record.previous_offsets is not None or record.kind == "savepoint":
+        return FORMAT  # older packages would delete what the savepoints keep
     if record.edit or record.purged:
         return _EDITS_FORMAT
     if record.moves:
@@ -334,7 +349,7 @@ def _record_of_body(
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
     """
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7))
+    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7), (9, _SINCE_9))
     later_fields = {name for since, names in later if record_format < since for name in names}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind), record_format)
     values: dict[str, object] = dict(body)
@@ -355,6 +370,8 @@ def _record_of_body(
     values["shards"] = tuple(map(_parse_shard, cast("list[list[object]]", body.get("shards", []))))
     values["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
     values["moves"] = tuple(map(RecordedMoves.from_json, cast("list[list[object]]", body.get("moves", []))))
+    savepoints = cast("list[list[object]]", body.get("savepoints", []))
+    values["savepoints"] = tuple(map(RecordedSavepoint.from_json, savepoints))
     record = Record(**values)  # type: ignore[arg-type]
     _check_references(record)
     assigned = record.weights.get("assigned")
@@ -399,7 +416,7 @@ def check_body(
             _check_values(name, cast("dict[str, object]", value))
     if body["kind"] not in kinds:
         raise ValueError(f"unknown kind {body['kind']!r}")
-    known = _ENTRIES if record_format < FORMAT else {*_ENTRIES, _MERGED}
+    known = _ENTRIES if record_format < _MERGED_FORMAT else {*_ENTRIES, _MERGED}
     if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - known):
         raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read")
 

@@ -7,6 +7,7 @@ promise to keep dots at the end of a part, so such names are refused.
 """
 
 import re
+import time
 from collections.abc import Hashable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects import http_store, store
 from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Action, Rule
-from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client
+from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_client, signs_url
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
 from riffle_spark.state.objects.options import StoreOptions
 
@@ -25,6 +26,8 @@ __all__ = ["AzureStore"]
 _PAGE_NAMES: Final = 5000
 _PUT: Final = frozenset({"put_object"})
 _GET: Final = frozenset({"get_object"})
+_COPY: Final = frozenset({"copy_object"})
+_COPY_POLL_SECONDS: Final = 0.5
 _HEAD_OR_DELETE: Final = frozenset({"head_object", "delete_object"})
 _NO_CONTAINER: Final = "The container does not exist ({code})."
 _CREATE_CONTAINER: Final = "Create the container, or correct `root` or `azure_endpoint`."
@@ -45,7 +48,7 @@ class AzureStore(http_store.HttpStore):
             id="RIFFLE-1085",
         ),
         Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
-        Rule(Action.ANSWER, _HEAD_OR_DELETE, frozenset({404})),
+        Rule(Action.ANSWER, _HEAD_OR_DELETE | _COPY, frozenset({404})),
         Rule(Action.ANSWER, _PUT, frozenset({412})),
         Rule(Action.ANSWER, _PUT, frozenset({409}), ("BlobAlreadyExists",)),
         Rule(
@@ -159,6 +162,24 @@ class AzureStore(http_store.HttpStore):
 
     def _head_request(self, key: str) -> Request:
         return Request("head_object", "HEAD", self._blob(key))
+
+    def can_copy_from(self, source: store.ObjectStore) -> bool:
+        """Return whether ``source`` is in the same account, and requests are not authorized by their URL."""
+        is_same = isinstance(source, AzureStore) and (source.host, source.options) == (self.host, self.options)
+        return is_same and not signs_url(self._client().authorize)
+
+    def _copy_request(self, source: http_store.HttpStore, key: str, source_key: str, token: str) -> Request:
+        assert isinstance(source, AzureStore)
+        if token:
+            time.sleep(_COPY_POLL_SECONDS)
+            return Request("head_object", "HEAD", self._blob(key))
+        return Request("copy_object", "PUT", self._blob(key), {"x-ms-copy-source": source._blob(source_key)})
+
+    def _copy_progress(self, response: Response, body: bytes) -> str:  # noqa: ARG002 - the progress is in a header
+        status = response.headers["x-ms-copy-status"]
+        if status not in ("success", "pending"):
+            raise ValueError(status)
+        return "" if status == "success" else status
 
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._blob(key), {"x-ms-delete-snapshots": "include"})

@@ -26,7 +26,7 @@ from riffle_spark.state.objects import store
 from riffle_spark.state.objects.http_store import Authorize, Client, new_session
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = ["CREDENTIAL_CHAIN", "create_client"]
+__all__ = ["CREDENTIAL_CHAIN", "create_client", "signs_url"]
 
 CREDENTIAL_CHAIN: Final = (
     "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity of azure-identity"
@@ -151,6 +151,11 @@ class _SharedAccessSignature:
         _stamp(prepared.headers)
         prepared.url += f"{'&' if '?' in prepared.url else '?'}{self._signature}"
         return prepared
+
+
+def signs_url(authorize: Authorize) -> bool:
+    """Return whether credentials are a part of each URL. They do not cover another URL that a request names."""
+    return isinstance(authorize, _SharedAccessSignature)
 
 
 class _Token:

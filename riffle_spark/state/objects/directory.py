@@ -18,10 +18,12 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +31,7 @@ from riffle_spark.errors import RefusedError, UnavailableError
 from riffle_spark.private_folders import open_regular
 from riffle_spark.state.objects.store import (
     PIECE_BYTES,
+    ObjectStore,
     RequestCounts,
     TaggedObject,
     check_name,
@@ -147,6 +150,26 @@ class DirectoryStore:
         with self._converted_errors():
             return file.read(min(remaining, PIECE_BYTES))
 
+    def can_copy_from(self, source: ObjectStore) -> bool:
+        """Return whether ``source`` is a directory too."""
+        return isinstance(source, DirectoryStore)
+
+    def copy_from(self, source: ObjectStore, name: str) -> bool:
+        """Copy the object of another directory under the same name. Return whether it exists there."""
+        assert isinstance(source, DirectoryStore)
+        target = self.root / check_name(name)
+        source.requests.add("get")
+        with source._converted_errors():
+            try:
+                file: BufferedReader = os.fdopen(open_regular(source.root / name), "rb")
+            except _ABSENT:
+                return False
+        self.requests.add("put")
+        with file, self._converted_errors(_WRITE_REMEDY):
+            self._link(file, target)
+            self._sync_above(target)
+        return True
+
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
         target = self.root / check_name(name)
@@ -196,8 +219,11 @@ class DirectoryStore:
             for folder in {target.parent for target in targets}:
                 self._prune(folder)
 
-    def _link(self, data: bytes, target: Path) -> bool:
-        """Write ``data`` to a new file and link it to ``target``. Return whether the name was free."""
+    def _link(self, data: bytes | BufferedReader, target: Path) -> bool:
+        """Write ``data`` or the rest of a file to a new file and link it to ``target``.
+
+        Return whether the name was free.
+        """
         with self._unfinished_file(data) as unfinished:
             for _ in range(_LINK_TRIES):
                 # A delete in another process may prune the directory between the two steps.
@@ -212,14 +238,20 @@ class DirectoryStore:
             )
 
     @contextlib.contextmanager
-    def _unfinished_file(self, data: bytes) -> Iterator[Path]:
-        """Yield a new synced file with these bytes. It is removed after the block if it still has its name."""
+    def _unfinished_file(self, data: bytes | BufferedReader) -> Iterator[Path]:
+        """Yield a new synced file with these bytes, or with the rest of a file.
+
+        It is removed after the block if it still has its name.
+        """
         unfinished = self._make_unfinished_folder() / uuid.uuid4().hex
         try:
             with unfinished.open("xb") as file:
                 if self._mode is not None:
                     os.fchmod(file.fileno(), self._mode)
-                file.write(data)
+                if isinstance(data, BufferedReader):
+                    shutil.copyfileobj(data, file, PIECE_BYTES)
+                else:
+                    file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             yield unfinished

@@ -30,6 +30,7 @@ _SCOPES: Final = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _PAGE_NAMES: Final = 1000
 _PUT: Final = frozenset({"put_object"})
 _GET: Final = frozenset({"get_object"})
+_COPY: Final = frozenset({"copy_object"})
 _HEAD_OR_DELETE: Final = frozenset({"head_object", "delete_object"})
 _CHAIN: Final = "GOOGLE_APPLICATION_CREDENTIALS, gcloud's default login, or the machine's service account"
 _RIGHTS: Final = (
@@ -53,7 +54,7 @@ class GcsStore(http_store.HttpStore):
             id="RIFFLE-1070",
         ),
         Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
-        Rule(Action.ANSWER, _HEAD_OR_DELETE, frozenset({404})),
+        Rule(Action.ANSWER, _HEAD_OR_DELETE | _COPY, frozenset({404})),
         Rule(Action.ANSWER, _PUT, frozenset({412})),
         Rule(
             Action.FINAL,
@@ -162,6 +163,21 @@ class GcsStore(http_store.HttpStore):
 
     def _head_request(self, key: str) -> Request:
         return Request("head_object", "GET", f"{self._object(key)}?fields=name,updated")
+
+    def can_copy_from(self, source: store.ObjectStore) -> bool:
+        """Return whether ``source`` is in GCS at the same endpoint."""
+        return isinstance(source, GcsStore) and source.options == self.options
+
+    def _copy_request(self, source: http_store.HttpStore, key: str, source_key: str, token: str) -> Request:
+        assert isinstance(source, GcsStore)
+        fields = {"fields": "done,rewriteToken", **({"rewriteToken": token} if token else {})}
+        query = urlencode(fields, quote_via=quote)
+        target = f"rewriteTo/b/{quote(self.bucket, safe='')}/o/{quote(key, safe='')}"
+        return Request("copy_object", "POST", f"{source._object(source_key)}/{target}?{query}")
+
+    def _copy_progress(self, response: Response, body: bytes) -> str:  # noqa: ARG002 - the progress is in the body
+        answer = json.loads(body)
+        return "" if answer["done"] is True else _text(answer["rewriteToken"])
 
     def _delete_request(self, key: str) -> Request:
         return Request("delete_object", "DELETE", self._object(key))

@@ -9,6 +9,7 @@ services were measured and not taken (docs/adr/0017-own-requests-to-gcs-and-azur
 - No error quotes an exception or a URL, because a URL may contain a shared access signature.
 """
 
+import mmap
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,6 +32,7 @@ __all__ = ["Authorize", "Client", "HttpStore", "Page", "Request", "Response", "n
 
 _KINDS: Final = {
     "put_object": "put",
+    "copy_object": "put",
     "get_object": "get",
     "head_object": "head",
     "list_objects": "list",
@@ -267,6 +269,35 @@ class HttpStore(RemoteStore[Client, Request, Response]):
             if not token:
                 return sorted(folders)
 
+    @abstractmethod
+    def can_copy_from(self, source: store.ObjectStore) -> bool:
+        """Return whether ``source`` is reached with the same endpoint and credentials."""
+
+    def copy_from(self, source: store.ObjectStore, name: str) -> bool:
+        """Copy the object of another bucket or prefix under the same name. Return whether it exists there."""
+        assert isinstance(source, HttpStore)
+        patience = Patience(self.options)
+        token = ""
+        while True:
+            response = self._exchange(self._copy_request(source, self._key(name), source._key(name), token), patience)
+            if response.status_code == 404:
+                response.close()
+                return False
+            try:
+                token = self._copy_progress(response, _Body(response).read())
+            except (*UNREADABLE, BodyInterrupted):
+                raise self._invalid_answer("copy_object") from None
+            if not token:
+                return True
+
+    @abstractmethod
+    def _copy_request(self, source: "HttpStore", key: str, source_key: str, token: str) -> Request:
+        """Return the request that copies an object of ``source``, or that continues a copy with this ``token``."""
+
+    @abstractmethod
+    def _copy_progress(self, response: Response, body: bytes) -> str:
+        """Return the token to continue a copy with, empty if it is complete. Raises an error of ``UNREADABLE``."""
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist, each with its own request, several at once.
 
@@ -340,10 +371,11 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         """Send a request once and count it. Return the answer, or the error with what the caller should do next."""
         patience.sent += 1
         headers = {"Accept-Encoding": "identity", **request.headers}
+        body = memoryview(request.body) if isinstance(request.body, mmap.mmap) else request.body
         session = client.session
         try:
             prepared = session.prepare_request(
-                requests.Request(request.method, request.url, headers, data=request.body, auth=client.authorize)
+                requests.Request(request.method, request.url, headers, data=body, auth=client.authorize)
             )
         except RiffleError as error:  # of the credentials: nothing was sent
             patience.definite += 1

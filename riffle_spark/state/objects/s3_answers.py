@@ -22,6 +22,7 @@ _GET = frozenset({"get_object"})
 _HEAD = frozenset({"head_object"})
 _BULK_DELETE = frozenset({"delete_objects"})
 _SINGLE_DELETE = frozenset({"delete_object"})
+_COPY = frozenset({"copy_object", "upload_part_copy"})
 _NOT_IMPLEMENTED_CODES = ("MethodNotAllowed", "NotImplemented")
 _CREDENTIAL_CODES = (
     "AuthFailure",
@@ -81,6 +82,7 @@ TABLE: Final = (
     Rule(Action.ANSWER, _GET, frozenset({304, 404, 416})),
     Rule(Action.ANSWER, _PUT, frozenset({404}), ("NoSuchKey",)),  # If-Match on an object that is absent
     Rule(Action.ANSWER, _HEAD | _SINGLE_DELETE, frozenset({404})),
+    Rule(Action.ANSWER, _COPY, frozenset({404}), ("NoSuchKey",)),
     Rule(Action.ANSWER, _PUT, frozenset({304, 412})),  # 304: MinIO before April 2024
     Rule(Action.DELETE_SINGLY, _BULK_DELETE, frozenset({405, 501})),
     Rule(Action.DELETE_SINGLY, _BULK_DELETE, codes=_NOT_IMPLEMENTED_CODES),

@@ -35,6 +35,11 @@ __all__ = [
 
 _REQUEST_KINDS = {
     "PutObject": "put",
+    "CopyObject": "put",
+    "CreateMultipartUpload": "put",
+    "UploadPartCopy": "put",
+    "CompleteMultipartUpload": "put",
+    "AbortMultipartUpload": "delete",
     "HeadObject": "head",
     "HeadBucket": "head",
     "ListObjectsV2": "list",

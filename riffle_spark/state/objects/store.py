@@ -13,6 +13,7 @@ from riffle_spark.errors import ConfigError
 
 __all__ = [
     "PIECE_BYTES",
+    "CopyingStore",
     "DatedStore",
     "FolderStore",
     "ObjectStore",
@@ -121,6 +122,23 @@ class DatedStore(Protocol):
 
     def modified(self, name: str) -> float | None:
         """Return when the object was written, as seconds since 1970 by the store's clock. ``None``: no such object."""
+        ...
+
+
+@runtime_checkable
+class CopyingStore(Protocol):
+    """A store that copies objects from another store of its service without reading their bytes."""
+
+    def can_copy_from(self, source: ObjectStore) -> bool:
+        """Return whether objects of ``source`` can be copied so. Sends no request."""
+        ...
+
+    def copy_from(self, source: ObjectStore, name: str) -> bool:
+        """Copy an object of ``source`` under the same name, also if this store has one. It appears whole or not at all,
+        except in Azure, where a copy may be incomplete for a while after an interruption.
+
+        Return whether ``source`` has the object. Call it only after ``can_copy_from``.
+        """
         ...
 
 

@@ -96,7 +96,7 @@ def flipped(data: bytes) -> bytes:
 def newer(data: bytes) -> bytes:
     """Say that a record, or a part, is of a later format; nothing else is changed."""
     if b"riffle-log" in data[:40]:
-        return re.sub(rb'"format":\d', b'"format":9', data, count=1)
+        return re.sub(rb'"format":\d', b'"format":99', data, count=1)
     table = pa.ipc.open_stream(data).read_all()
     schema = table.schema.with_metadata({**(table.schema.metadata or {}), b"riffle.format": b"9"})
     sink = pa.BufferOutputStream()

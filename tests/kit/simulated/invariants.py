@@ -19,6 +19,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.log.savepoints import savepoint_objects
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.schemas.store_schema import StoreSchema
@@ -50,7 +51,7 @@ class History:
         self._looked_at: dict[str, bytes] | None = None
         """The objects at the last look, which found nothing wrong."""
         self._listed: dict[str, set[str]] = {}
-        """Objects of records, by commit id."""
+        """Objects of records, by commit id, and of savepoints, by the name of their object."""
         self._sound: dict[tuple[str, int, int, int], bytes] = {}
         """Bytes in memory that a record lists, and that have their checksum: as long as these very bytes are there."""
 
@@ -119,6 +120,10 @@ class History:
                 assert entry.head == manifest.entry(*address).head, "I3: a will changed the state"
                 _check_entry(manifest.entry(*address), entry, replace(new, version=-2))
             return
+        if new.kind == "savepoint":
+            assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: a command raises the epoch"
+            assert after.entries == manifest.entries, "I3: a savepoint changed the state"
+            return
         if new.kind == "adopt":
             assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
             assert after.entries == manifest.entries, "I3: taking state over changed it"
@@ -144,6 +149,7 @@ class History:
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
         assert new.target is not None
         assert (new.epoch, new.rollbacks) == (old.epoch + 1, old.rollbacks + 1), "I4: a rollback raises the epoch"
+        assert new.savepoints == old.savepoints, "a rollback forgot savepoints"
         assert new.version == self.records[new.target].version
         assert after.entries == self.manifests[new.target].entries, "I3: a rollback leads to what never was"
         is_same = (new.dispatch, new.total) == (old.dispatch, old.total)
@@ -167,6 +173,8 @@ class History:
             "entries",
             "weights",
             "moves",
+            "savepoints",
+            "previous_offsets",
         }
         target = self.records[new.target]
         named = [field.name for field in fields(new) if field.name not in of_its_own]
@@ -208,6 +216,13 @@ class History:
         """I5: what a retained record lists is there and is what was written."""
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
+        for savepoint in self.records[newest].savepoints if self.records else ():
+            name = paths.savepoint_name(savepoint.id)
+            assert name in present, f"I5: savepoint {savepoint.name} is gone"
+            if name not in self._listed:
+                self._listed[name] = savepoint_objects(decode(self.world.memory.get(name) or b"", ""))
+            lost = self._listed[name] - present
+            assert not lost, f"I5: {lost}, of savepoint {savepoint.name}, are gone"
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record_name(sequence) in present, (
                 f"I5: record {sequence}, that a rollback may go back to, is gone"

@@ -10,6 +10,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, MergedDelta, Snapshot
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.recorded_moves import RecordedMoves
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from riffle_spark.state.objects.store import ObjectStore
 
 NUMBERS = st.integers(0, 2**40)
@@ -46,7 +47,11 @@ RESERVED = st.dictionaries(NAMES, JSON, max_size=3)
 MEMBERS = st.builds(
     RecordedMember, NAMES, NAMES, NAMES, NUMBERS, st.none() | NAMES, st.dictionaries(NAMES, NAMES, max_size=2), RESERVED
 )
-KINDS = ["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+KINDS = ["batch", "claim", "rollback", "adopt", "dispatch", "orders", "savepoint"]
+SAVEPOINTS = st.builds(
+    RecordedSavepoint, st.sampled_from(["before-release", "a"]), SNAPSHOTS.map(lambda snapshot: snapshot.id),
+    NUMBERS, st.integers(-1, 2**40), NUMBERS, NUMBERS, IDS,
+)  # fmt: skip
 
 
 def _in_order(record: Record) -> Record:
@@ -75,6 +80,7 @@ RECORDS = st.builds(
     stale_stores=st.dictionaries(NAMES, NUMBERS, max_size=2),
     row_counts=st.dictionaries(NAMES, NUMBERS, max_size=2),
     moves=st.lists(st.builds(RecordedMoves, NUMBERS, *[NAMES] * 5, st.lists(TASKS).map(tuple)), max_size=2).map(tuple),
+    savepoints=st.lists(SAVEPOINTS, max_size=2).map(tuple), previous_offsets=st.none() | NAMES,
 ).map(_in_order)  # fmt: skip
 
 ROOT = "memory://root"

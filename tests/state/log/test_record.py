@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import fields, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.log.record import Record, decode, encode
 from riffle_spark.state.log.recorded_moves import RecordedMoves
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from tests.kit.state.drawn_records import LINKS, PLAIN, RECORDS, link
 
 
@@ -68,6 +70,7 @@ def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
         decode(packed(body, found), "log/0")
 
 
+SAVEPOINT = RecordedSavepoint("release", f"{7:020d}-1-{7:032x}", 3, 7, 1, 2, "ann@laptop")
 SINCE_2 = {"promised", "members", "weights", "watermarks", "orders"}
 WRONG = [True, 1, 1.5, "x", None, [1], [[1]], {"x": 1}, {"x": [1, "y"]}, {"x": {"y": 1}}]
 
@@ -129,6 +132,41 @@ def test_a_record_with_moves_has_a_format_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes", [{"savepoints": (SAVEPOINT,)}, {"previous_offsets": "v1"}, {"kind": "savepoint"}], ids=str
+)
+def test_a_record_with_savepoints_has_a_format_of_its_own(changes: dict[str, Any]) -> None:
+    """Older packages would delete what the savepoints keep. They refuse this format."""
+    record = replace(PLAIN, **changes)
+    data = encode(record)
+    assert json.loads(data.partition(b"\n")[0])["format"] == 9
+    assert decode(data, "log/0") == record
+    if "kind" not in changes:
+        with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+            decode(packed(body_of(record), 8), "log/0")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": ""},
+        {"name": "../log"},
+        {"name": "a" * 65},
+        {"id": "7"},
+        {"id": f"{7:020d}-1-{7:032x}/x"},
+        {"user": "a\nb"},
+        {"sequence": "7"},
+        {"created_ms": None},
+    ],
+    ids=str,
+)
+def test_savepoints_that_cannot_be_are_damage(changes: dict[str, Any]) -> None:
+    """Their ids become names of objects, and their names are shown."""
+    body = {**body_of(PLAIN), "savepoints": [replace(SAVEPOINT, **changes).to_json()]}
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
+        decode(packed(body, 9), "log/0")
+
+
+@pytest.mark.parametrize(
     "row",
     [
         [],
@@ -181,7 +219,7 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":9', 1)
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":10', 1)
     with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
 

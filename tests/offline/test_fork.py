@@ -1,0 +1,278 @@
+"""Forks: a new root with the state of a batch, whatever happens while it is copied."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, RefusedError
+from riffle_spark.offline import fork as fork_module
+from riffle_spark.offline.fork import fork
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.offline.savepoints import Savepoints
+from riffle_spark.offline.switch import switch_keys
+from riffle_spark.offline.verify import verify
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import open_store
+from tests.kit.root_commands import read_json, run_command
+from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.servers.object_server import ObjectServer
+from tests.kit.simulated.world import Crash, World, rows_of
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+State = dict[object, tuple[object, ...]]
+KEYS = "env:RIFFLE_TEST_KEYS"
+
+
+def feed(world: World, first: int, last: int, states: dict[int, State] | None = None) -> None:
+    """Run batches of six keys, and note the state after each."""
+    for version in range(first, last + 1):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
+        if states is not None:
+            states[version] = world.state("totals")
+
+
+@pytest.fixture
+def states() -> dict[int, State]:
+    """The state after each batch."""
+    return {}
+
+
+@pytest.fixture
+def world(tmp_path: Path, states: dict[int, State]) -> World:
+    """A query after eight batches, with a savepoint of the sixth, on files."""
+    query = World(tmp_path / "local", root=f"file://{tmp_path}/root", snapshot_chain_links=2, retained_versions=4)
+    feed(query, 0, 5, states)
+    Savepoints(query.home.root).create("a")
+    query.start()
+    feed(query, 6, 7, states)
+    return query
+
+
+def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
+    """Return another query that has adopted a fork: its first batch is 0."""
+    checkpoint = written_checkpoint(folder / f"checkpoint-{uuid.uuid4().hex}", query_id="another")
+    plan = adopt(root, str(checkpoint), execute=True)
+    assert plan.offsets == f"offsets-{version}"
+    world = World(folder / f"local-{uuid.uuid4().hex}", root=root, snapshot_chain_links=2, **settings)
+    world.query_id = "another"
+    return world
+
+
+def check_continues(world: World, source: State) -> None:
+    """Let the other query run on a fork, and compare its state with that of the source and its own rows."""
+    expected = {key: tuple(values) for key, values in source.items()}
+    for version in range(12):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
+        expected = {key: (count + 1, total + version) for key, (count, total) in expected.items()}  # type: ignore[operator]
+    assert world.state("totals") == expected
+
+
+def test_a_fork_of_a_savepoint_is_the_state_of_another_query(
+    tmp_path: Path, world: World, states: dict[int, State]
+) -> None:
+    """It has the objects of the batch and one record; both queries go on, each with its own."""
+    new_root = f"file://{tmp_path}/new"
+    plan = fork(world.home.root, new_root, "savepoint:a")
+    assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
+    assert open_store(new_root).list("") == []
+    fork(world.home.root, new_root, "savepoint:a", execute=True)
+    assert verify(new_root).findings == ()
+    names = open_store(new_root).list("")
+    assert [name for name in names if name.startswith(paths.LOG)] == [paths.record_name(0)]
+    before = states[5]
+    feed(world, 8, 20, states)
+    check_continues(adopted(tmp_path, new_root, 5), before)
+    assert world.state("totals") == states[20]
+
+
+def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
+    """Not to the one that it comes from either: its checkpoint would run the same batches twice."""
+    new_root = f"file://{tmp_path}/new"
+    fork(world.home.root, new_root, 7, execute=True)
+    same = World(tmp_path / "same", root=new_root)
+    with pytest.raises(ConflictError, match="RIFFLE-0210"):
+        feed(same, 8, 8)
+    shown = read_json("log", new_root)
+    assert [(each["kind"], each["version"]) for each in shown["records"]] == [("adopt", 7)]
+
+
+@pytest.mark.parametrize("at", [6, "record:8"])
+def test_a_retained_batch_or_record_can_be_forked(
+    tmp_path: Path, world: World, states: dict[int, State], at: int | str
+) -> None:
+    """As a rollback could return to it."""
+    new_root = f"memory://{uuid.uuid4().hex}"
+    version = fork(world.home.root, new_root, at, execute=True).version
+    check_continues(adopted(tmp_path, new_root, version), states[version])
+
+
+class Dying:
+    """A store whose process dies before a call, counted from its creation."""
+
+    def __init__(self, inner: object, dies_at: int, calls: list[int]) -> None:
+        self._inner = inner
+        self._dies_at = dies_at
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._inner, name)
+        if name in ("requests", "can_copy_from", "_converted_errors", "root"):
+            return method
+
+        def call(*arguments: object) -> object:
+            self._calls[0] += 1
+            if self._calls[0] == self._dies_at:
+                raise Crash
+            return method(*(a._inner if isinstance(a, Dying) else a for a in arguments))
+
+        return call
+
+
+def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
+    """Open a store whose process dies."""
+    return Dying(open_store(url), dies_at, calls)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
+    tmp_path: Path, world: World, states: dict[int, State], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Until its end no query can start on the new root, and nothing of the source is touched."""
+    monkeypatch.setattr(fork_module, "in_parallel", lambda work, items: [work(item) for item in items])
+    before = {name: world.memory.get(name) for name in world.memory.list("")}
+    dies_at, calls, has_died = 1, [0], True
+    while has_died:
+        new_root = f"file://{tmp_path}/new-{dies_at}" if kind == "file" else f"memory://{uuid.uuid4().hex}"
+        calls[0] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(fork_module, "open_store", partial(dying_store, dies_at, calls))
+            patch.setattr(fork_module, "CopyingStore", object)
+            patch.setattr(Dying, "can_copy_from", lambda self, _: hasattr(self._inner, "copy_from"), raising=False)
+            try:
+                fork(world.home.root, new_root, "savepoint:a", execute=True)
+                has_died = False
+            except Crash:
+                objects = open_store(new_root)
+                if objects.list("") and not objects.exists(paths.record_name(0)):
+                    with pytest.raises(ConfigError, match="RIFFLE-0411"):
+                        feed(World(tmp_path / f"half-{dies_at}", root=new_root), 0, 0)
+        if not open_store(new_root).exists(paths.record_name(0)):
+            fork(world.home.root, new_root, "savepoint:a", execute=True)
+        assert verify(new_root).findings == ()
+        dies_at += 5
+    assert dies_at > 20
+    assert {name: world.memory.get(name) for name in world.memory.list("")} == before
+    check_continues(adopted(tmp_path, new_root, 5), states[5])
+
+
+def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world: World) -> None:
+    """As a copy in Azure that an interruption left incomplete."""
+    new_root = f"file://{tmp_path}/new"
+    fork(world.home.root, new_root, "savepoint:a", execute=True)
+    objects = open_store(new_root)
+    names = [name for name in objects.list("") if not name.startswith(paths.LOG)]
+    short = names[0]
+    data = objects.get(short) or b""
+    objects.delete([short, paths.record_name(0)])
+    objects.put_if_absent(short, data[:-1])
+    fork(world.home.root, new_root, "savepoint:a", execute=True)
+    assert objects.get(short) == data
+
+
+@pytest.mark.parametrize("execute", [False, True])
+def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -> None:
+    """Its own, one below it, one with a log, and one with other objects."""
+    root = world.home.root
+    for new_root in (root, f"{root}/below", f"file://{tmp_path}"):
+        with pytest.raises(ConfigError, match="RIFFLE-1589"):
+            fork(root, new_root, 7, execute=execute)
+    other = f"memory://{uuid.uuid4().hex}"
+    open_store(other).put_if_absent("someone/elses", b"x")
+    with pytest.raises(ConfigError, match="RIFFLE-1588"):
+        fork(root, other, 7, execute=execute)
+    used = World(tmp_path / "used")
+    feed(used, 0, 0)
+    with pytest.raises(ConfigError, match="RIFFLE-1588"):
+        fork(root, used.home.root, 7, execute=execute)
+
+
+def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy is a savepoint."""
+    new_root = f"memory://{uuid.uuid4().hex}"
+    run = fork_module._Copy.run
+
+    def meanwhile(copy: fork_module._Copy, names: Sequence[str]) -> None:
+        feed(world, 8, 40)
+        run(copy, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module._Copy, "run", meanwhile)
+        with pytest.raises(CorruptStateError, match="RIFFLE-1586") as refused:
+            fork(world.home.root, new_root, 7, execute=True)
+    assert "riffle savepoint create" in refused.value.remedy
+    assert not open_store(new_root).list(paths.LOG)
+    fork(world.home.root, f"{new_root}2", "savepoint:a", execute=True)
+    assert verify(f"{new_root}2").findings == ()
+
+
+def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
+    tmp_path: Path, states: dict[int, State], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are bound to their names below a root, and to no root. The command needs no key."""
+    keys = ["old = " + "A" * 43 + "=", "new = " + "B" * 42 + "A="]
+    monkeypatch.setenv("RIFFLE_TEST_KEYS", keys[0])
+    world = World(tmp_path / "local", encryption_keys=KEYS, snapshot_chain_links=2)
+    feed(world, 0, 5, states)
+    monkeypatch.delenv("RIFFLE_TEST_KEYS")
+    new_root = f"memory://{uuid.uuid4().hex}"
+    fork(world.home.root, new_root, 5, execute=True)
+    with pytest.raises(RefusedError):
+        verify(new_root)
+    monkeypatch.setenv("RIFFLE_TEST_KEYS", "\n".join(keys).replace("\n", ","))
+    assert verify(new_root, encryption_keys=KEYS).findings == ()
+    switch_keys(new_root, encryption_keys=KEYS, rewrite=True, execute=True)
+    monkeypatch.setenv("RIFFLE_TEST_KEYS", keys[1])
+    check_continues(adopted(tmp_path, new_root, 5, encryption_keys=KEYS), states[5])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("limit", [0, 16 << 20], ids=["by a file", "in memory"])
+def test_a_fork_to_another_service_is_read_and_written(
+    tmp_path: Path,
+    world: World,
+    states: dict[int, State],
+    object_server: ObjectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+) -> None:
+    """From files to S3, from there to S3 by the store itself, and back to memory."""
+    monkeypatch.setattr(fork_module, "_IN_MEMORY_BYTES", limit)
+    first, second = object_server.new_root(), object_server.new_root()
+    plan = fork(world.home.root, first, "savepoint:a", options=object_server.options, execute=True)
+    assert "through this machine" in plan.steps[0]
+    plan = fork(first, second, 5, options=object_server.options, execute=True)
+    assert "by the store itself" in plan.steps[0]
+    assert verify(second, options=object_server.options).findings == ()
+    last = f"memory://{uuid.uuid4().hex}"
+    fork(second, last, 5, options=object_server.options, execute=True)
+    check_continues(adopted(tmp_path, last, 5), states[5])
+
+
+def test_the_command_prints_the_offsets(tmp_path: Path, world: World) -> None:
+    """And asks for --execute; one target is needed."""
+    new_root = f"file://{tmp_path}/new"
+    plan = run_command("fork", world.home.root, new_root, "--savepoint", "a")
+    assert plan.exit_code == 0, plan.output
+    assert "offsets-5" in plan.output
+    assert "Add --execute" in plan.output
+    assert run_command("fork", world.home.root, new_root, "--at", "7", "--execute").exit_code == 0
+    for arguments in ((), ("--at", "7", "--savepoint", "a"), ("--at", "x")):
+        assert run_command("fork", world.home.root, f"{new_root}2", *arguments).exit_code == 2

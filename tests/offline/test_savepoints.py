@@ -1,0 +1,475 @@
+"""Savepoints of a stopped query, rollbacks to them and to times, and what commands show of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.offline import recovery
+from riffle_spark.offline import savepoints as offline_savepoints
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.purge import purge_keys
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.savepoints import Savepoints
+from riffle_spark.offline.state_edits import Editor, KeyChoice
+from riffle_spark.offline.switch import switch_dispatch, switch_keys
+from riffle_spark.offline.verify import verify
+from riffle_spark.state.log import paths, record
+from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
+from tests.kit.root_commands import read_json, run_command, write_status
+from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.state.faulty_store import Fault, FaultyStore
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+State = dict[object, tuple[object, ...]]
+
+
+def feed(world: World, first: int, last: int, states: dict[int, State] | None = None) -> None:
+    """Run batches of six keys, and note the state after each."""
+    for version in range(first, last + 1):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
+        if states is not None:
+            states[version] = world.state("totals")
+
+
+@pytest.fixture
+def states() -> dict[int, State]:
+    """The state after each batch."""
+    return {}
+
+
+@pytest.fixture
+def world(tmp_path: Path, states: dict[int, State]) -> World:
+    """A query after six batches, which keeps two records."""
+    query = World(tmp_path / "local", snapshot_chain_links=2)
+    feed(query, 0, 5, states)
+    return query
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The checkpoint of that query, with the newest entries alone, as Spark keeps them."""
+    folder = written_checkpoint(tmp_path / "checkpoint")
+    for version in range(40, 61):
+        (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
+        (folder / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return folder
+
+
+def missing(world: World) -> list[str]:
+    """Return what is gone of the savepoints in the newest record, and of that record."""
+    tail = world.log().tail
+    assert tail is not None
+    needed = world.log().manifest.object_names()
+    for savepoint in tail.savepoints:
+        needed |= savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
+    return sorted(needed - {*world.memory.list("")})
+
+
+def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(
+    world: World, checkpoint: Path, states: dict[int, State]
+) -> None:
+    """State, offsets and checkpoint are those of the batch, and the query goes on from there; the savepoint stays."""
+    Savepoints(world.home.root).create("release")
+    world.start()
+    feed(world, 6, 60, states)
+    assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
+    plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
+    assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
+    rollback(world.home.root, "savepoint:release", str(checkpoint), execute=True)
+    assert world.state("totals") == states[5]
+    assert Checkpoint(str(checkpoint)).next_batch() == 6
+    assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
+    world.start()
+    feed(world, 6, 30)
+    assert world.state("totals") == states[30]
+    rollback(world.home.root, "savepoint:release", str(checkpoint), execute=True)
+    assert world.state("totals") == states[5]
+    assert missing(world) == []
+
+
+@pytest.mark.parametrize("when", ["create", "delete"])
+def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, when: str) -> None:
+    """A driver that still runs is told so by its next commit; the next one carries the savepoints on."""
+    savepoints = Savepoints(world.home.root)
+    savepoints.create("a")
+    if when == "delete":
+        world.start()
+        feed(world, 6, 6)
+        Savepoints(world.home.root).delete("a")
+    version = 6 if when == "create" else 7
+    with pytest.raises(FencedError):
+        feed(world, version, version)
+    world.start()
+    feed(world, version, 20)
+    assert [each.name for each in Savepoints(world.home.root).tail.savepoints] == (["a"] if when == "create" else [])
+    assert missing(world) == []
+
+
+def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> None:
+    """Its record's number is taken; the object that it put is no savepoint, and goes."""
+    savepoints = Savepoints(world.home.root)
+    feed(world, 6, 6)
+    with pytest.raises(FencedError, match="RIFFLE-0508"):
+        savepoints.create("a")
+    for first, last in ((7, 8), (9, 14)):  # the object has the epoch of the next driver; the one after that deletes it
+        world.start()
+        feed(world, first, last)
+    assert world.memory.list(paths.SAVEPOINTS) == []
+    assert Savepoints(world.home.root).tail.savepoints == ()
+
+
+@pytest.mark.parametrize("method", ["put", "get", "head", "list"])
+@pytest.mark.parametrize("call", range(6))
+def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+) -> None:
+    """An answer that is lost may hide a record that was written; the query goes on either way."""
+    store = FaultyStore(world.memory, sleep=lambda _: None)
+    monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
+    store.script(Fault("answer_lost" if method == "put" else "unavailable", method, skip=call))
+    try:
+        Savepoints(world.home.root).create("a")
+    except UnavailableError:
+        store.heal()
+        savepoints = Savepoints(world.home.root)
+        if not savepoints.tail.savepoints:
+            savepoints.create("a")
+    world.start()
+    feed(world, 6, 20)
+    tail = world.log().tail
+    assert tail is not None
+    assert [savepoint.version for savepoint in tail.savepoints] == [5]
+    assert missing(world) == []
+
+
+def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would delete what the savepoint keeps. Once the savepoint is deleted and a batch committed, it reads again."""
+    Savepoints(world.home.root).create("a")
+    with monkeypatch.context() as older:
+        older.setattr(record, "FORMAT", 8)
+        with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
+            world.log()
+        world.start()
+        with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
+            feed(world, 6, 6)
+    Savepoints(world.home.root).delete("a")
+    world.start()
+    feed(world, 6, 6)
+    newest = world.log().tail
+    assert newest is not None
+    data = world.memory.get(paths.record_name(newest.sequence)) or b""
+    assert json.loads(data.partition(b"\n")[0])["format"] < 9
+
+
+def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:
+    """Each copies them from the newest record, whatever it makes of the state."""
+    Savepoints(world.home.root).create("a")
+    world.start()
+    feed(world, 6, 8)
+    rollback(world.home.root, 7, str(checkpoint), execute=True)
+    switch_dispatch(world.home.root, "key_group", key_groups=4, execute=True)
+    other = written_checkpoint(tmp_path / "other", query_id="other")
+    adopt(world.home.root, str(other), execute=True)
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.kind, [savepoint.name for savepoint in tail.savepoints]) == ("adopt", ["a"])
+    assert missing(world) == []
+    plan = rollback(world.home.root, "savepoint:a", str(checkpoint), execute=True)
+    assert (plan.version, world.log().tail.total) == (5, 8)  # type: ignore[union-attr]
+
+
+def test_a_purge_ends_savepoints(world: World) -> None:
+    """They may hold the keys; nothing of them stays, and the query runs on."""
+    Savepoints(world.home.root).create("a")
+    plan = purge_keys(world.home.root, "totals", KeyChoice('"k1"'), Editor("erasure"), execute=True)
+    assert "end the savepoints a" in plan.steps
+    assert world.memory.list(paths.SAVEPOINTS) == []
+    assert Savepoints(world.home.root).tail.savepoints == ()
+    world.start()
+    feed(world, 6, 12)
+    assert verify(world.home.root).findings == ()
+
+
+def test_costs_are_what_only_savepoints_keep(world: World) -> None:
+    """Nothing at first; later all its objects, each of which is counted once."""
+    Savepoints(world.home.root).create("a")
+    Savepoints(world.home.root).create("b")
+    costs = Savepoints(world.home.root).measure()
+    assert (costs.only_objects, costs.only_bytes) == (0, 0)
+    assert all(each.objects > 0 for each in costs.savepoints)
+    world.start()
+    feed(world, 6, 40)
+    costs = Savepoints(world.home.root).measure()
+    kept = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
+    assert costs.only_objects == len(kept) == costs.savepoints[0].objects
+    sizes = [len(world.memory.get(name) or b"") for name in kept]
+    assert 0.8 * sum(sizes) <= costs.only_bytes <= sum(sizes)
+    assert [each.only_objects for each in costs.savepoints] == [0, 0], "each keeps what the other does"
+    Savepoints(world.home.root).delete("b")
+    assert Savepoints(world.home.root).measure().savepoints[0].only_objects == len(kept)
+
+
+def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
+    """A missing object of its batch breaks a rollback, and so does its own object."""
+    Savepoints(world.home.root).create("a")
+    world.start()
+    feed(world, 6, 30)
+    assert verify(world.home.root).findings == ()
+    (savepoint,) = Savepoints(world.home.root).tail.savepoints
+    lost = sorted(savepoint_objects(read_savepoint(world.memory, savepoint)))[0]
+    data = world.memory.get(lost) or b""
+    world.memory.delete([lost])
+    assert [(finding.level, finding.where) for finding in verify(world.home.root).findings] == [("rollback", lost)]
+    world.memory.put_if_absent(lost, data)
+    world.memory.delete([paths.savepoint_name(savepoint.id)])
+    (finding,) = verify(world.home.root).findings
+    assert (finding.level, finding.where) == ("rollback", paths.savepoint_name(savepoint.id))
+    costs = Savepoints(world.home.root).measure()
+    assert "missing" in costs.savepoints[0].problem
+
+
+def test_the_parts_of_savepoints_are_counted_by_key(world: World) -> None:
+    """An old key is needed while a savepoint has parts of it."""
+    Savepoints(world.home.root).create("a")
+    lines = switch_keys(world.home.root).steps
+    assert [line.split(":")[0] for line in lines] == ["plain", "savepoint a"]
+
+
+class TestTimes:
+    """Rollbacks to a time: the newest record that was written by then."""
+
+    @staticmethod
+    def text(seconds: float) -> str:
+        """Return a time as ISO text."""
+        return "time:" + datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+    @pytest.fixture
+    def written(self, world: World) -> dict[int, float]:
+        """When each retained batch was committed, in seconds since the epoch."""
+        log = world.log()
+        assert log.tail is not None
+        records = [log.read(sequence) for sequence in range(log.tail.promised, log.tail.sequence + 1)]
+        return {each.version: each.written_ms / 1000 for each in records}
+
+    @pytest.mark.parametrize("later", [0.0, 0.4])
+    def test_the_batch_before_or_at_the_time_is_taken(
+        self, world: World, checkpoint: Path, written: dict[int, float], later: float
+    ) -> None:
+        """Also if it was committed in this very millisecond."""
+        for version, second in written.items():
+            assert rollback(world.home.root, self.text(second + later), str(checkpoint)).version == version
+
+    def test_a_time_before_all_retained_records_names_the_savepoint(
+        self, world: World, checkpoint: Path, written: dict[int, float]
+    ) -> None:
+        """Retention has released it; the savepoint is older."""
+        Savepoints(world.home.root).create("a")
+        world.start()
+        feed(world, 6, 30)
+        with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
+            rollback(world.home.root, self.text(max(written.values()) + 0.5), str(checkpoint))
+        assert "savepoint a" in refused.value.remedy
+        with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
+            rollback(world.home.root, self.text(0), str(checkpoint))
+        assert "savepoint a" not in refused.value.remedy
+
+    def test_a_time_in_the_future_is_refused(self, world: World, checkpoint: Path) -> None:
+        """It is most likely of another zone."""
+        with pytest.raises(ConfigError, match="RIFFLE-1581"):
+            rollback(world.home.root, "time:2999-01-01T00:00Z", str(checkpoint))
+
+    @pytest.mark.parametrize("text", ["2026-11-26T14:00:00", "2026-11-26", "yesterday", "", "14:00Z", "1e400s"])
+    def test_a_time_without_a_zone_is_refused_and_changes_nothing(
+        self, world: World, checkpoint: Path, text: str
+    ) -> None:
+        """As a wrong call of the command, before anything is read."""
+        before = world.memory.list("")
+        result = run_command("rollback", world.home.root, "--checkpoint", checkpoint, "--to-time", text, "--execute")
+        assert (result.exit_code, "RIFFLE-1580" in result.output) == (2, True), result.output
+        assert world.memory.list("") == before
+
+    def test_batches_that_a_rollback_gave_up_do_not_count(self, world: World, checkpoint: Path) -> None:
+        """The state at that time is taken from the history that led to the newest record."""
+        world.settings = world.settings.but(retained_versions=100)
+        world.start()
+        feed(world, 6, 9)
+        tail = world.log().tail
+        assert tail is not None
+        given_up = world.log().read(tail.sequence - 1)
+        rollback(world.home.root, 7, str(checkpoint), execute=True)
+        plan = rollback(world.home.root, self.text(given_up.written_ms / 1000), str(checkpoint))
+        assert plan.version == 7
+
+
+class TestCommands:
+    """What the commands print, and their exit codes."""
+
+    def test_a_stopped_query_gets_a_savepoint_that_is_listed_and_deleted(self, world: World, checkpoint: Path) -> None:
+        """Without a status it has to be said that it has stopped."""
+        root = world.home.root
+        refused = run_command("savepoint", "create", root, "--name", "a")
+        assert (refused.exit_code, "RIFFLE-1584" in refused.output) == (1, True)
+        created = run_command("savepoint", "create", root, "--name", "a", "--stopped")
+        assert (created.exit_code, "Savepoint a keeps batch 5" in created.output) == (0, True), created.output
+        shown = read_json("savepoint", "list", root)
+        assert [(each["name"], each["version"]) for each in shown["savepoints"]] == [("a", 5)]
+        assert shown["savepoints"][0]["rollback_to"] == "savepoint:a"
+        text = run_command("savepoint", "list", root)
+        assert "Only savepoints keep" in text.output
+        logged = read_json("log", root)
+        assert (logged["records"][-1]["kind"], logged["savepoints"][0]["name"]) == ("savepoint", "a")
+        assert "savepoint:a" in run_command("log", root).output
+        assert read_json("status", root)["savepoints"] == ["a"]
+        assert "1, the oldest is a of batch 5" in run_command("status", root).output
+        plan = run_command("rollback", root, "--checkpoint", checkpoint, "--to-savepoint", "a")
+        assert (plan.exit_code, "to batch 5" in plan.output) == (0, True), plan.output
+        unknown = run_command("rollback", root, "--checkpoint", checkpoint, "--to-savepoint", "b")
+        assert (unknown.exit_code, "RIFFLE-1571" in unknown.output) == (1, True)
+        deleted = run_command("savepoint", "delete", root, "a", "--stopped", "--json")
+        assert (deleted.exit_code, json.loads(deleted.output)["name"]) == (0, "a"), deleted.output
+        assert "no savepoints" in run_command("savepoint", "list", root).output
+
+    @pytest.mark.parametrize("state", ["stopped", "failed"])
+    def test_a_status_that_says_so_is_enough(self, world: World, state: str) -> None:
+        """Twice in a row too: the command's own record is no driver that has started."""
+        write_status(world, state=state, epoch=1)
+        for name in "ab":
+            created = run_command("savepoint", "create", world.home.root, "--name", name)
+            assert created.exit_code == 0, created.output
+        assert run_command("savepoint", "delete", world.home.root, "a").exit_code == 0
+
+    def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
+        """A record of the command would stop it."""
+        write_status(world, epoch=1)
+        before = world.memory.list("")
+        refused = run_command("savepoint", "create", world.home.root, "--name", "a")
+        assert (refused.exit_code, "The query runs" in refused.output) == (1, True), refused.output
+        assert world.memory.list("") == before
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("--name", "a b"), ("--name", ""), ("--name", "a", "--version", "x"), (), ("--name", "a", "--wait", "soon")],
+    )
+    def test_wrong_calls_are_usage_errors(self, world: World, arguments: tuple[str, ...]) -> None:
+        """Nothing is read."""
+        assert run_command("savepoint", "create", world.home.root, *arguments).exit_code == 2
+
+    @pytest.mark.parametrize("targets", [(), ("--to", "1", "--to-savepoint", "a"), ("--to-time", "1m", "--to", "1")])
+    def test_a_rollback_has_one_target(self, world: World, checkpoint: Path, targets: tuple[str, ...]) -> None:
+        """None and two are usage errors."""
+        assert run_command("rollback", world.home.root, "--checkpoint", checkpoint, *targets).exit_code == 2
+
+    def test_a_savepoint_of_a_savepoint_and_of_a_released_batch_is_refused(self, world: World) -> None:
+        """Only retained records can be kept."""
+        savepoints = Savepoints(world.home.root)
+        savepoints.create("a")
+        with pytest.raises(ConfigError, match="RIFFLE-1585"):
+            savepoints.create("b", "savepoint:a")
+        with pytest.raises(ConfigError, match="RIFFLE-0132"):
+            savepoints.create("b", 0)
+        with pytest.raises(ConfigError, match="RIFFLE-1572"):
+            savepoints.create("a")
+
+
+def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -> Callable[[], bool]:
+    """Let the process of a rollback die before the so-manieth request or change of a file. Return whether it did."""
+    steps = [0]
+
+    def step() -> None:
+        steps[0] += 1
+        if steps[0] == crash_at:
+            raise Crash(f"step {crash_at}")
+
+    class Counted:
+        def __getattr__(self, name: str) -> object:
+            method = getattr(world.memory, name)
+            if name in ("requests",):
+                return method
+
+            def call(*args: object, **named: object) -> object:
+                step()
+                return method(*args, **named)
+
+            return call
+
+    monkeypatch.setattr(recovery, "open_store", lambda *_: Counted())
+    for name in ("_write", "_remove"):
+        original = getattr(Checkpoint, name)
+
+        def stepped(self: Checkpoint, *args: object, original: Callable[..., object] = original) -> object:
+            step()
+            return original(self, *args)
+
+        monkeypatch.setattr(Checkpoint, name, stepped)
+    return lambda: steps[0] >= crash_at
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
+    tmp_path: Path, states: dict[int, State], stride: int
+) -> None:
+    """Between any two requests and any two changes of the checkpoint."""
+    crash_at, died = 1, True
+    while died:
+        world = World(tmp_path / f"{crash_at}", snapshot_chain_links=2)
+        feed(world, 0, 5, states)
+        Savepoints(world.home.root).create("a")
+        world.start()
+        feed(world, 6, 14)
+        folder = written_checkpoint(tmp_path / f"checkpoint-{crash_at}")
+        for version in range(11, 15):
+            (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
+            (folder / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        with pytest.MonkeyPatch.context() as patch:
+            has_died = at_each_step(patch, world, crash_at)
+            with contextlib.suppress(Crash):
+                rollback(world.home.root, "savepoint:a", str(folder), execute=True)
+            died = has_died()
+        rollback(world.home.root, "savepoint:a", str(folder), execute=True)
+        assert world.state("totals") == states[5], f"step {crash_at}"
+        assert sorted(p.name for p in (folder / "offsets").iterdir()) == ["4", "5"]
+        assert sorted(p.name for p in (folder / "commits").iterdir()) == ["5"]
+        world.start()
+        feed(world, 6, 7)
+        assert missing(world) == []
+        crash_at += stride
+    assert crash_at > 15
+
+
+@pytest.mark.long
+def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root holds what retained records and the savepoint list, and nothing more."""
+    monkeypatch.undo()
+    world = World(tmp_path / "local", executors=["1"], retained_versions=2, key_groups=2)
+    feed(world, 0, 9)
+    expected = world.state("totals")
+    Savepoints(world.home.root).create("a")
+    world.start()
+    for version in range(10, 10_010):
+        world.batch(version, rows_of((f"k{version % 50}", version, version)))
+        world.clock.advance(60)
+    (savepoint,) = Savepoints(world.home.root).tail.savepoints
+    log = world.log()
+    assert log.tail is not None
+    records = [log.read(sequence) for sequence in range(log.first, log.tail.sequence + 1)]
+    listed = set[str]().union(*log.listed_objects(records, log.first))
+    kept = savepoint_objects(read_savepoint(world.memory, savepoint)) | {paths.savepoint_name(savepoint.id)}
+    there = {*world.memory.list("")}
+    assert kept <= there
+    not_swept_yet = 16 * (len(world.operators) * 2 + 1)
+    assert len(there - listed - kept - {paths.record_name(record.sequence) for record in records}) <= not_swept_yet
+    assert len(there) <= len(listed) + len(kept) + len(records) + not_swept_yet
+    assert len(records) <= 64
+    folder = written_checkpoint(tmp_path / "checkpoint")
+    rollback(world.home.root, "savepoint:a", str(folder), execute=True)
+    assert world.state("totals") == expected

@@ -1,0 +1,401 @@
+"""Savepoints beside a running query: whatever else happens, nothing of one is deleted before it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.errors import CorruptStateError, RiffleError, UnavailableError
+from riffle_spark.protocol.batch.mailbox import MailboxRequest, add_request, last_number
+from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedSavepoint
+from riffle_spark.state.log.savepoints import NewSavepoint, put_savepoint, read_savepoint, savepoint_objects
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing import InlineBackground
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.state.faulty_store import Fault, FaultyStore
+
+HOUR_MS = 3_600_000
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+
+def keys(version: int, count: int = 6) -> Sequence[tuple[str, int, int]]:
+    """Return a row of each of so many keys."""
+    return [(f"k{n}", version, version * 100 + n) for n in range(count)]
+
+
+class Query(World):
+    """A query that reads requests. ``history`` checks the log after each batch."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, control="on", **settings)
+        self.history: History | None = None
+        self.requested = 0
+
+    def feed(self, first: int, last: int) -> list[str]:
+        """Run the batches from ``first`` to ``last``; return their warnings."""
+        warnings: list[str] = []
+        for version in range(first, last + 1):
+            warnings += self.batch(version, rows_of(*keys(version))).warnings
+            if self.history:
+                self.history.look()
+        return warnings
+
+    def ask(self, command: str, **arguments: object) -> None:
+        """Make a request."""
+        self.requested += 1
+        now_ms = self.clock.wall_ms()
+        request = MailboxRequest(
+            0, f"id-{self.requested}", command, arguments, "ann", "laptop", now_ms, now_ms + HOUR_MS
+        )
+        add_request(self.memory, request, lambda: last_number(read_requests(self.tail.orders).answers))
+
+    @property
+    def tail(self) -> Record:
+        """The newest record."""
+        tail = self.log().tail
+        assert tail is not None
+        return tail
+
+    def answers(self) -> list[tuple[str, str]]:
+        """Return the state and the error id of each answer."""
+        return [(answer.state, answer.error_id) for answer in read_requests(self.tail.orders).answers]
+
+    def missing(self) -> list[str]:
+        """Return what is gone of the savepoints in the newest record, and of that record."""
+        needed = self.log().manifest.object_names()
+        for savepoint in self.tail.savepoints:
+            needed |= savepoint_objects(read_savepoint(self.memory, savepoint))
+            needed.add(paths.savepoint_name(savepoint.id))
+        return sorted(needed - {*self.memory.list("")})
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    """A query after four batches, whose retention keeps two records and sweeps every other."""
+    world = Query(tmp_path, snapshot_chain_links=2)
+    world.history = History(world)
+    world.feed(0, 3)
+    return world
+
+
+def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None:
+    """The next record lists it; forty batches later its objects are there and the records around it are not."""
+    query.ask("create_savepoint", name="before-release")
+    query.feed(4, 4)
+    (savepoint,) = query.tail.savepoints
+    assert (savepoint.name, savepoint.version, savepoint.user) == ("before-release", 3, "ann@laptop")
+    for version in range(5, 45):
+        query.feed(version, version)
+        query.clock.advance(3600)
+    assert query.missing() == []
+    assert not query.memory.exists(paths.record_name(savepoint.sequence))
+    record = read_savepoint(query.memory, savepoint)
+    assert (record.version, record.offsets, record.previous_offsets) == (3, "offsets-3", "offsets-2")
+
+
+def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: Query) -> None:
+    """What the newest record does not promise may be half deleted."""
+    promised = query.tail.promised
+    kept = query.log().read(promised)
+    query.ask("create_savepoint", name="old", sequence=promised, commit_id=kept.commit_id)
+    query.ask(
+        "create_savepoint", name="gone", sequence=promised - 1, commit_id=query.log().read(promised - 1).commit_id
+    )
+    query.ask("create_savepoint", name="never", sequence=10**6, commit_id="x")
+    query.ask("create_savepoint", name="other", sequence=promised, commit_id="that of another log")
+    query.feed(4, 20)
+    assert [savepoint.name for savepoint in query.tail.savepoints] == ["old"]
+    assert query.answers() == [
+        ("applied", ""),
+        ("refused", "RIFFLE-1575"),
+        ("refused", "RIFFLE-1579"),
+        ("refused", "RIFFLE-1579"),
+    ]
+    assert query.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error_id"),
+    [
+        ({"name": "taken"}, "RIFFLE-1572"),
+        ({"name": "../log"}, "RIFFLE-1570"),
+        ({"name": ""}, "RIFFLE-1570"),
+        ({"name": "a", "sequence": "1", "commit_id": "x"}, "RIFFLE-1356"),
+        ({"name": 7}, "RIFFLE-1356"),
+        ({"name": "a", "sequence": 1}, "RIFFLE-1356"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused_and_write_nothing(
+    query: Query, arguments: dict[str, object], error_id: str
+) -> None:
+    """The answer names the reason, and no object is left behind."""
+    query.ask("create_savepoint", name="taken")
+    query.feed(4, 4)
+    before = query.memory.list(paths.SAVEPOINTS)
+    query.ask("create_savepoint", **arguments)
+    query.feed(5, 5)
+    assert query.answers()[-1] == ("refused", error_id)
+    assert query.memory.list(paths.SAVEPOINTS) == before
+
+
+def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record lists all of them."""
+    monkeypatch.setattr("riffle_spark.state.log.savepoints.SAVEPOINTS_MAX", 2)
+    for name in "abc":
+        query.ask("create_savepoint", name=name)
+    query.feed(4, 4)
+    assert [state for state, _ in query.answers()] == ["applied", "applied", "refused"]
+    assert SAVEPOINTS_MAX >= 32
+
+
+def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
+    """A scan is due at once, although the last one was just now: what stays is what retained records list."""
+    query.ask("create_savepoint", name="a")
+    query.feed(4, 40)
+    kept = savepoint_objects(read_savepoint(query.memory, query.tail.savepoints[0]))
+    assert kept <= {*query.memory.list("")}
+    query.ask("delete_savepoint", name="a")
+    query.feed(41, 44)
+    assert query.tail.savepoints == ()
+    left = {name for name in query.memory.list("") if not name.startswith(paths.LOG)} - {paths.MAILBOX}
+    log = query.log()
+    records = [log.read(sequence) for sequence in range(log.first, query.tail.sequence + 1)]
+    listed = set[str]().union(*log.listed_objects(records, log.first))
+    assert left <= listed, sorted(left - listed)
+    query.ask("delete_savepoint", name="a")
+    query.feed(45, 45)
+    assert query.answers()[-1] == ("refused", "RIFFLE-1571")
+
+
+def test_an_idle_query_creates_one_with_a_record_of_its_own(query: Query) -> None:
+    """No batch is needed."""
+    query.ask("create_savepoint", name="a")
+    query.rest(2)
+    assert query.tail.kind == "orders"
+    assert query.tail.savepoints[0].version == 3
+
+
+def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
+    """The requests of a batch are the same with and without; only a sweep reads each savepoint, once."""
+    counts = []
+    for names in ((), ("a", "b")):
+        query = Query(tmp_path / f"{len(names)}", retained_versions=1000)
+        query.feed(0, 3)
+        for name in names:
+            query.ask("create_savepoint", name=name)
+        query.feed(4, 4)
+        before = dict(query.store.requests)
+        query.feed(5, 9)
+        counts.append({kind: count - before[kind] for kind, count in query.store.requests.items()})
+    assert counts[0] == counts[1]
+
+
+def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Query) -> None:
+    """The driver first finds out what became of the record."""
+    query.driver.operations.pin(0, "1")
+    query.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
+        query.rest(2)
+    query.ask("create_savepoint", name="a")
+    with pytest.raises(UnavailableError):
+        query.rest(1, 700)
+    query.store.heal()
+    query.rest(3, 700)
+    query.feed(4, 30)
+    assert (("applied", "") in query.answers()) == bool(query.tail.savepoints)
+    assert query.missing() == []
+
+
+def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(query: Query) -> None:
+    """The record that may have been written may promise less than the one before it."""
+    store = FaultyStore(query.memory, sleep=lambda _: None)
+    log = Log(store, "")
+    tail = log.open()
+    assert tail is not None
+    store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
+        log.append(tail, log.manifest)
+    with pytest.raises(UnavailableError, match="RIFFLE-1574"):
+        put_savepoint(store, log, tail, NewSavepoint("a", "0" * 32, 0, "ann"), tail.epoch)
+    assert query.memory.list(paths.SAVEPOINTS) == []
+
+
+@pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "before requests", "after record"])
+def test_a_crash_at_any_step_loses_neither_the_request_nor_the_savepoint(query: Query, step: str) -> None:
+    """The next driver applies what no record answers; the object that the first one put goes."""
+    query.ask("create_savepoint", name="a")
+    query.crash_at = step
+    for _ in range(2):
+        try:
+            if step == "before requests":
+                query.rest(2)
+            query.feed(4, 4)
+        except Crash:
+            query.start()
+            if query.tail.version == 4:
+                break
+    query.start()
+    query.feed(5, 9)
+    (savepoint,) = query.tail.savepoints
+    assert savepoint.version in (3, 4, 5), "a driver reads requests from its second batch on"
+    assert query.missing() == []
+    query.clock.advance(2 * 86_400)
+    query.feed(10, 14)
+    assert query.memory.list(paths.SAVEPOINTS) == [paths.savepoint_name(savepoint.id)]
+
+
+def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(query: Query) -> None:
+    """The same process starts again: its claim lists what it has told no record yet, as it keeps the answer."""
+    query.ask("create_savepoint", name="a")
+
+    def fail(_: object) -> object:
+        raise ValueError("a user's error")
+
+    with pytest.raises(ValueError, match="user's"):
+        query.batch(4, rows_of(*keys(4)), fail)
+    query.run_id = "run-again"
+    query.feed(4, 30)
+    assert [savepoint.version for savepoint in query.tail.savepoints] == [3]
+    assert query.missing() == []
+
+
+def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> None:
+    """What it keeps is unknown, so everything stays; deleting the savepoint ends it."""
+    query.ask("create_savepoint", name="a")
+    query.feed(4, 4)
+    query.memory.delete([paths.savepoint_name(query.tail.savepoints[0].id)])
+    before = {*query.memory.list("delta/")}
+    query.history = None  # it would say so, too
+    warnings = query.feed(5, 14)
+    assert before <= {*query.memory.list("delta/")}
+    assert any("RIFFLE-1577" in warning for warning in warnings)
+    with pytest.raises(CorruptStateError, match="RIFFLE-1577"):
+        read_savepoint(query.memory, query.tail.savepoints[0])
+    query.ask("delete_savepoint", name="a")
+    query.feed(15, 22)
+    assert not before & {*query.memory.list("delta/")} - query.log().manifest.object_names()
+
+
+class Interrupted:
+    """A store that calls ``at_call`` before the so-manieth request, once, and deletes one object at a time."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.requests = objects.requests
+        self.calls = 0
+        self.stop_at = -1
+        self.at_call: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> object:
+        def counted(*args: object, **named: object) -> object:
+            self._count()
+            return getattr(self._objects, name)(*args, **named)
+
+        return counted
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete one after the other."""
+        for name in names:
+            self._count()
+            self._objects.delete([name])
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.stop_at:
+            self.stop_at = -1
+            self.at_call()
+
+
+@pytest.mark.parametrize("points", [3, pytest.param(60, marks=pytest.mark.long)])
+def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
+    """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
+    accepted = 0
+    calls = Waiting(tmp_path / "counted", 0).work(-1)
+    assert calls > 20
+    for back in (0, 2, 5):
+        for at in range(0, calls, max(1, calls // points)):
+            waiting = Waiting(tmp_path / f"{back}-{at}", back)
+            waiting.work(at)
+            assert waiting.query.missing() == [], f"record {back} before the newest, at request {at} of {calls}"
+            accepted += bool(waiting.query.tail.savepoints)
+    assert accepted >= points, "hardly any savepoint was accepted: the test shows nothing"
+
+
+class Waiting:
+    """A query after some batches, none of whose deletes and scans has run, and an operator who wants a savepoint."""
+
+    def __init__(self, folder: Path, back: int) -> None:
+        self.back = back
+        self.query = Query(folder, snapshot_chain_links=2, retained_versions=6)
+        self.store = Interrupted(self.query.memory)
+        self.query.upkeep_store = self.store  # type: ignore[assignment]
+        self.query.start(InlineBackground(deferred=True))
+        self.pieces: list[Callable[[], object]] = []
+        for version in range(12):
+            self.query.batch(version, rows_of(*keys(version)))
+            self.pieces += self.query.work_but_deletes()
+
+    def work(self, at: int) -> int:
+        """Let the deletes and scans run, and at request ``at`` of them create the savepoint. Return their requests."""
+        self.store.calls, self.store.stop_at, self.store.at_call = 0, at, self.create
+        for piece in self.pieces:
+            piece()
+        self.query.background.run()
+        calls = self.store.calls
+        self.query.background.run()
+        return calls
+
+    def create(self) -> None:
+        """Ask for a savepoint of a record before the newest, and let a batch commit it."""
+        record = self.query.log().find(self.query.tail.sequence - self.back)
+        if record is not None:
+            self.query.ask("create_savepoint", name="a", sequence=record.sequence, commit_id=record.commit_id)
+        self.query.feed(12, 12)
+
+
+def test_a_scan_that_is_repeated_with_an_old_record_sees_newer_savepoints(tmp_path: Path) -> None:
+    """It reads the records after its own; the savepoint's own record may be gone by then."""
+    query = Query(tmp_path, snapshot_chain_links=2)
+    query.start(InlineBackground(deferred=True))
+    query.feed(0, 3)
+    query.ask("create_savepoint", name="a")
+    query.feed(4, 4)
+    old = query.tail
+    for version in range(5, 12):
+        query.feed(version, version)
+        query.work_but_deletes()
+    (savepoint,) = query.tail.savepoints
+    query.memory.delete([paths.record_name(n) for n in range(savepoint.sequence + 1)])
+    without = Log(query.memory, "").read(savepoint.sequence + 1)
+    assert isinstance(savepoint, RecordedSavepoint)
+    for tail in (without, old):
+        run_to_end(scan(query.memory, tail, 2, 0))
+    assert query.missing() == []
+
+
+def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path: Path) -> None:
+    """Its own deletes and scans wait until another driver has created a savepoint and released the record."""
+    waiting = Waiting(tmp_path, 0)
+    query = waiting.query
+    background = query.background
+    query.start()
+    query.feed(12, 13)
+    query.ask("create_savepoint", name="a")
+    query.feed(14, 40)
+    for piece in waiting.pieces:
+        with suppress(RiffleError):  # it finds that it is fenced, or records that are gone
+            piece()
+    background.run()
+    assert [savepoint.version for savepoint in query.tail.savepoints] == [13]
+    assert query.missing() == []

@@ -1,0 +1,126 @@
+"""Copies between two stores of one service: on files, and on real servers for S3, GCS and Azure."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import RefusedError, RiffleError
+from riffle_spark.state.objects import s3
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import S3Options, StoreOptions
+from riffle_spark.state.objects.remote import Patience
+from riffle_spark.state.objects.s3 import S3Store
+from riffle_spark.state.objects.store import CopyingStore, ObjectStore
+from tests.kit.servers.object_server import ObjectServer
+
+SERVERS = {"s3": "object_server", "gcs": "gcs_server", "azure": "azure_server"}
+REMOTE = [pytest.param(name, marks=pytest.mark.cluster) for name in ("s3", "gcs", "azure")]
+NAMES = ["log/00000000000000000007", "delta/a b+c", "key=ü&x/é", "<tag>/'quoted\"", "x#1?x=y", "a%20b"]
+
+
+@pytest.fixture(params=["file", *REMOTE])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
+    """A function that opens another empty root of one service at each call."""
+    if request.param in SERVERS:
+        server = request.getfixturevalue(SERVERS[request.param])
+        return lambda: open_store(server.new_root(), server.options)
+    return lambda: open_store(f"file://{tmp_path}/{uuid.uuid4().hex}")
+
+
+def test_objects_are_copied_under_their_names(stores: Callable[[], ObjectStore]) -> None:
+    """Also a second time, and into a prefix; what does not exist is no error."""
+    source, target = stores(), stores()
+    assert isinstance(target, CopyingStore)
+    assert target.can_copy_from(source)
+    bodies = {name: os.urandom(number * 1000) for number, name in enumerate(NAMES)}
+    for name, body in bodies.items():
+        assert source.put_if_absent(name, body)
+        for _ in range(2):
+            assert target.copy_from(source, name)
+    assert target.list("") == sorted(NAMES)
+    assert {name: target.get(name) for name in NAMES} == bodies
+    assert not target.copy_from(source, "delta/absent")
+    assert not target.exists("delta/absent")
+    source.delete(NAMES)
+    assert {name: target.get(name) for name in NAMES} == bodies, "nothing is shared"
+
+
+def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
+    """Then the bytes are read and written."""
+    files, memory = DirectoryStore(tmp_path), MemoryStore()
+    objects = S3Store("bucket", "prefix", StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:1")))
+    assert not files.can_copy_from(memory)
+    assert not files.can_copy_from(objects)
+    assert not objects.can_copy_from(files)
+    assert not objects.can_copy_from(S3Store("bucket", "other", StoreOptions()))
+
+
+@pytest.mark.cluster
+class TestS3:
+    """What only S3 does."""
+
+    def test_a_large_object_is_copied_in_parts(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its bytes are the same, and the copy is one object."""
+        monkeypatch.setattr(s3, "_COPY_BYTES_MAX", 6 << 20)
+        monkeypatch.setattr(s3, "_COPY_PART_BYTES", 5 << 20)
+        source = open_store(object_server.new_root(), object_server.options)
+        target = open_store(object_server.new_root(), object_server.options)
+        assert isinstance(target, S3Store)
+        body = os.urandom(12 << 20)
+        source.put_if_absent("delta/large", body)
+        before = dict(target.requests)
+        assert target.copy_from(source, "delta/large")
+        assert hashlib.sha256(target.get("delta/large") or b"").digest() == hashlib.sha256(body).digest()
+        assert target.requests["put"] - before["put"] == 5, "a beginning, three parts and an end"
+        assert not target.copy_from(source, "delta/absent")
+
+    def test_a_copy_in_parts_that_fails_leaves_no_object_and_no_parts(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The upload is given up."""
+        monkeypatch.setattr(s3, "_COPY_BYTES_MAX", 1)
+        monkeypatch.setattr(s3, "_COPY_PART_BYTES", 5 << 20)
+        source = open_store(object_server.new_root(), object_server.options)
+        target = open_store(object_server.new_root(), object_server.options)
+        assert isinstance(target, S3Store)
+        source.put_if_absent("delta/large", os.urandom(6 << 20))
+        call = target._call
+        calls: list[str] = []
+
+        def fail(operation: str, *arguments: object) -> object:
+            calls.append(operation)
+            if operation == "complete_multipart_upload":
+                raise RefusedError("refused", remedy="none")
+            return call(operation, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(target, "_call", fail)
+        with pytest.raises(RiffleError, match="refused"):
+            target.copy_from(source, "delta/large")
+        assert calls[-1] == "abort_multipart_upload"
+        assert not target.exists("delta/large")
+
+    def test_copies_are_encrypted_as_puts_are(self, object_server: ObjectServer) -> None:
+        """The setting counts for the new object, whatever the old one has."""
+        options = object_server.options
+        encrypting = StoreOptions(
+            s3=S3Options(endpoint=options.s3.endpoint, region=options.s3.region, server_side_encryption="AES256"),
+            max_attempts=2,
+            patience_seconds=0,
+        )
+        root, new_root = object_server.new_root(), object_server.new_root()
+        open_store(root, encrypting).put_if_absent("delta/a", b"x")
+        target = open_store(new_root, encrypting)
+        assert isinstance(target, S3Store)
+        assert target.copy_from(open_store(root, encrypting), "delta/a")
+        head = target._call("head_object", {"Key": f"{target.prefix}delta/a"}, Patience(encrypting))
+        assert head["ServerSideEncryption"] == "AES256"
