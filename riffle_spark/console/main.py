@@ -34,6 +34,7 @@ COMMANDS = {
     "rollback": ("recovery", "Roll a query's state and Spark's offsets back together."),
     "savepoint": ("savepoints", "Keep batches of a query until their savepoints are deleted, and list them."),
     "set": ("steering", "Change live settings of a running query."),
+    "shadow": ("shadow", "Run a query on Spark's own operators and on riffle, and compare what both return."),
     "simulate": ("plan", "Simulate a cluster over time."),
     "state": ("state", "Show the state of keys, what changed in it, and repair it."),
     "status": ("status", "Show how a query runs: last commit, lag, watermark, members, last moves and warnings."),

@@ -8,7 +8,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyspark
 from pyspark.sql import DataFrame, GroupedData
@@ -23,6 +23,7 @@ from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explain_query, start_query
+from riffle_spark.spark.queries.replaced_streams import check_not_replacing, replaced_stream
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.queries.stream_query import StreamJob
 from riffle_spark.spark.sinks.sink_choice import side_sink
@@ -281,10 +282,11 @@ def on(
     for place in (late_rows, dead_letters):
         if place is not None:
             side_sink(place)  # Checks its argument.
-    return _with_options(
-        frame,
-        StreamOptions(root or "", settings, late_rows or None, dead_letters or None, initial_state or None),
-    )
+    options = StreamOptions(root or "", settings, late_rows or None, dead_letters or None, initial_state or None)
+    used_frame, used_options = replaced_stream(frame, options)
+    if used_options is None:
+        return cast(StreamFrame, used_frame)  # Only `riffle shadow` runs the query without this package.
+    return _with_options(used_frame, used_options)
 
 
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
@@ -306,6 +308,7 @@ def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[s
     >>> events = riffle_spark.on(events).join(users, "user", "left")  # doctest: +SKIP
     """
     _check_stream(changes, "latest")
+    check_not_replacing("latest")
     key_names = [key] if isinstance(key, str) else list(key)
     order_names = [by] if isinstance(by, str) else list(by)
     if not key_names or not order_names:

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from typing import Final
 
 import pyspark
-from pyspark.conf import SparkConf
-from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.settings import Settings
-from riffle_spark.spark.configure import configure
+from riffle_spark.spark.command_session import command_session
 from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 
 __all__ = ["run_import"]
@@ -28,10 +26,9 @@ def run_import(
     settings: Settings,
     execute: bool,
 ) -> Plan:
-    """Run `riffle import` in the active session, or in a new one that is stopped at the end.
+    """Run `riffle import` in the active session, or in a new one (``command_session``).
 
-    A new session has the settings of ``spark-defaults.conf`` or of ``spark-submit``, and without a master runs on this
-    machine. See ``import_checkpoint`` for the arguments. Raises ``ConfigError`` with Spark 3.5.
+    See ``import_checkpoint`` for the arguments. Raises ``ConfigError`` with Spark 3.5.
     """
     if int(pyspark.__version__.partition(".")[0]) < _OLDEST:
         raise ConfigError(
@@ -40,15 +37,7 @@ def run_import(
             where="riffle import",
             id="RIFFLE-1624",
         )
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        spark = active
-    else:
-        builder = SparkSession.builder.appName("riffle import")
-        if not SparkConf().contains("spark.master"):
-            builder = builder.master("local[*]")
-        spark = configure(builder, kafka=False).getOrCreate()
-    try:
+    with command_session("riffle import") as spark:
         return import_checkpoint(
             root,
             checkpoint,
@@ -58,6 +47,3 @@ def run_import(
             settings=settings,
             execute=execute,
         )
-    finally:
-        if active is None:
-            spark.stop()

@@ -29,7 +29,18 @@ from riffle_spark import Settings
 from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 from tests.kit.queries.query_shape import Frames, Shape
 
-__all__ = ["Played", "difference", "move", "play", "play_moved", "play_native_part", "play_ours"]
+__all__ = [
+    "QUICK",
+    "ROCKSDB",
+    "Played",
+    "configured",
+    "difference",
+    "move",
+    "play",
+    "play_moved",
+    "play_native_part",
+    "play_ours",
+]
 
 ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
 """No reports but those of batches: what a query tells while it waits has no watermark."""
@@ -66,7 +77,7 @@ class Played:
 def play(spark: SparkSession, shape: Shape, folder: Path) -> Played:
     """Play a shape on Spark's own operators; where those cannot run it as a stream, as a batch over all rows so far."""
     quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
-    with _configured(spark, {**quick, **shape.conf}):
+    with configured(spark, {**quick, **shape.conf}):
         if shape.oracle == "batch":
             return _by_batches(spark, shape)
         return _Player(spark, shape, folder, lambda frame: frame).play()
@@ -79,7 +90,7 @@ def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
     def wrap(frame: DataFrame) -> DataFrame:
         return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
 
-    with _configured(spark, {**ALWAYS, **shape.conf}):
+    with configured(spark, {**ALWAYS, **shape.conf}):
         return _Player(spark, shape, folder, wrap).play()
 
 
@@ -91,7 +102,7 @@ def play_native_part(
     ``conf`` is the configuration beside that of ``play``, such as another state store.
     """
     quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
-    with _configured(spark, {**quick, **shape.conf, **conf}):
+    with configured(spark, {**quick, **shape.conf, **conf}):
         return _Player(spark, shape, folder, lambda frame: frame).play_some(range(count))
 
 
@@ -108,7 +119,7 @@ def play_moved(
     def wrap(frame: DataFrame) -> DataFrame:
         return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
 
-    with _configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
+    with configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
         moved = _Player(spark, shape, folder, wrap, "checkpoint-riffle")
         move(spark, shape, folder, settings)
         steps = native_steps + moved.play_some(range(len(native_steps), len(shape.batches)))
@@ -127,7 +138,8 @@ def move(spark: SparkSession, shape: Shape, folder: Path, settings: Settings) ->
 
 
 @contextmanager
-def _configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Set settings of a session for a block."""
     before = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)

@@ -1,0 +1,142 @@
+"""The command `riffle shadow`."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from riffle_spark.console.dispatch import load_function
+from riffle_spark.console.options import check_root, echo, json_option, usage_errors
+from riffle_spark.console.tables import Table, show_facts, show_table
+
+if TYPE_CHECKING:
+    from riffle_spark.spark.shadow.shadow_run import ShadowReport
+
+__all__ = ["shadow_command"]
+
+_DIFFERENCES_SHOWN = 5
+
+
+def _parse_duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """Return a duration in seconds."""
+    from riffle_spark.setting_values import seconds
+
+    if text is None:
+        return None
+    try:
+        value = seconds(0)(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, float | int):
+        raise click.UsageError(f"--follow {text!r} is not a duration.\n  What to do: Give one such as 90s or 10m.")
+    return float(value)
+
+
+@click.command("shadow")
+@click.option(
+    "--query",
+    required=True,
+    metavar="MODULE:FUNCTION",
+    help="A function from a Spark session to the wrapped query: a frame of riffle_spark.on, or its writeStream.",
+)
+@click.option("--batches", type=click.IntRange(1), metavar="NUMBER", help="Compare at most this many batches.")
+@click.option(
+    "--follow",
+    metavar="DURATION",
+    callback=_parse_duration,
+    help="Follow the sources for this time, such as 10m. By default they are read up to their present end.",
+)
+@click.option(
+    "--folder",
+    help="An empty folder that all executors reach. By default a temporary one of this machine, then removed.",
+)
+@click.option("--root", callback=check_root, help="An empty place for the state. By default a folder below --folder.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-9,
+    show_default=True,
+    help="The relative difference up to which floating-point numbers are equal.",
+)
+@json_option
+def shadow_command(
+    query: str,
+    batches: int | None,
+    follow: float | None,
+    folder: str | None,
+    root: str | None,
+    tolerance: float,
+    as_json: bool,
+) -> None:
+    """Run a query on Spark's own operators and on riffle, and compare what both return.
+
+    Both run the same batches of the same sources in turn. Nothing is delivered: sink, trigger, checkpoint and root of
+    the query are replaced. Rows of batches that differ are shown.
+
+    Exit code 1: a batch differs, there was no batch, or the query fails on one of them.
+    """
+    from riffle_spark.spark.command_session import command_session
+    from riffle_spark.spark.shadow.shadow_run import shadow
+
+    if folder is not None and root is None:
+        raise click.UsageError(
+            "--folder needs --root.\n  What to do: Give the URL of an empty place for the state, such as s3://bucket/try."
+        )
+    with usage_errors():
+        function = load_function(query, "--query")
+    own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="riffle-shadow-"))
+    try:
+        with command_session("riffle shadow") as spark:
+            report = shadow(
+                function,
+                spark=spark,
+                folder=folder or f"{own_folder}",
+                root=root or f"file://{own_folder}/state",
+                local_dir=None if own_folder is None else f"{own_folder}/local",
+                batches=batches,
+                follow_seconds=follow,
+                tolerance=tolerance,
+            )
+    finally:
+        if own_folder is not None:
+            shutil.rmtree(own_folder, ignore_errors=True)
+    if as_json:
+        echo(json.dumps(report.to_json(), default=str))
+    else:
+        _show(report)
+    click.get_current_context().exit(0 if report.is_equal and report.batches else 1)
+
+
+def _show(report: "ShadowReport") -> None:
+    """Print a report as text."""
+    close = f", {report.close_rows:,} of them only nearly" if report.close_rows else ""
+    show_facts(
+        [
+            ("batches", f"{report.batches:,} with {report.input_rows:,} rows"),
+            ("output", f"{report.output_rows:,} rows{close}"),
+            ("different", f"{len(report.differences):,} batches"),
+        ]
+    )
+    if report.columns:
+        echo(f"columns differ: {report.columns}")
+    for difference in report.differences[:_DIFFERENCES_SHOWN]:
+        echo(
+            f"batch {difference.batch}: {difference.only_spark} rows only of Spark, {difference.only_riffle} of riffle"
+        )
+        for engine, rows in (("Spark", difference.spark_examples), ("riffle", difference.riffle_examples)):
+            for row in rows:
+                echo(f"  {engine:<6}  {json.dumps(row, default=str)}")
+    table = Table("", ("ENGINE", "SECONDS PER BATCH", "STATE ROWS", "MEMORY"))
+    table.right = frozenset(table.columns[1:])
+    for engine, figures in (("Spark", report.spark), ("riffle", report.riffle)):
+        seconds = None if figures.batch_seconds is None else f"{figures.batch_seconds:.3f}"
+        table.add(engine, seconds, f"{figures.state_rows:,}", f"{figures.memory_bytes / 1e6:,.1f} MB")
+    show_table(table)
+    if report.batches == 0:
+        echo(
+            "Nothing was compared, because the sources have no rows now.\n"
+            "  What to do: Let them start earlier, such as startingOffsets = earliest for Kafka, or use --follow."
+        )
