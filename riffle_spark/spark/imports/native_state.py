@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.open import masked
 
 __all__ = ["NativeState", "operators_in"]
 
@@ -56,9 +57,23 @@ class NativeState:
 
 
 def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
-    """Return Spark's name of each operator in a checkpoint by its number; empty if the checkpoint has no metadata."""
-    rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
-    return {int(row[0]): str(row[1]) for row in rows.collect()}
+    """Return Spark's name of each operator in a checkpoint by its number; empty if the checkpoint has no metadata.
+
+    Raises ``ConfigError`` if Spark has no connector for the checkpoint's file system.
+    """
+    try:
+        rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
+        return {int(row[0]): str(row[1]) for row in rows.collect()}
+    except Exception as error:
+        problem = str(error).strip().partition("\n")[0]
+        # Cause: Spark reads the state itself, through Hadoop. Its packages have no connector for object stores.
+        raise ConfigError(
+            f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem}",
+            remedy="Start the command with the connector of this file system, for S3 with an s3a:// location and "
+            "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api).",
+            where=masked(checkpoint),
+            id="RIFFLE-1700",
+        ) from error
 
 
 def _numbered(kind: T.DataType) -> T.DataType:
