@@ -1,5 +1,6 @@
 """Read the state of a stopped Spark query from its checkpoint, through Spark's ``statestore`` source."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ __all__ = ["NativeState", "operators_in"]
 
 _KEY: Final = "key"
 _VALUE: Final = "value"
+_EXCEPTION: Final = re.compile(r": [\w.]+(Exception|Error)\b|\[[A-Z_.]+\]")
+"""The line with the problem, in the text of an error of Spark."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,26 @@ class NativeState:
 def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
     """Return Spark's name of each operator in a checkpoint by its number; empty if the checkpoint has no metadata.
 
-    Raises ``ConfigError`` if Spark has no connector for the checkpoint's file system.
+    Raises ``ConfigError`` if Spark has no connector for the checkpoint's file system, or does not know its format.
     """
     try:
         rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
         return {int(row[0]): str(row[1]) for row in rows.collect()}
     except Exception as error:
-        problem = str(error).strip().partition("\n")[0]
-        # Cause: Spark reads the state itself, through Hadoop. Its packages have no connector for object stores.
+        problem = next((line for line in str(error).splitlines() if _EXCEPTION.match(line)), str(error))
+        remedy = (
+            "Start the command with the settings of the Spark query that start with spark.sql.streaming.stateStore, in "
+            "spark-defaults.conf or with spark-submit."
+        )
+        if "://" in checkpoint and not checkpoint.startswith("file:"):
+            # Cause: Spark reads the state itself, through Hadoop. Its packages have no connector for object stores.
+            remedy = (
+                "Start the command with Spark's connector of this file system, for S3 with an s3a:// location and "
+                "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api)."
+            )
         raise ConfigError(
-            f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem}",
-            remedy="Start the command with the connector of this file system, for S3 with an s3a:// location and "
-            "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api).",
+            f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem.strip(': ')}",
+            remedy=remedy,
             where=masked(checkpoint),
             id="RIFFLE-1700",
         ) from error
