@@ -74,11 +74,11 @@ def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
             "spark-defaults.conf or with spark-submit."
         )
         if "://" in checkpoint and not checkpoint.startswith("file:"):
-            # Cause: Spark reads the state itself, through Hadoop. Its packages have no connector for object stores.
             remedy = (
                 "Start the command with Spark's connector of this file system, for S3 with an s3a:// location and "
                 "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api)."
             )
+        # Cause: Spark has no connector for the object store, or the session lacks a setting of the Spark query.
         raise ConfigError(
             f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem.strip(': ')}",
             remedy=remedy,
