@@ -194,7 +194,8 @@ class PlanReader:
         text = str(self.fetch(expression.handle).sql())
         for part in walk_expression(expression):
             if part.kind == _ATTRIBUTE and part.id in self._common:
-                text = re.sub(rf"\b{part.name}\b", lambda _, part=part: f"({self.sql(part)})", text)
+                written = f"({self.sql(part)})".replace("\\", "\\\\")
+                text = re.sub(rf"\b{part.name}\b", written, text)
             elif part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
                 text = text.replace(str(self.fetch(part.handle).sql()), quote_name(part.name))
         return text

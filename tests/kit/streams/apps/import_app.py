@@ -50,9 +50,9 @@ def _die_at(step: str, folder: Path) -> None:
         def write_some(self: Checkpoint, files: object, folder: str, batch: int, text: str) -> None:
             if folder.endswith("commits"):
                 die()
-            write(self, files, folder, batch, text)  # type: ignore[arg-type] # a file system
+            write(self, files, folder, batch, text)
 
-        Checkpoint._write = write_some  # type: ignore[method-assign, assignment] # private: as above
+        Checkpoint._write = write_some  # type: ignore[method-assign] # private: as above
     else:
         imports.commit_first_version = lambda *_: die()  # type: ignore[assignment, attr-defined] # it never returns
 
