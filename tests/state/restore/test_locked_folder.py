@@ -1,4 +1,4 @@
-"""A process that hangs with the lock of a member's copies stops no other process, and no process believes old copies."""
+"""A process that hangs with the lock of a member's copies stops no other process, and nothing reads dropped copies."""
 
 from __future__ import annotations
 
