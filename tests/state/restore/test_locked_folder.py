@@ -21,7 +21,7 @@ WAIT_SECONDS = 0.01
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A member and an empty store. A writer waits for the lock for a short time."""
-    monkeypatch.setattr(journal_file, "_LOCK_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(journal_file, "_LOCK_SECONDS", WAIT_SECONDS)  # private: a short wait
     place = Place(tmp_path / "member")
     place.seal(0, {1: {f"{n:04d}": n for n in range(500)}, 2: {"x": 1}})
     place.snapshot(1)
