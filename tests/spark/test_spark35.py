@@ -83,7 +83,7 @@ def test_spark_infers_no_filters_for_the_rows_of_a_slot(spark: SparkSession) -> 
     slots = spark.range(1).withColumnRenamed("id", "slot")
     rows = spark.range(9).selectExpr("id % 1 AS slot", "id AS n")
     result = spark35.cogrouped(slots, rows, "slot", spark35.slot_udf(count_rows), COUNTED)
-    plan: Any = result._jdf.queryExecution()  # private: the one way to an optimised plan
+    plan: Any = result._jdf.queryExecution()
     assert "Filter" not in plan.optimizedPlan().toString()
     assert [row.rows for row in result.collect()] == [9]
 
