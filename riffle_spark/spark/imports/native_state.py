@@ -70,15 +70,15 @@ def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
     except Exception as error:
         problem = next((line for line in str(error).splitlines() if _EXCEPTION.match(line)), str(error))
         remedy = (
-            "Start the command with the settings of the Spark query that start with spark.sql.streaming.stateStore, in "
-            "spark-defaults.conf or with spark-submit."
+            "Run the command with the version of Spark that wrote the checkpoint, or a newer one. Spark 4.0 cannot "
+            "read state of spark.sql.streaming.stateStore.checkpointFormatVersion = 2."
         )
         if "://" in checkpoint and not checkpoint.startswith("file:"):
             remedy = (
                 "Start the command with Spark's connector of this file system, for S3 with an s3a:// location and "
                 "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api)."
             )
-        # Cause: Spark has no connector for the object store, or the session lacks a setting of the Spark query.
+        # Cause: Spark has no connector for the object store, or does not know the format of the checkpoint.
         raise ConfigError(
             f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem.strip(': ')}",
             remedy=remedy,

@@ -7,6 +7,8 @@
 | ``copied`` | when the new checkpoint is whole, but the record is not written |
 """
 
+# private parts: a step is in the middle of a copy
+
 from __future__ import annotations
 
 import sys
@@ -45,14 +47,14 @@ def _die_at(step: str, folder: Path) -> None:
 
         threading.Thread(target=watch, daemon=True).start()
     elif step == "copying":
-        write = Checkpoint._write  # private: the step is inside of it
+        write = Checkpoint._write
 
         def write_some(self: Checkpoint, files: object, folder: str, batch: int, text: str) -> None:
             if folder.endswith("commits"):
                 die()
             write(self, files, folder, batch, text)
 
-        Checkpoint._write = write_some  # type: ignore[method-assign] # private: as above
+        Checkpoint._write = write_some  # type: ignore[method-assign]
     else:
         imports.commit_first_version = lambda *_: die()  # type: ignore[assignment, attr-defined] # it never returns
 
