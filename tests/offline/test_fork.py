@@ -26,7 +26,7 @@ from tests.kit.simulated.world import Crash, World, rows_of
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 State = dict[object, tuple[object, ...]]
-KEYS = "env:RIFFLE_TEST_KEYS"
+KEYS = "env:KEYS_OF_FORK"
 
 
 def feed(world: World, first: int, last: int, states: dict[int, State] | None = None) -> None:
@@ -228,18 +228,18 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
 ) -> None:
     """Parts are bound to their names below a root, and to no root. The command needs no key."""
     keys = ["old = " + "A" * 43 + "=", "new = " + "B" * 42 + "A="]
-    monkeypatch.setenv("RIFFLE_TEST_KEYS", keys[0])
+    monkeypatch.setenv("KEYS_OF_FORK", keys[0])
     world = World(tmp_path / "local", encryption_keys=KEYS, snapshot_chain_links=2)
     feed(world, 0, 5, states)
-    monkeypatch.delenv("RIFFLE_TEST_KEYS")
+    monkeypatch.delenv("KEYS_OF_FORK")
     new_root = f"memory://{uuid.uuid4().hex}"
     fork(world.home.root, new_root, 5, execute=True)
     with pytest.raises(RefusedError):
         verify(new_root)
-    monkeypatch.setenv("RIFFLE_TEST_KEYS", "\n".join(keys).replace("\n", ","))
+    monkeypatch.setenv("KEYS_OF_FORK", "\n".join(keys).replace("\n", ","))
     assert verify(new_root, encryption_keys=KEYS).findings == ()
     switch_keys(new_root, encryption_keys=KEYS, rewrite=True, execute=True)
-    monkeypatch.setenv("RIFFLE_TEST_KEYS", keys[1])
+    monkeypatch.setenv("KEYS_OF_FORK", keys[1])
     check_continues(adopted(tmp_path, new_root, 5, encryption_keys=KEYS), states[5])
 
 

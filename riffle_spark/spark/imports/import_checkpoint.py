@@ -14,7 +14,7 @@ Theory of operation. The Spark query is stopped. Its checkpoint is only read.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.messages.slot_orders import Home
@@ -37,7 +37,7 @@ from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import aggregate_plan
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
-from riffle_spark.spark.plans.plan_nodes import Node, items
+from riffle_spark.spark.plans.plan_nodes import Node, analysed, items
 from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.seeds.first_version import (
@@ -229,9 +229,9 @@ def _count_added_sources(wrapped: _WrappedQuery, offsets: str) -> int:
     return 1
 
 
-def _sources(frame: object) -> list[str]:
+def _sources(frame: DataFrame) -> list[str]:
     """Return the streams that a frame reads, in the order in which Spark numbers them."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # type: ignore[attr-defined] # a DataFrame
+    leaves = analysed(frame).collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
     return [str(leaf.output().mkString()) for leaf in streams]
 

@@ -53,6 +53,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "spark/processors/spark_processor": _OWN_FUNCTION,
     "spark/queries/group_stages": _OWN_FUNCTION,
     "spark/queries/stream_query": _OF_SPARK,
+    "spark/state_request": "the options that a reader of state has typed",
     "state/copies/journal": ("journal", "journal entry"),
     "state/copies/old_lists": ("stack", "stack body", "folder of a member"),
     "state/formats/arrow_messages": ("part", "encrypted body", "packed schema"),
