@@ -136,6 +136,7 @@ def drawn_batches(ids: list[bytes]) -> list[tuple[list[bytes], int]]:
     return [(ids, 1), *((chance.sample(ids, ROWS_PER_BATCH), number) for number in range(2, BATCHES))]
 
 
+@pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_a_thousand_ids_are_nowhere_after_a_purge(
     encrypted: bool, spark: SparkSession, object_server: ObjectServer, tmp_path: Path

@@ -75,6 +75,9 @@ def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
         assert {row["due_ms"] for row in rows.values()} == {None}
         groups = {row["key_group"] for row in rows.values()}
         assert {number for number in range(8) if read_state(query.root, key_groups=[number]).read_all()} == groups
+        own = rows["ann"]["key_group"]
+        found = [read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)]
+        assert [number for number in range(8) if found[number]] == [own]
 
 
 def test_keys_of_one_and_of_several_columns_are_selected() -> None:
@@ -150,6 +153,8 @@ def test_a_batch_and_a_time_are_read_again(tmp_path: Path) -> None:
     written = [record.written_ms for record in open_records(world)]
     between = datetime.fromtimestamp((written[-2] + 1) / 1000, timezone.utc)
     assert content(read_state(world.home.root, "totals", time=between).read_all()) == content(read[4])
+    exactly = datetime.fromtimestamp(written[-2] / 1000, timezone.utc)
+    assert content(read_state(world.home.root, "totals", time=exactly).read_all()) == content(read[4])
     problems: tuple[tuple[str, dict[str, Any]], ...] = (
         ("RIFFLE-1552", {"version": 6}),
         ("RIFFLE-1553", {"time": "1970-01-01T00:00:00Z"}),
