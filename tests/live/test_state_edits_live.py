@@ -170,7 +170,7 @@ def test_an_aggregate_continues_with_what_was_set_and_without_what_was_deleted(
 
 def test_a_deleted_session_starts_again(running: bool, wrapped: Callable[..., Wrapped]) -> None:
     """The session of the key is gone with its count, and that of another key stays."""
-    query = wrapped(in_sessions)
+    query = wrapped(in_sessions, "complete")
     query.batch(("apple", 1), ("apple", 2), ("berry", 3))
     change(query, running, "delete", "--store", query.store(), "--key", "apple")
     assert query.batch(("apple", 4), ("berry", 5)) == [{"page": "apple", "c": 1}, {"page": "berry", "c": 2}]
