@@ -50,7 +50,7 @@ _OFTEN = {
     "background: begins": (0.05, ("pause",)),
     "piece: write advancing": (0.04, ("pause",)),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
-    **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
+    **{f"{actor}: get {kind}": _DAMAGED for actor in ("slot", "piece") for kind in ("delta", "merged", "snapshot")},
 }
 """How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
 would.
@@ -95,7 +95,7 @@ def impossible(kind: str, step: str) -> str | None:
         "flipped byte": (reads, "no bytes of state are read"),
         "truncated": (reads, "no bytes of state are read"),
         "missing": (
-            word == "get" and object_kind in {"delta", "snapshot"},
+            word == "get" and object_kind in {"delta", "merged", "snapshot", "savepoint"},
             "no object that the log lists is asked for",
         ),
         "clock back": (

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
-from riffle_spark.offline import recovery
+from riffle_spark.offline import recovery, savepoints
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
@@ -34,6 +35,7 @@ from riffle_spark.worker.member_folders import keys_of
 from tests.dst.assignments import check_record
 from tests.dst.dispatched import Dealt
 from tests.dst.jobs import JOBS, Drawn, Job, same
+from tests.dst.mailers import SAVEPOINTS
 from tests.dst.scheduler import FOREVER, Actor, Process
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import held_by_key
@@ -176,7 +178,8 @@ class LinesHistory(History):
             met = operator.met & self.schedule.damaged
             damaged = [name for name in met if paths.parse_record_name(name) is not None]
             assert record.target == expected or damaged, f"{target} led to record {record.target}, not {expected}"
-            assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
+            is_promised = record.target >= record.promised or is_savepoint(target)
+            assert is_promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
         if record.kind == "batch":
             check_record(record)
@@ -222,7 +225,10 @@ class LinesHistory(History):
         return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
 
     def target_of(self, target: int | str, newest: int) -> int | None:
-        """Return the record of a batch id or record number, if ``newest`` is the last record."""
+        """Return the record of a batch id, record number or savepoint, if ``newest`` is the last record."""
+        if is_savepoint(target):
+            sequences = {f"savepoint:{each.name}": each.sequence for each in self.records[newest].savepoints}
+            return sequences.get(str(target))
         if isinstance(target, str):
             return int(target.removeprefix("record:"))
         sequence: int | None = newest
@@ -239,6 +245,8 @@ class LinesHistory(History):
         retained = {n: record for n, record in self.records.items() if n >= first}
         listed = {link.object for record in retained.values() for _, link in record.outputs}
         listed |= {name for n in retained for name in self.manifests[n].object_names()}
+        for savepoint in tail.savepoints:
+            listed |= {paths.savepoint_name(savepoint.id), *self.listed_by_savepoint(savepoint)}
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
         old = [name for name in present if needed > (paths.parse_record_name(name) or newest)]
@@ -262,7 +270,9 @@ class LinesHistory(History):
         self.look()
         newest = max(self.records)
         target = self.target_of(wanted_target, newest)
-        return target is None or not self.records[newest].promised <= target <= newest
+        if target is None or is_savepoint(wanted_target):
+            return target is None
+        return not self.records[newest].promised <= target <= newest
 
     def _part_of(self, state: Mapping[object, Any], key_group: int, head: Head) -> dict[object, Any]:
         places = self.dealt[head].of(list(state))
@@ -274,6 +284,11 @@ class LinesHistory(History):
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Any) -> bool:
         """I2, of a copy of this log."""
         return folder.parent.name not in self.former and super().check_copy(folder, address, stack, contents)
+
+
+def is_savepoint(target: int | str) -> bool:
+    """Return whether a target of a rollback is a savepoint."""
+    return isinstance(target, str) and target.startswith("savepoint:")
 
 
 class Remedies:
@@ -296,13 +311,24 @@ class Remedies:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
         patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
-        patch.setattr(
-            recovery, "machine_clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)
+        clocks = lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)  # noqa: E731 - two modules
+        patch.setattr(recovery, "machine_clocks", clocks)
+        patch.setattr(savepoints, "machine_clocks", clocks)
+        patch.setattr(savepoints, "open_store", lambda *_: self._world.stepped)
+        patch.setattr(savepoints, "user_name", lambda: "ann")
+        patch.setattr(savepoints, "socket", SimpleNamespace(gethostname=lambda: "host"))
+        patch.setattr(savepoints, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=self._drawn_id())))
+        now = SimpleNamespace(
+            time_ns=lambda: self._world.clock.wall_ms() * 1_000_000, sleep=self._world.scheduler.sleep
         )
+        patch.setattr(savepoints, "time", now)
+
+    def _drawn_id(self) -> str:
+        """Return a random id that may become the commit id of a record of the actor at work."""
+        return self._world.log_seen.begins(self._chance.randbytes(16).hex())
 
     def _drawn_stamp(self) -> Stamp:
-        commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())
-        stamp = Stamp(commit_id, self._world.clock.wall_ms())
+        stamp = Stamp(self._drawn_id(), self._world.clock.wall_ms())
         operator = self._world.scheduler.mine()
         assert operator is not None
         self._world.log_seen.asked[stamp.commit_id] = self._asking, operator
@@ -311,11 +337,16 @@ class Remedies:
 
     def begins(self) -> bool:
         """Start an operator sometimes, and always after an unfinished rollback; return whether one is at work."""
-        share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
+        records = self._world.log_seen.records
+        has_savepoints = bool(records) and bool(records[max(records)].savepoints)
+        often = has_savepoints or self._world.settings.retained_versions > 4
+        share = 0.6 if self._lead_astray() else 0.2 if often else 0.1
         if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often(share)):
             self._begin()
         elif self.begun < MOST_REMEDIES and self._world.often(0.04):
             self._begin_adopting()
+        elif self.begun < MOST_REMEDIES and self._world.often(0.05):
+            self._begin_savepoint()
         elif self.begun < MOST_REMEDIES and self._world.often(self._world.dispatched.share):
             self.begun += 1
             self._actor = self._world.dispatched.begins(f"operator {self.begun}")
@@ -381,6 +412,38 @@ class Remedies:
         world.say(f"{name} has another query take the state over")
         self._actor = world.scheduler.spawn(name, "operator", Process(name), lambda: self._adopt(undelivered))
 
+    def _begin_savepoint(self) -> None:
+        """Stop the query, and create or delete a savepoint by a command, unless a put is still under way."""
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+        records = world.log_seen.records
+        if not records or any(actor.kind == "late put" for actor in world.scheduler.actors):
+            return
+        self.begun += 1
+        for program in [program for program in world.programs if program.alive]:
+            world.stop(program)
+        name = self._chance.choice(SAVEPOINTS)
+        is_there = any(each.name == name for each in records[max(records)].savepoints)
+        operator = f"operator {self.begun}"
+        world.say(f"{operator} {'deletes' if is_there else 'creates'} savepoint {name}")
+        self._actor = world.scheduler.spawn(
+            operator, "operator", Process(operator), lambda: self._change_savepoint(name, is_there=is_there)
+        )
+
+    def _change_savepoint(self, name: str, *, is_there: bool) -> None:
+        world = self._world
+        world.step("begins")
+        try:
+            command = savepoints.Savepoints(world.home.root)
+            (command.delete if is_there else command.create)(name)
+        except RiffleError as error:
+            world.say(f"{type(error).__name__}: {str(error)[:150]}")
+            world.check_expected(error)
+            return
+        world.holds_told(command.tail.commit_id)
+        world.step("savepoint changed")
+
     def _adopt(self, undelivered: bool) -> None:
         """Adopt the state. This must be refused if the last output was not delivered."""
         world = self._world
@@ -425,11 +488,21 @@ class Remedies:
             return target.version
         return f"record:{target.sequence}"
 
-    def _led_elsewhere(self, newest: Record) -> list[int]:
-        """Return, sometimes, batches whose newest record belongs to an abandoned line."""
-        for batches, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
-            if batches and self._chance.random() < share:
-                return batches
+    def _savepoints(self, newest: Record) -> list[str]:
+        """Return the savepoints that can be gone back to."""
+        sequences = {record.sequence for record in self._kept_from(0)}
+        return [f"savepoint:{each.name}" for each in newest.savepoints if each.sequence in sequences]
+
+    def _led_elsewhere(self, newest: Record) -> Sequence[int | str]:
+        """Return, sometimes, savepoints, or batches whose newest record belongs to an abandoned line."""
+        choices: list[tuple[Sequence[int | str], float]] = [
+            (self._savepoints(newest), 0.5),
+            (self._lead_astray(), 0.6),
+            (self._given_up(newest), 0.3),
+        ]
+        for targets, share in choices:
+            if targets and self._chance.random() < share:
+                return targets
         return []
 
     def _kept_from(self, first: int) -> list[Record]:

@@ -11,9 +11,10 @@ from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.log.record import Record
 from tests.dst.scheduler import Process
 
-__all__ = ["Mailers"]
+__all__ = ["SAVEPOINTS", "Mailers"]
 
 EXPIRES_MS = [1, 60_000, 3_600_000, 3_600_000, 3_600_000]
+SAVEPOINTS = ["release", "monday", "before-move"]
 CONTROL_SHARE = 0.6
 """So many queries read requests."""
 
@@ -67,6 +68,7 @@ class Mailers:
         executors = [executor.id for executor in self._world.cluster.executors()]
         member = self._chance.choice([*executors, "absent"])
         key_group = self._chance.randrange(7)
+        name = self._chance.choice(SAVEPOINTS)
         return self._chance.choice(
             [
                 ("drain", {"member": member}),
@@ -76,8 +78,20 @@ class Mailers:
                 ("unpin", {"key_group": key_group}),
                 ("rebalance", {}),
                 ("pause", {}),
+                ("create_savepoint", {"name": name}),
+                ("create_savepoint", {"name": name, **self._record()}),
+                ("delete_savepoint", {"name": name}),
             ]
         )
+
+    def _record(self) -> dict[str, object]:
+        """Return the number and commit id of a record that the newest one promises, or just not any more."""
+        with self._world.scheduler.quiet():
+            self._world.log_seen.look()
+        records = self._world.log_seen.records
+        newest = records[max(records)]
+        record = records[self._chance.randint(max(newest.promised - 1, 0), newest.sequence)]
+        return {"sequence": record.sequence, "commit_id": record.commit_id}
 
     def _answered(self) -> int:
         """Return the number of the newest answer in the log."""

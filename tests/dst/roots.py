@@ -187,7 +187,10 @@ class Roots:
             newest = world.log_seen.records[max(world.log_seen.records)]
             verified = self._verified(copy)
         retained = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
-        missing = {name for sequence in retained for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
+        listed = {name for sequence in retained for name in world.log_seen.listed_by(sequence)}
+        for savepoint in world.log_seen.records[copy.newest].savepoints:
+            listed |= {paths.savepoint_name(savepoint.id), *world.log_seen.listed_by_savepoint(savepoint)}
+        missing = listed - copy.rest.keys()
         assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} is said to have {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
         self._lasts = 0

@@ -21,9 +21,10 @@ import pytest
 from riffle_spark.errors import RiffleError
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
-from riffle_spark.protocol.upkeep import claim_work, retention, upkeep
+from riffle_spark.protocol.upkeep import claim_work, merges, retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
+from riffle_spark.worker import upkeep_piece
 from tests.dst.assignments import watch_assignments
 from tests.dst.cluster import SkewedClock, SteppedBackground, SteppedCluster, SteppedSink, SteppedWork
 from tests.dst.dispatched import Dispatched, parted
@@ -110,7 +111,7 @@ class Schedule(World):
             "orphan_scan_interval": chance.choice([1, 60, 600]),
             "retained_for": 0,
             "retained_versions": chance.choice([2, 2, 3, 4, 20]),
-            "snapshot_chain_links": chance.choice([2, 3, 20]),
+            "snapshot_chain_links": chance.choice([2, 3, 16, 20, 20, 20]),
             "folder_cleanup_delay": chance.choice([0, 30, 86_400]),
             "upkeep_timeout": chance.choice([1, 5, 60, 60]),
             **drawn_settings(chance),
@@ -228,6 +229,7 @@ class Schedule(World):
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
             patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
+            self._plant_merges(patch)
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
             patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)
@@ -245,6 +247,12 @@ class Schedule(World):
                 self.roots.end()
                 self.history.append(f"{self.scheduler.count} steps, {self.scheduler.digest:08x}")
         return self.history
+
+    def _plant_merges(self, patch: pytest.MonkeyPatch) -> None:
+        """Let small merged deltas be split and merged again in some histories."""
+        drawn = random.Random(f"{self.seed}/merges")
+        patch.setattr(merges, "_DEAD_BYTES_MIN", drawn.choice([0, 64 * 1024]))  # private: small state
+        patch.setattr(upkeep_piece, "_MERGED_BYTES", drawn.choice([1, 2_000, 4 << 20]))  # private: small state
 
     # --- actors -------------------------------------------------------------------------------------------------------
 

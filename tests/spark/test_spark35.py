@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
+from riffle_spark import Settings, register_state_source
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.compat import error_of_class, spark35
+from riffle_spark.spark.imports.command import run_import
 
 SLOT = pa.schema([("place", pa.int32()), ("slot", pa.int32()), ("value", pa.string())])
+COUNTED = StructType([StructField("rows", LongType())])
+
+
+def count_rows(_key: object, _none: object, rows: pa.Table) -> pa.Table:
+    """Return the number of a slot's rows, as a slot's function."""
+    return pa.table({"rows": [rows.num_rows]})
 
 
 def rows_in(*batches: list[tuple[int, int | None, str | None]]) -> list[dict[str, object]]:
@@ -60,3 +73,35 @@ def test_what_spark_35_cannot_do_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="Spark Connect") as refused:
         spark35.conf_of(spark)
     assert refused.value.id == "RIFFLE-1001"
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_spark_infers_no_filters_for_the_rows_of_a_slot(spark: SparkSession) -> None:
+    """It would list all constraints of the rows first. Their number can grow exponentially with the columns."""
+    spark.conf.set("spark.sql.shuffle.partitions", "1")  # as a slot has a partition of its own
+    slots = spark.range(1).withColumnRenamed("id", "slot")
+    rows = spark.range(9).selectExpr("id % 1 AS slot", "id AS n")
+    result = spark35.cogrouped(slots, rows, "slot", spark35.slot_udf(count_rows), COUNTED)
+    plan: Any = result._jdf.queryExecution()
+    assert "Filter" not in plan.optimizedPlan().toString()
+    assert [row.rows for row in result.collect()] == [9]
+
+
+def test_the_import_of_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is a newer PySpark, which also reads checkpoints of 3.5. No session is started."""
+    monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+    settings = Settings(root="file:///no/state")
+    with pytest.raises(ConfigError, match=r"PySpark 3\.5\.9") as refused:
+        run_import("file:///no/state", "/no/checkpoint", str, new_checkpoint=None, settings=settings, execute=False)
+    assert (refused.value.id, "PySpark 4.0" in refused.value.remedy) == ("RIFFLE-1624", True)
+
+
+def test_the_data_source_of_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is the function, which Spark 3.5 has too."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)  # as on Spark 3.5
+    monkeypatch.delitem(sys.modules, "riffle_spark.spark.state_source", raising=False)
+    no_session: Any = None
+    with pytest.raises(ConfigError, match="no data sources in Python") as refused:
+        register_state_source(no_session)
+    assert (refused.value.id, "state_frame" in refused.value.remedy) == ("RIFFLE-1566", True)

@@ -258,7 +258,7 @@ def check_memory(conf: Mapping[str, str], slots: int | None, machine_bytes: int)
     heap = memory_bytes(conf.get("spark.executor.memory", "1g"), _MIB) or 0
     cores = _whole(conf.get("spark.executor.cores"), 1)
     python = memory_bytes(conf.get("spark.executor.pyspark.memory", ""), _MIB)
-    fact = f"An executor has a heap of {_size(heap)} and {cores} cores"
+    fact = f"An executor has a heap of {_size(heap)} and {cores} core{'s' * (cores != 1)}"
     if python is not None:
         per_worker = python // max(1, cores)
         if per_worker < _WORKER_ADDRESSES:

@@ -117,10 +117,13 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
     Spark reads the preferences of the inputs that a join reads directly. A finished shuffle prefers hosts. So a column
     of ``right`` is renamed, which keeps a node between the shuffle and the join. See also ``_prefer_slots``.
+
+    Each row has a slot, so the full outer join has the rows of a left one. For other joins than a full outer one Spark
+    infers filters from all constraints of the rows, whose number can grow exponentially with the columns.
     """
     places = left.withColumnRenamed(by, _PLACE).hint("shuffle_hash")
     rows = right.withColumnRenamed(by, _ROUTED)
-    joined = places.join(rows, F.col(_PLACE) == F.col(_ROUTED), "left")
+    joined = places.join(rows, F.col(_PLACE) == F.col(_ROUTED), "full")
     return joined.mapInArrow(function, output)
 
 

@@ -8,13 +8,16 @@ rows that a key has in several partitions.
 Grouping takes time on rows that are all different. So it depends on the batch before, per store:
 
 1. Slots count how many rows would remain (``Receipt.combined_rows``), or after combining how many they got.
-2. Combining starts if at least two thirds of the rows would go, and ends if less than half of them goes. With fewer,
+2. Combining starts if at least half of the rows would go, and ends if less than a third of them goes. With fewer,
    grouping was measured to take more CPU than it saves.
+3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. If more rows than
+   that remain per input partition, combining starts if two thirds of the rows would go, and ends if less than half of
+   them goes.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
@@ -40,9 +43,8 @@ __all__ = ["Reductions", "combinable", "combined_order", "combined_rows"]
 
 _MIN_ROWS: Final = 10_000
 """Batches of fewer rows are not combined, because that would save less than it costs."""
-_START: Final = 1 / 3
-_END: Final = 1 / 2
-"""The share of remaining rows at which combining starts, and ends."""
+_FAST_KEYS: Final = 1 << 16
+"""Spark's fast hash map has room for so many keys, by default."""
 _PARTITIONS_FOR: Final = 32
 """For so many batches the number of input partitions is taken as unchanged."""
 _IS_KEY_TYPE: Final = (
@@ -54,6 +56,17 @@ _IS_KEY_TYPE: Final = (
     types.is_timestamp,
 )
 """Types of keys that Spark groups as slots do: not floats, decimals and structs."""
+
+
+class _Shares(NamedTuple):
+    """The largest shares of remaining rows at which combining starts, and at which it does not end."""
+
+    start: float
+    end: float
+
+
+_FAST: Final = _Shares(1 / 2, 2 / 3)
+_SLOW: Final = _Shares(1 / 3, 1 / 2)
 
 
 class Reductions:
@@ -86,7 +99,9 @@ class Reductions:
             rows = sum(receipt.rows for receipt in of_store)
             remaining = sum(receipt.combined_rows for receipt in of_store)
             self._rows[store] = rows
-            limit = _END if store in self._combines else _START
+            partitions, _ = self._partitions.get(store, (0, 0))
+            shares = _FAST if remaining <= _FAST_KEYS * partitions else _SLOW
+            limit = shares.end if store in self._combines else shares.start
             if rows >= _MIN_ROWS and 0 < remaining <= limit * rows:
                 self._combines.add(store)
             else:
@@ -104,8 +119,9 @@ def _partition_count(frame: DataFrame) -> int:
 def combinable(order: Order, compute: Computation, layout: SlotLayout) -> Combined | None:
     """Return how the rows of an order are combined, or ``None`` if a slot needs each row."""
     is_plain = order.initial is None and layout.shards is None and LETTER not in order.output.names
+    counts_partitions = order.read_by is not None
     counts_late_rows = order.late_rule is not None and order.late_rule.by == "rows"
-    if not is_plain or counts_late_rows or not isinstance(compute, CanCombine):
+    if not is_plain or counts_partitions or counts_late_rows or not isinstance(compute, CanCombine):
         return None
     if not all(any(is_type(order.rows.field(name).type) for is_type in _IS_KEY_TYPE) for name in order.key):
         return None

@@ -55,9 +55,10 @@ class KeptOutputs:
         if plan is None and tries:
             plan = result_or_none(store, lambda: _KeptOutput(frame, output))
         rows = None if plan is None else _rows(store, plan, frame, result.rdd, attempts)
-        self._plans[store] = output, plan if rows is not None else None, _TRIES if rows is not None else tries - 1
         if rows is not None:
+            self._plans[store] = output, plan, _TRIES
             return rows
+        self._plans[store] = output, None, max(tries - 1, 0)
         self.fallbacks += 1
         return rows_of(frame, attempts, output)
 

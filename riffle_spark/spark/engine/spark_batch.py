@@ -172,6 +172,9 @@ class SparkWork:
         """Return the uncomputed result of an order's slots. Combine rows if that reduced those of the last batch."""
         combined = combinable(order, compute, layout) if handles.is_classic(self._batch.sparkSession) else None
         reductions = self._frames.reductions
+        if combined is not None:
+            rows = self._inputs.get(order.store, self._batch)
+            order = replace(order, input_partitions=reductions.partitions(order.store, rows))
         if combined is not None and reductions.combines(order.store):
             try:
                 return self._plan_result(layout, order, combined.compute, channel, combined)
@@ -179,9 +182,6 @@ class SparkWork:
                 if handles.is_interruption(error):
                     raise
                 _logger.debug("Rows of %s are not combined: %s", order.store, error)
-        if combined is not None:
-            rows = self._inputs.get(order.store, self._batch)
-            order = replace(order, input_partitions=reductions.partitions(order.store, rows))
         return self._plan_result(layout, order, compute, channel, None)
 
     def _plan_result(

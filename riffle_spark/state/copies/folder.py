@@ -190,10 +190,18 @@ class Folder:
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
         """Delete a key-group's copy, if it exists.
 
-        ``stacks`` are the stacks of the store, if they were listed before.
+        ``stacks`` are the stacks of the store, if they were listed before. Raises ``LocalDiskError`` if the disk
+        refuses, or if another process holds the lock of the store's copies.
         """
         with self._convert_disk_errors():
-            (stacks or self.stacks(store)).drop(key_group)
+            is_dropped = (stacks or self.stacks(store)).drop(key_group)
+        if not is_dropped:
+            raise LocalDiskError(
+                "Another process on this host has held the lock of the local copies for some seconds.",
+                remedy="End the Python worker that hangs. Batches go on without the lock, but restore copies again.",
+                where=f"{self.path}, {store}",
+                id="RIFFLE-1730",
+            )
 
     def wipe(self) -> None:
         """Delete everything but the files that claim the folder: copies, sealed deltas and partly fetched snapshots."""

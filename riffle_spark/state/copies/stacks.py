@@ -123,10 +123,11 @@ class Stacks:
         self._remove_replaced(merged_stacks, before, after)
         return merged_stacks
 
-    def drop(self, *key_groups: int) -> None:
+    def drop(self, *key_groups: int) -> bool:
         """Delete the stacks of key-groups, if they exist, with the files that no other stack uses.
 
-        Raises ``OSError`` if the disk refuses or another process holds the lock of the journal.
+        Return ``False`` if another process holds the lock of the journal. Then the stacks stay on the disk, but this
+        task sees none until ``refresh``. Raises ``OSError`` if the disk refuses.
         """
         dropped: list[int] = []
 
@@ -134,10 +135,16 @@ class Stacks:
             dropped[:] = [key_group for key_group in key_groups if key_group in listing.stacks]
             return [Change(key_group, None) for key_group in dropped]
 
-        if any(key_group in self._journal.read().stacks for key_group in key_groups):
-            before, after = self._journal.change(drop_existing)
+        current = self._journal.read()
+        if any(key_group in current.stacks for key_group in key_groups):
+            try:
+                before, after = self._journal.change(drop_existing)
+            except JournalLocked:
+                self._listing = current.with_changes(drop_existing(current))
+                return False
             self._remove_replaced(dropped, before, after)
         self.refresh()
+        return True
 
     def remove_leftovers(self) -> None:
         """Remove older journals and lists that no longer count. Raises ``OSError`` if the disk refuses."""

@@ -95,6 +95,8 @@ class StackKeeper:
         self._newest = newest
         self._stacks = folder.stacks(schema.store)
         self._parts = StackParts(folder, schema, self._stacks, reader.keys)
+        self._unlisted: list[StackedPart] = []
+        """Fetched snapshots that no stack on the disk uses. They are deleted once they are open."""
 
     def advance(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
         """Bring each key-group with state to exactly the entry's head. Return the copies, and how many were restored
@@ -104,8 +106,12 @@ class StackKeeper:
         ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store fails, and
         ``OSError`` if the local disk does.
         """
-        with self._folder.protect_deltas():
-            opened, counts = self._advance_with_retries(entries)
+        try:
+            with self._folder.protect_deltas():
+                opened, counts = self._advance_with_retries(entries)
+        finally:
+            self._parts.discard(self._unlisted)
+            self._unlisted.clear()
         self._parts.close_removed()
         return opened, counts
 
@@ -148,7 +154,7 @@ class StackKeeper:
             plan = self._plan(key_group, stack.head if stack is not None else None, entry)
             if plan.action == "drop":
                 if stack is not None:
-                    self._folder.drop(self._schema.store, key_group, self._stacks)
+                    self._stacks.drop(key_group)
             elif stack is not None and plan.action == "fold" and not plan.links:
                 stacks[key_group] = stack
             else:
@@ -189,7 +195,7 @@ class StackKeeper:
         """Put stacks of their bases and of the links' parts in place of the copies, and return them by key-group.
 
         If another process has put a stack there that is not a merge of the former stack, its stack stays the copy, and
-        the own one is returned.
+        the own one is returned. So it is if another process holds the lock.
         """
         stacks: dict[int, Stack] = {}
         remaining = {advance.key_group: advance for advance in advances}
@@ -205,15 +211,15 @@ class StackKeeper:
             for key_group in remaining.keys() - replaced:
                 former = formers[key_group]
                 current = self._stacks.read(key_group)
-                if former is None or current is None or current.head != former.head:
+                if former is None or current is None or current.head != former.head or current == former:
                     replaced.add(key_group)
-                    self._parts.discard(bases.get(key_group, ()))
+                    self._unlisted += bases.get(key_group, ())
                 formers[key_group] = current
             remaining = {kg: advance for kg, advance in remaining.items() if kg not in replaced}
             if not remaining:
                 return stacks
         for key_group in remaining:
-            self._parts.discard(bases.get(key_group, ()))
+            self._unlisted += bases.get(key_group, ())
         return stacks
 
     def _parts_of(self, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
@@ -320,6 +326,8 @@ class StackKeeper:
                 start = empty_cache_head(stack.head if stack else None, entry, is_local=is_local)
                 if start is None or self._stacks.replace(key_group, stack, Stack(start)):
                     break
+            else:
+                lost.add(key_group)  # another process holds the lock
             # A run that was given up may have started it empty at the head: then it lacks the last link's rows.
             was_started = start is None and stack == Stack(entry.head) and link.rows > 0
             if start == entry.head or was_started:

@@ -18,7 +18,7 @@ from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.world import ROWS
 
-__all__ = ["BatchTimes", "EventOracle", "drawn_events", "event_operators"]
+__all__ = ["EVENTS", "BatchTimes", "EventOracle", "drawn_events", "event_operators"]
 
 EVENTS = pa.schema([*ROWS, ("ts", pa.timestamp("ms"))])
 TOLD = pa.schema([("k", pa.string()), ("n", pa.int64()), ("by", pa.int64())])

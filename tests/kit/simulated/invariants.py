@@ -19,6 +19,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from riffle_spark.state.log.savepoints import savepoint_objects
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.memory import MemoryStore
@@ -219,9 +220,7 @@ class History:
         for savepoint in self.records[newest].savepoints if self.records else ():
             name = paths.savepoint_name(savepoint.id)
             assert name in present, f"I5: savepoint {savepoint.name} is gone"
-            if name not in self._listed:
-                self._listed[name] = savepoint_objects(decode(self.world.memory.get(name) or b"", ""))
-            lost = self._listed[name] - present
+            lost = self.listed_by_savepoint(savepoint) - present
             assert not lost, f"I5: {lost}, of savepoint {savepoint.name}, are gone"
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record_name(sequence) in present, (
@@ -267,6 +266,19 @@ class History:
             outputs = {link.object for _, link in record.outputs}
             self._listed[record.commit_id] = self.manifests[sequence].object_names() | outputs
         return self._listed[record.commit_id]
+
+    def listed_by_savepoint(self, savepoint: RecordedSavepoint) -> set[str]:
+        """Return the objects of a savepoint, which is whole."""
+        name = paths.savepoint_name(savepoint.id)
+        if name not in self._listed:
+            kept = decode(self.world.memory.get(name) or b"", "")
+            sequence = savepoint.sequence
+            assert kept.sequence == sequence, f"savepoint {savepoint.name} keeps record {kept.sequence}, not {sequence}"
+            known = self.records.get(sequence)
+            if known is not None and known.commit_id == kept.commit_id:
+                assert kept.entries == self.manifests[sequence].entries, f"savepoint {savepoint.name} has other state"
+            self._listed[name] = savepoint_objects(kept)
+        return self._listed[name]
 
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object)

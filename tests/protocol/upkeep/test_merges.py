@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import random
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +34,7 @@ from riffle_spark.testing import InlineBackground
 from riffle_spark.worker.member_folders import keys_of
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.event_rows import EVENTS, EventOracle, event_operators
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import ROWS, Crash, Oracle, World, drawn_batch, rows_of, totals
 from tests.kit.state.faulty_store import Fault
@@ -125,7 +128,7 @@ def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
     assert sparse == {name}
     orders = choose_merges(policy, entries, lambda _: "m1", 7, sparse)
     (order,) = orders["m1"]
-    assert order.entry.chain == entries["totals", 1].chain
+    assert (order.entry.chain, order.level) == (entries["totals", 1].chain, 2)
     changes = list_merges(manifest, {}, [(("totals", 1), merged(order.entry, order.level, 8))])
     assert find_sparse(manifest.with_entries(changes)) == frozenset()
 
@@ -335,16 +338,59 @@ def test_variables_with_timers_and_ends_are_merged(tmp_path: Path) -> None:
     assert world.state("alarms") == oracle.state()
 
 
+def slow_events(chance: random.Random, version: int) -> pa.Table:
+    """Draw a batch of few of many keys. Time passes so slowly that keys outlive the merges of their rows."""
+    newest = 20_000 + 120 * version
+    keys = [f"key-{chance.randrange(40)}" for _ in range(chance.choice([0, 1, 4, 6]))]
+    rows = [(key, chance.randrange(9), 100 * version + at, newest - 40 * at) for at, key in enumerate(keys)]
+    columns = zip(*rows, strict=True) if rows else [()] * len(EVENTS)
+    return pa.table([pa.array(column, f.type) for column, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
+    """Keys that are closed or forgotten by the watermark stay so in copies that apply merged deltas, and keys whose end
+    was put off do not expire early.
+    """
+    chance = random.Random(seed)
+    operators = [operator for operator in event_operators() if operator.schema.one_row_a_key]
+    world = query(tmp_path, operators=operators, num_standbys=1)
+    history, oracle = History(world), EventOracle("min", last_pass=False)
+    stores = [operator.store for operator in operators]
+    contents: dict[int, Mapping[str, Mapping[object, tuple[object, ...]]]] = {}
+    merges = 0
+    for version in range(40):
+        rows = slow_events(chance, version)
+        oracle.feed(stores, rows)
+        contents[version] = {store: oracle.state()[store] for store in stores}
+        if chance.random() < 0.2:
+            world.start(InlineBackground(deferred=True))
+        world.batch(version, rows)
+        if chance.random() < 0.7:
+            world.background.run()
+        history.look()
+        if version % 4 == 3:
+            history.check_copies(contents)
+        merges += sum(count for level, count in levels_of(world).items() if level)
+    assert merges
+    assert {store: world.state(store) for store in stores} == {store: oracle.state()[store] for store in stores}
+
+
 def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
-    """Another member decrypts them, and a part in another key-group's place is refused."""
+    """Another member decrypts them, and a part in another key-group's place is refused. The local files of what was
+    merged are encrypted, too.
+    """
     key = base64.b64encode(bytes(range(32))).decode()
     (tmp_path / "keys").write_text(f"a = {key}\n")
     world = query(tmp_path / "copies", operators=[totals()], encryption_keys=f"file:{tmp_path / 'keys'}")
     history = History(world)
     for version in range(12):
-        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+        world.batch(version, rows_of(*((f"visitor-{n}", 1, n) for n in range(20))))
         world.background.run()
         history.look()
+    files = [path.read_bytes() for path in (tmp_path / "copies").rglob("*") if path.is_file()]
+    assert any(len(data) > 1_000 for data in files)
+    assert not [data for data in files if b"visitor-" in data]
     merged_links = {
         address: link
         for address, entry in world.log().manifest.entries.items()
@@ -361,4 +407,4 @@ def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
         keys.decrypt(data, link.place(store, key_group), "")
         with pytest.raises(CorruptStateError):
             keys.decrypt(data, link.place(store, key_group + 1), "")
-    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
+    assert world.state("totals") == {f"visitor-{n}": (12, 12) for n in range(20)}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, min_, sum_
-from riffle_spark.messages.slot_orders import Order, Receipt
+from riffle_spark.messages.slot_orders import LateRule, Order, Receipt, letter_field
 from riffle_spark.process.blocks.combining import Combined
+from riffle_spark.protocol.ports import SlotLayout, SlotPlace
+from riffle_spark.protocol.shards import Shards
 from riffle_spark.spark.engine import combined_rows
-from riffle_spark.spark.engine.combined_rows import Reductions
+from riffle_spark.spark.engine.combined_rows import Reductions, combinable
 from tests.kit.streams.streaming import Feed, Kept, settings_in
+from tests.kit.worker.slot_member import Member
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -53,22 +57,31 @@ def job_in(folder: Path, sink: Kept) -> StatefulJob:
     return Stateful("totals", "k", compute, settings=settings_in(folder)).into(sink)
 
 
+def totals_of(values: list[int | None]) -> dict[str, int | None]:
+    """Return the running totals of a key that had these values."""
+    some = [value for value in values if value is not None]
+    return {
+        "rows": len(values),
+        "values": len(some),
+        "total": sum(some) if some else None,
+        "least": min(some, default=None),
+        "most": max(some, default=None),
+    }
+
+
 @pytest.mark.smoke
 def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
     """Each batch has the results of its rows, and its report counts them, whether they were combined or not."""
-    rows, totals, number_of = Kept(), Counter[str | None](), Counter[str | None]()
+    rows, seen = Kept(), dict[str | None, list[int | None]]()
     job = job_in(tmp_path, rows)
     for number, keys in enumerate([4, 4, 4, 40, 40, 4]):
         batch = batch_of(spark, number, keys)
         job(batch, number)
         for row in batch.collect():
-            totals[row.k] += row.v or 0
-            number_of[row.k] += 1
-        latest = rows.latest("k")
-        assert {key: values["total"] or 0 for key, values in latest.items()} == dict(totals)
-        assert {key: values["rows"] for key, values in latest.items()} == dict(number_of)
+            seen.setdefault(row.k, []).append(row.v)
+        assert rows.latest("k") == {key: totals_of(values) for key, values in seen.items()}
     assert combined == [2, 3]
     assert [report.rows for report in job.reports] == [40] * 6
     assert [report.plan_fallbacks for report in job.reports] == [0] * 6
@@ -132,14 +145,54 @@ def test_windows_of_a_wrapped_query_are_combined(
     assert combined
 
 
-def test_combining_starts_and_ends_by_what_was_measured() -> None:
-    """It starts if two thirds of the rows would go, and ends if less than half goes. Small batches do not count."""
+@pytest.mark.parametrize(
+    ("fast_keys", "steps"),
+    [
+        (50, [(100, 51, False), (100, 50, True), (100, 66, True), (100, 67, False), (100, 0, False), (9, 1, False)]),
+        (8, [(100, 34, False), (100, 33, True), (100, 50, True), (100, 51, False), (28, 14, True), (34, 18, False)]),
+    ],
+    ids=["few keys", "many keys"],
+)
+def test_combining_starts_and_ends_by_what_was_measured(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fast_keys: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    """It starts if half of the rows would go, and ends if less than a third goes. Small batches do not count.
+
+    With more keys per input partition than Spark's fast hash map takes, it starts at two thirds and ends at half.
+    """
+    monkeypatch.setattr(combined_rows, "_FAST_KEYS", fast_keys)
 
     def receipt(store: str, rows: int, remaining: int) -> Receipt:
         return Receipt(store, 0, "1-ab", 1, "member", "1", rows=rows, combined_rows=remaining)
 
     reductions = Reductions()
-    steps = [(100, 34, False), (100, 33, True), (100, 50, True), (100, 51, False), (100, 0, False), (9, 1, False)]
+    reductions.record([receipt("a", 100, 0)])
+    assert reductions.partitions("a", batch_of(spark, 0, 4)) == 2
     for rows, remaining, expected in steps:
         reductions.record([receipt("a", rows - 1, remaining), receipt("a", 1, 0), receipt("b", 100, 100)])
         assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)
+
+
+TIMES = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("x", pa.float64())])
+LAYOUT = SlotLayout((SlotPlace(0, "1", "host", (0,)),))
+
+
+def test_rows_that_a_slot_needs_one_by_one_are_not_combined(tmp_path: Path) -> None:
+    """Dead letters, initial state, late rows, rows counted by partition, and rows routed by partition are rows as they
+    are. So are those with keys that Spark may group in another way.
+    """
+    compute = aggregate(rows=count(), latest=max_("at"), least=min_("v"))
+    order = Member(tmp_path, compute, TIMES).order()
+    late_keys = replace(order, late=LateRule("k", by="keys"))
+    assert combinable(order, compute, LAYOUT) is not None
+    assert combinable(late_keys, compute, LAYOUT) is not None
+    each = {
+        "dead letters": replace(order, output=order.output.append(letter_field(TIMES))),
+        "initial state": replace(order, initial=pa.schema([("rows", pa.int64())])),
+        "late rows": replace(order, late=LateRule("at")),
+        "rows by partition": replace(order, read_by="v"),
+        "rows in an order": replace(order, rows=pa.schema([*order.rows, TIMES.field("x")])),
+        "floating-point keys": Member(tmp_path, compute, TIMES, ("x",)).order(),
+    }
+    assert [name for name, other in each.items() if combinable(other, compute, LAYOUT) is not None] == []
+    assert combinable(order, compute, replace(LAYOUT, shards=Shards((("topic", 0),)))) is None

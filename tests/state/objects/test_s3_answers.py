@@ -9,6 +9,7 @@ import pytest
 
 from riffle_spark.errors import RefusedError, UnavailableError
 from riffle_spark.state.objects.answers import Action, Rule
+from riffle_spark.state.objects.s3 import S3Store
 from riffle_spark.state.objects.s3_answers import TABLE, rule_of
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
@@ -305,8 +306,18 @@ def test_every_answer_has_its_row_and_every_row_an_answer() -> None:
         ("delete", 404, "NoSuchVersion", ""),
         *[case for case, _ in (*FINAL, *ANSWERS)],
     ]
-    reached = {id(rule_for(case)) for case in cases}
+    reached = {id(rule) for rule in (*map(rule_for, cases), rule_of("copy_object", 404, "NoSuchKey", ""))}
     assert [rule for rule in TABLE if id(rule) not in reached] == []
+
+
+def test_an_object_that_goes_before_it_is_copied_is_absent(
+    scripted: ScriptedServer, credentials: Callable[[str], None]
+) -> None:
+    """HEAD finds it and CopyObject does not. Nothing is sent again."""
+    store = opened(scripted, lambda request: Answer(200) if request.method == "HEAD" else refusal(404, "NoSuchKey"))
+    assert isinstance(store, S3Store)
+    assert store.copy_from(store, "key-groups/1") is False
+    assert [request.method for request in scripted.seen] == ["HEAD", "PUT"]
 
 
 def test_a_permanent_redirect_names_the_region(scripted: ScriptedServer, credentials: Callable[[str], None]) -> None:

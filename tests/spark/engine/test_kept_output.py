@@ -1,0 +1,129 @@
+"""The plan of a sink's rows is made once, and passes in every batch the rows of that batch's attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.messages.slot_orders import LETTER, attempt_number, letter_field, result_schema
+from riffle_spark.spark.engine import kept_output, routing
+from riffle_spark.spark.engine.kept_output import KeptOutputs
+from riffle_spark.spark.engine.kept_plan import PlanFrame
+from riffle_spark.spark.engine.stage_frames import StoredResult
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+STORE = "totals"
+Values = tuple[object, ...]
+
+
+def stored(spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.Schema = OUTPUT) -> StoredResult:
+    """Return a stored result with rows of attempts, and a receipt of each attempt."""
+    attempts = dict.fromkeys(attempt for attempt, _ in rows)
+    all_rows = [(attempt_number(attempt), None, *values) for attempt, values in rows]
+    all_rows += [(attempt_number(attempt), "{}", *[None] * len(output)) for attempt in attempts]
+    frame = spark.createDataFrame(all_rows, routing.spark_schema(result_schema(output)))
+    return StoredResult(PlanFrame(frame, lambda: len(rows)), several=False)
+
+
+def values_in(frame: DataFrame) -> list[Values]:
+    """Return the rows of a frame, sorted."""
+    return sorted((tuple(row) for row in frame.collect()), key=str)
+
+
+SINKS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "all": lambda rows: rows,
+    "some": lambda rows: rows.where("n > 1"),
+    "sums": lambda rows: rows.groupBy("k").agg(F.sum("n")),
+    "twice": lambda rows: rows.union(rows),
+    "with itself": lambda rows: rows.join(rows.withColumnRenamed("n", "m"), "k").select("k", "n", "m"),
+    "without columns": lambda rows: rows.select(F.lit(1)),
+}
+
+
+def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None:
+    """And more than once with the same frame, or with those of two batches."""
+    outputs = KeptOutputs()
+    before: DataFrame | None = None
+    for number, (name, sink) in enumerate(SINKS.items()):
+        rows: list[Values] = [("a", number), ("b", number + 1), (None, None), ("a", 5)]
+        attempts = [f"1-{number}", f"2-{number}"]
+        result = stored(spark, [(attempts[at % 2], values) for at, values in enumerate(rows)])
+        frame = outputs.rows(STORE, result, attempts, OUTPUT)
+        plain = spark.createDataFrame(rows, routing.spark_schema(OUTPUT))
+        assert values_in(sink(frame)) == values_in(sink(plain)), name
+        assert values_in(frame) == values_in(plain), name
+        if before is not None:
+            assert before.union(frame).count() == 2 * len(rows)
+            assert before.join(frame, "k").count() == before.alias("x").join(plain, "k").count()
+        before = frame
+    assert outputs.fallbacks == 0
+
+
+def test_a_row_of_another_attempt_fails_in_every_batch(spark: SparkSession) -> None:
+    """The attempts are those of the batch, not those for which the plan was made."""
+    outputs = KeptOutputs()
+    for number in range(3):
+        rows: list[tuple[str, Values]] = [(f"1-{number}", ("a", 1)), (f"2-{number}", ("b", 2))]
+        result = stored(spark, rows)
+        assert outputs.rows(STORE, result, [f"1-{number}", f"2-{number}"], OUTPUT).count() == 2
+        for others in ([f"1-{number}"], [f"1-{number}", "2-7"]):
+            with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
+                outputs.rows(STORE, result, others, OUTPUT).where("k = 'a'").collect()
+    assert outputs.fallbacks == 0
+
+
+def test_dead_letters_and_receipts_are_no_rows_of_the_sink(spark: SparkSession) -> None:
+    """Their columns are left out, too."""
+    output = OUTPUT.append(letter_field(OUTPUT))
+    outputs = KeptOutputs()
+    letter = tuple(None for _ in output.field(LETTER).type)
+    for number in range(3):
+        rows: list[tuple[str, Values]] = [("1-a", ("a", number, None)), ("1-a", (None, None, letter))]
+        frame = outputs.rows(STORE, stored(spark, rows, output), ["1-a"], output)
+        assert (frame.columns, values_in(frame)) == (["k", "n"], [("a", number)])
+    assert outputs.fallbacks == 0
+
+
+def test_other_columns_have_a_plan_of_their_own(spark: SparkSession) -> None:
+    """If their names, types or number change, and for each store."""
+    others = {
+        "other types": (pa.schema([("k", pa.string()), ("n", pa.float64())]), ("a", 0.5)),
+        "other names": (pa.schema([("k", pa.string()), ("m", pa.int64())]), ("a", 2)),
+        "other order": (pa.schema([("n", pa.int64()), ("k", pa.string())]), (3, "a")),
+        "fewer": (pa.schema([("k", pa.string())]), ("a",)),
+    }
+    outputs = KeptOutputs()
+    for output, values in others.values():
+        for columns, row in ((OUTPUT, ("b", 7)), (output, values), (output, values)):
+            frame = outputs.rows(STORE, stored(spark, [("1-a", row)], columns), ["1-a"], columns)
+            assert (frame.columns, values_in(frame)) == (columns.names, [row])
+            frame = outputs.rows("another", stored(spark, [("1-a", values)], output), ["1-a"], output)
+            assert (frame.columns, values_in(frame)) == (output.names, [values])
+    assert outputs.fallbacks == 0
+
+
+def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After that, Spark analyses each batch, and every such batch counts. Other columns are tried again."""
+    made: list[pa.Schema] = []
+    make = kept_output._KeptOutput.__init__
+
+    def making(plan: kept_output._KeptOutput, frame: DataFrame, output: pa.Schema) -> None:
+        made.append(output)
+        make(plan, frame, output)
+
+    monkeypatch.setattr(kept_output._KeptOutput, "__init__", making)
+    monkeypatch.setattr(kept_output, "_EXPRESSIONS", "org.apache.spark.no.such")
+    outputs = KeptOutputs()
+    for number in range(7):
+        frame = outputs.rows(STORE, stored(spark, [("1-a", ("a", number))]), ["1-a"], OUTPUT)
+        assert values_in(frame) == [("a", number)]
+    assert (len(made), outputs.fallbacks) == (3, 7)
+    fewer = OUTPUT.remove(1)
+    assert values_in(outputs.rows(STORE, stored(spark, [("1-a", ("a",))], fewer), ["1-a"], fewer)) == [("a",)]
+    assert made[3:] == [fewer]

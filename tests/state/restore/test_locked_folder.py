@@ -1,0 +1,106 @@
+"""A process that hangs with the lock of a member's copies stops no other process, and nothing reads dropped copies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import LocalDiskError
+from riffle_spark.state.copies import journal_file
+from riffle_spark.state.log.manifest import EMPTY
+from tests.kit.state.members import SCHEMA, Place
+
+WAIT_SECONDS = 0.01
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A member and an empty store. A writer waits for the lock for a short time."""
+    monkeypatch.setattr(journal_file, "_LOCK_SECONDS", WAIT_SECONDS)  # private: a short wait
+    place = Place(tmp_path / "member")
+    place.seal(0, {1: {f"{n:04d}": n for n in range(500)}, 2: {"x": 1}})
+    place.snapshot(1)
+    return place
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Hold the lock of the copies, as a process does that stopped while it wrote."""
+    path = place.folder.path / "stacks" / SCHEMA.store
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_copies_are_restored_without_the_lock(place: Place) -> None:
+    """The restored copy is read once. Its files are removed, because no stack lists them."""
+    with locked(place):
+        assert place.bring().restores == 2
+        assert place.strays() == []
+    assert place.bring().restores == 2
+    assert place.bring().hits == 2
+    assert place.strays() == []
+
+
+def test_deltas_are_added_without_the_lock(place: Place) -> None:
+    """The copies on the disk stay where they were, and advance once the lock is free."""
+    place.bring()
+    place.seal(1, {1: {"0000": None}, 2: {"y": 2}})
+    with locked(place):
+        assert place.bring().folds == 2
+        assert place.bring().folds == 2
+    assert place.bring().folds == 2
+    assert place.bring().hits == 2
+
+
+@pytest.mark.parametrize("is_snapshot", [True, False])
+def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: bool) -> None:
+    """The damaged copy cannot be dropped, and is not read."""
+    place.bring()
+    (file,) = place.files(1 if is_snapshot else 2)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    with locked(place):
+        assert place.bring().restores >= 1
+    assert place.bring().restores >= 1
+    assert place.bring().hits == 2
+    assert place.strays() == []
+
+
+def test_a_copy_of_a_key_group_without_state_is_not_read(place: Place) -> None:
+    """It cannot be dropped after a rollback, but counts as absent for batches and for caches."""
+    place.bring()
+    with locked(place):
+        assert place.keeper(epoch=2).advance({1: EMPTY})[0] == {}
+        assert place.keeper(epoch=2).prepare_caches({1: EMPTY}) == set()
+    assert place.local(1) is not None
+    assert place.keeper(epoch=2).advance({1: EMPTY})[0] == {}
+    assert place.local(1) is None
+
+
+def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> None:
+    """Its rows before this batch are not known."""
+    place.bring()
+    place.seal(1, {2: {"y": 2}}, epoch=2)
+    cut = place.entries[2].cut_to_last(1)
+    with locked(place):
+        assert place.keeper(epoch=2).prepare_caches({2: cut}) == {2}
+
+
+def test_a_copy_that_cannot_be_removed_is_not_reported_as_removed(place: Place) -> None:
+    """Upkeep gets an error that names the folder, and tries again."""
+    place.bring()
+    with locked(place), pytest.raises(LocalDiskError, match="RIFFLE-1730") as caught:
+        place.folder.drop(SCHEMA.store, 1)
+    assert str(place.folder.path) in caught.value.where
+    assert place.local(1) is not None
+    place.folder.drop(SCHEMA.store, 1)
+    assert place.local(1) is None
