@@ -139,6 +139,23 @@ def test_a_damaged_local_file_is_not_merged(place: Place) -> None:
     place.bring()
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_damaged_local_block_is_not_merged(place: Place, share: float) -> None:
+    """Its rows are checked when they are read. Then all parts come from the store."""
+    for version in range(4):
+        place.seal(version, {0: {f"k{n}": version for n in range(50)}, 1: {"c": version}}, kept=True)
+    place.bring()
+    merge(place, {kg: last_links(entry, 3) for kg, entry in place.entries.items()})
+    (path,) = place.folder.sealed.glob("*.block")
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 1
+    path.write_bytes(data)
+    place.seal(4, {0: {"k0": 4}})
+    replacements = merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2)
+    assert [replacement.link.rows for replacement in replacements.values()] == [50]
+    place.bring()
+
+
 def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
     """A merged part has a checksum of its own, so it would hide the damage."""
     links = [place.seal(version, {0: {"a": version}})[0] for version in (0, 1)]
