@@ -104,6 +104,14 @@ def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
     assert ordered(policy, listed, 10_000) is None
 
 
+def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
+    """The oldest delta of a chain counts, whatever came after it."""
+    policy = MergePolicy(16, 100)
+    entry = EMPTY.add_link(delta(0)).add_link(delta(99))
+    assert ordered(policy, entry, 99) is None
+    assert ordered(policy, entry, 100) == Entry(None, entry.chain, cut=entry.base)
+
+
 def test_key_groups_that_are_half_due_share_the_object() -> None:
     """If one of an executor's key-groups is due. Those of other executors are left alone."""
     policy = MergePolicy(16, NO_AGE)
