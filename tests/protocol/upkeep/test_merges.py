@@ -141,6 +141,17 @@ def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
     assert find_sparse(manifest.with_entries(changes)) == frozenset()
 
 
+def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group() -> None:
+    """The snapshot is a change of the same record, and the merged delta replaces links after it."""
+    entry = Entry(chain=tuple(map(delta, range(4))))
+    snapshot = Snapshot(paths.snapshot_id(1, f"1-{8:032x}"), entry.chain[1].head, 10, 0, 1)
+    snapped = entry.replace_by_snapshot(snapshot)
+    assert snapped is not None
+    replacement = merged(Entry(None, entry.chain[2:], cut=entry.chain[1].head), 1, 9)
+    changes = list_merges(Manifest({ADDRESS: entry}), {ADDRESS: snapped}, [(ADDRESS, replacement)])
+    assert changes == {ADDRESS: Entry(snapshot, (replacement.link,))}
+
+
 @pytest.mark.parametrize(("links", "fan_in"), [(2, 0), (15, 0), (16, 4), (64, 16), (5000, 16)])
 def test_short_chains_get_snapshots_instead(links: int, fan_in: int) -> None:
     """Merges of few deltas would write more than snapshots."""

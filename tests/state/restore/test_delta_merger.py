@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
@@ -176,9 +177,11 @@ def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
         found = find(parts, links)
         if found and not damaged:
             damaged.append(path.read_bytes())
-            path.write_bytes(bytes(byte ^ 1 for byte in damaged[0]))
+            with path.open("r+b") as file:
+                file.write(bytes(byte ^ 1 for byte in damaged[0]))
         return found
 
+    monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: small files are mapped, too
     monkeypatch.setattr(StackParts, "find_sealed_parts", find_and_damage)
     (replacement,) = merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2).values()
     monkeypatch.undo()
