@@ -12,10 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from pyspark.sql import types
+
 __all__ = ["Difference", "Row", "compare_rows"]
 
 Row: TypeAlias = tuple[object, ...]
 """The values of a row. A struct is a tuple, too."""
+_VARIANT: Final = getattr(types, "VariantVal", None)
+"""The class of variants, which have no equality. Spark 3.5 has none."""
 _FLOAT: Final = "number"
 """Replaces each floating-point number in the value by which rows are paired."""
 
@@ -84,6 +88,8 @@ def _hashable(value: object) -> object:
         return frozenset((_hashable(key), _hashable(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(_hashable(item) for item in value)
+    if _VARIANT is not None and isinstance(value, _VARIANT):
+        return bytes(value.value), bytes(value.metadata)
     return bytes(value) if isinstance(value, bytearray) else value
 
 

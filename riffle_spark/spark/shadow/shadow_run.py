@@ -234,8 +234,8 @@ def _stopping(sides: "Sequence[_Side]") -> Iterator[None]:
 class _Side:
     """The query on one engine.
 
-    A query of one stream runs on. With several streams it is started for each batch, because a running query may see
-    the file of one stream before that of another.
+    A query that reads one stream runs on. If it reads several, or one of them twice, it is started for each batch,
+    because a running query may see a batch's file in one stream before that in another.
     """
 
     engine: Engine
@@ -247,6 +247,7 @@ class _Side:
     schema: str = ""
     columns: tuple[str, ...] = ()
     _active: StreamingQuery | None = None
+    _restarts: bool = False
     _rows: dict[int, list[Row]] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _last_batch: int = -1
@@ -262,12 +263,14 @@ class _Side:
             part.feed(self.engine)
         self._rows.clear()
         try:
-            if len(self.streams) == 1:
-                self._active = self._active or self._writer().start()
-                self._active.processAllAvailable()
-            else:
-                self._active = self._writer().trigger(availableNow=True).start()
+            if self._active is None or self._restarts:
+                writer = self._writer()
+                self._restarts = len(_streams_in(writer._df)) > 1  # private: as in _check_streams
+                self._active = (writer.trigger(availableNow=True) if self._restarts else writer).start()
+            if self._restarts:
                 self._active.awaitTermination()
+            else:
+                self._active.processAllAvailable()
         except PySparkException as error:
             raise ConfigError(
                 f"The query fails on {_ENGINE_NAMES[self.engine]}: {error}",

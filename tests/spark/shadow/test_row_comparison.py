@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import types
 from pyspark.sql.types import Row
 
 from riffle_spark.spark.shadow.row_comparison import compare_rows
@@ -92,3 +93,17 @@ def test_each_close_row_is_paired_once() -> None:
     """A row that is missing on one side is not hidden by a close one."""
     difference = compare_rows([("k", 0.3), ("k", 0.3)], [("k", 0.1 + 0.2)], 1e-9)
     assert (len(difference.only_spark), len(difference.only_riffle), difference.close) == (1, 0, 1)
+
+
+@pytest.mark.skipif(not hasattr(types, "VariantVal"), reason="this Spark has no variants")
+def test_variants_are_compared_by_their_bytes() -> None:
+    """PySpark's class of variants has no equality."""
+
+    def variant(value: bytes) -> object:
+        return types.VariantVal(value, b"\x01\x00\x00")
+
+    assert compare_rows([("k", variant(b"\x00"))], [("k", variant(b"\x00"))], 1e-9).is_equal
+    nested = [("k", [{"a": variant(b"\x00")}])], [("k", [{"a": variant(b"\x00")}])]
+    assert compare_rows(*nested, 1e-9).close == 0
+    difference = compare_rows([("k", variant(b"\x00"))], [("k", variant(b"\x04"))], 1e-9)
+    assert (len(difference.only_spark), len(difference.only_riffle)) == (1, 1)

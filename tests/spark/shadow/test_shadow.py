@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from pyspark import cloudpickle
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -26,6 +31,7 @@ from tests.kit.queries.played_query import QUICK, ROCKSDB, configured
 from tests.kit.queries.query_shape import Frames, Shape
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 Query = DataFrame | DataStreamWriter
 
@@ -99,6 +105,158 @@ def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: P
     assert report.is_equal, report
     assert report.spark.batch_seconds
     assert report.riffle.batch_seconds
+
+
+ODD_SCHEMA = pa.schema({"at": pa.timestamp("us", "UTC"), "raw": pa.binary(), "n": pa.int64()})
+ODD_TEXTS = (b"caf\xe9", b"\xff", "\u00e9".encode(), b"", None)
+"""Text that is not UTF-8, text that is, and no text."""
+
+
+def odd_rows(folder: Path) -> Callable[[Callable[[DataFrame], DataFrame], str], Callable[[SparkSession], Query]]:
+    """Write three batches of odd rows. Return a function that makes a query of them in an output mode."""
+    folder.mkdir(parents=True)
+    for number in range(3):
+        path = folder / f"{number:04d}.parquet"
+        at = [datetime(2026, 1, 1, 0, 0, 20 * number + second, tzinfo=timezone.utc) for second in range(len(ODD_TEXTS))]
+        numbers = [number + second for second in range(len(ODD_TEXTS))]
+        pq.write_table(pa.table([at, ODD_TEXTS, numbers], schema=ODD_SCHEMA), path)
+        os.utime(path, (FIRST_FILE_AGE + number,) * 2)
+
+    def make_query(build: Callable[[DataFrame], DataFrame], mode: str) -> Callable[[SparkSession], Query]:
+        def query(session: SparkSession) -> Query:
+            reader = session.readStream.schema(from_arrow_schema(ODD_SCHEMA)).option("maxFilesPerTrigger", 1)
+            rows = riffle_spark.on(reader.parquet(str(folder))).withWatermark("at", "30 seconds")
+            return build(rows.withColumn("k", F.col("raw").cast("string"))).writeStream.outputMode(mode)
+
+        return query
+
+    return make_query
+
+
+STRUCT = "case when n % 2 = 0 then struct(coalesce(n, 0) as a, 't' as b) end"
+"""A struct that is NULL in every second row, with fields that are NOT NULL."""
+VARIANT = "case when n % 2 = 0 then parse_json('[1]') end"
+"""A variant that is NULL in every second row."""
+NEAR = "k = k2 and at2 between at - interval 5 seconds and at + interval 5 seconds"
+
+
+def beside_a_join(rows: DataFrame, value: str) -> DataFrame:
+    """Join rows with themselves, with the value of an expression on the left side."""
+    others = rows.select(F.col("k").alias("k2"), F.col("at").alias("at2"), F.col("n").alias("n2"))
+    return rows.select("at", "k", "n", F.expr(value).alias("v")).join(others, F.expr(NEAR), "leftOuter")
+
+
+def doubled(key: Any, frames: Iterable[Any], state: Any) -> Iterable[Any]:
+    """Return each row of a group with a struct that is NULL or has a field that is NOT NULL."""
+    rows = pd.concat(list(frames))
+    state.update(((state.getOption or (0,))[0] + len(rows),))
+    yield pd.DataFrame({"n": rows["n"], "s": [{"a": int(n)} if n % 2 else None for n in rows["n"]]})
+
+
+ODD_QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
+    "text as a key": ("update", lambda e: e.groupBy("k").count()),
+    "text in aggregates": (
+        "update",
+        lambda e: e.groupBy(F.col("n") % 2).agg(F.min("k"), F.max_by("k", "n"), F.collect_list("k")),
+    ),
+    "distinct text": ("append", lambda e: e.dropDuplicates(["k"])),
+    "text in a window": ("update", lambda e: e.groupBy(F.window("at", "20 seconds"), "k").count()),
+    "text in a join": ("append", lambda e: beside_a_join(e, "k")),
+    "structs beside distinct keys": ("append", lambda e: e.withColumn("v", F.expr(STRUCT)).dropDuplicates(["k"])),
+    "structs in aggregates": (
+        "update",
+        lambda e: e.groupBy("k").agg(
+            F.expr(f"max_by({STRUCT}, n)"), F.expr(f"last({STRUCT})"), F.expr(f"max_by(array({STRUCT}), n)")
+        ),
+    ),
+    "structs beside a join": ("append", lambda e: beside_a_join(e, STRUCT)),
+    "structs of a function": (
+        "append",
+        lambda e: (
+            e.selectExpr("n", "n % 3 as g")
+            .groupBy("g")
+            .applyInPandasWithState(doubled, "n long, s struct<a: long not null>", "c long", "append", "NoTimeout")
+        ),
+    ),
+    "variants beside distinct keys": (
+        "append",
+        lambda e: e.withColumn("v", F.expr(VARIANT)).dropDuplicates(["k"]),
+    ),
+    "variants in a join": (
+        "append",
+        lambda e: beside_a_join(e, VARIANT),
+    ),
+    "variants in aggregates": (
+        "update",
+        lambda e: e.groupBy("k").agg(F.max_by(F.expr(VARIANT), "n").alias("v")),
+    ),
+    "untyped nulls in aggregates": ("update", lambda e: e.groupBy("n").agg(F.max_by(F.lit(None), "at"))),
+    "untyped nulls beside a join": ("append", lambda e: beside_a_join(e, "null")),
+    "collated text beside distinct keys": (
+        "append",
+        lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").dropDuplicates(["n"]),
+    ),
+    "collated text in aggregates": (
+        "update",
+        lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").groupBy("n").agg(F.max_by("v", "n").alias("v")),
+    ),
+}
+NEEDS_SPARK4 = ("variants", "collated")
+
+
+def of_odd_queries() -> list[object]:
+    """Return the names of all queries of odd rows, as arguments of a test."""
+    return [
+        pytest.param(
+            name,
+            marks=[
+                *([] if name == "text in aggregates" else [pytest.mark.long]),
+                *([pytest.mark.needs_spark4("the type")] if name.startswith(NEEDS_SPARK4) else []),
+            ],
+        )
+        for name in ODD_QUERIES
+    ]
+
+
+@pytest.mark.parametrize("name", of_odd_queries())
+def test_a_query_of_odd_values_is_equal_on_both(spark: SparkSession, name: str, tmp_path: Path) -> None:
+    """Text that is not UTF-8, NULL structs of NOT NULL fields, NULL variants, and NULL without a type."""
+    mode, build = ODD_QUERIES[name]
+    with configured(spark, QUICK):
+        report = compare(spark, odd_rows(tmp_path / "in")(build, mode), tmp_path)
+    assert report.is_equal, report
+    assert (report.batches, report.input_rows) == (3, 3 * len(ODD_TEXTS))
+    assert report.output_rows > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        pytest.param(
+            lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").groupBy("n").agg(F.max("v")),
+            "v",
+            marks=pytest.mark.needs_spark4("collations"),
+            id="collated text",
+        ),
+        pytest.param(
+            lambda e: e.selectExpr("n", "make_ym_interval(n) as months").groupBy("n").agg(F.max_by("months", "n")),
+            "months",
+            id="year-month intervals",
+        ),
+        pytest.param(
+            lambda e: e.withColumn("vector", array_to_vector(F.array(F.col("n").cast("double")))).dropDuplicates(["n"]),
+            "vector",
+            id="vectors",
+        ),
+    ],
+)
+def test_a_query_that_riffle_refuses_is_not_compared(
+    spark: SparkSession, build: Callable[[DataFrame], DataFrame], named: str, tmp_path: Path
+) -> None:
+    """The error is that of the query without a comparison. It names the column."""
+    with configured(spark, QUICK), pytest.raises(ConfigError, match=rf"\b{named}\b"):
+        compare(spark, odd_rows(tmp_path / "in")(build, "append" if named == "vector" else "update"), tmp_path)
 
 
 def counts(folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], Query]:
