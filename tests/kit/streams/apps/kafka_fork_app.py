@@ -77,7 +77,7 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
 
     plan = fork(own, forked, "savepoint:before", execute=True)
     copied = state(forked)
-    offsets = (plan.offsets or "").split("\n")[-1]
+    (offsets,) = [line for line in (plan.offsets or "").split("\n")[2:] if line not in ("", "-")]
     checkpoint = folder / "trial-checkpoint"
     errors.append(run(spark, folder, bootstrap, new_root, checkpoint, "earliest"))
     shutil.rmtree(checkpoint)
@@ -85,7 +85,7 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     riffle_spark.adopt(forked, str(checkpoint), execute=True)
     errors.append(run(spark, folder, bootstrap, new_root, checkpoint, offsets))
     shown: dict[str, object] = {"errors": errors, "offsets": offsets, "at_savepoint": at_savepoint, "copied": copied}
-    shown |= {"own": state(own), "forked": state(forked), "batches": [committed(own)[-1], committed(forked)[-1]]}
+    shown |= {"own": state(own), "forked": state(forked), "batches": [committed(own), committed(forked)]}
     print(json.dumps(shown), flush=True)
     spark.stop()
 
