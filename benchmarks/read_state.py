@@ -5,8 +5,12 @@
 The state is an aggregate of four columns in 128 key-groups: a snapshot per key-group, and one delta that changes 1 % of
 the keys. The Parquet files hold the current rows, one file per key-group. Each reading runs in a process of its own, in
 turn, and the best of the repeats counts. ``arrow_ratio`` and ``spark_ratio`` are rows per second as a share of
-Parquet's. One key is read from an S3 server on this machine that waits 10 ms in each request: by a process that has
-the library imported (the median of 20 keys), and by the command.
+Parquet's.
+
+One key is read from an S3 server on this machine that waits 10 ms in each request: by a process that has the library
+imported (the median of 20 keys), and by the command. The server counts the requests. It is read with chains of one
+delta, and of as many deltas and merged deltas as the merges of a running query leave: 10 is the median if batches
+change 1 % of the keys, 21 if they change 0.01 % or less, and 35 is its 95th percentile.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -51,6 +55,8 @@ KEY_GROUPS = 128
 REPEATS = 5
 LOOK_UPS = 20
 WAIT_SECONDS = 0.010
+CHAINS = (1, 10, 21, 35)
+"""Deltas after the snapshot when one key is read: see above."""
 _KEY = pa.schema([("user", pa.string())])
 _STATE = pa.schema([("visits", pa.int64()), ("total", pa.float64()), ("last", pa.timestamp("us", tz="UTC"))])
 _SCHEMA = PlainColumns("visits", _KEY, _STATE)
@@ -120,6 +126,36 @@ def make_root(folder: Path, keys: int) -> str:
     return root
 
 
+def add_deltas(root: str, first: int, last: int, keys: int) -> None:
+    """Append records with the deltas ``first`` to ``last``, each of which changes a few keys of each key-group."""
+    objects = open_store(root)
+    log = Log(objects, root)
+    tail = log.open()
+    assert tail is not None
+    groups = KEY_GROUPS
+    for version in range(first, last + 1):
+        users = pa.array([f"user-{number % keys}" for number in range(version, version + 40 * groups)], pa.string())
+        numbers = key_groups([users], groups)
+        entries = dict(log.manifest.entries)
+        parts: list[bytes] = []
+        place = 0
+        for number in np.unique(numbers).tolist():
+            names = users.filter(pa.array(numbers == number)).unique()
+            ones = pa.array([version] * len(names), pa.int64())
+            times = ones.cast(pa.timestamp("us", tz="UTC"))
+            some = pa.table([names, ones, ones.cast(pa.float64()), times], schema=pa.schema([*_KEY, *_STATE]))
+            deleted = pa.array([False] * len(some))
+            part = part_codec.encode(_SCHEMA.sealed(some).append_column(part_codec.DELETED, deleted))
+            head = Head(version, f"1-{version:032x}")
+            link = Link(head, place, len(part), part_codec.checksum(part), len(some))
+            entry = entries["visits", number]
+            entries["visits", number] = Entry(entry.snapshot, (*entry.chain, link))
+            parts.append(part)
+            place += len(part)
+        objects.put_if_absent(paths.delta_name(version, f"1-{version:032x}"), b"".join(parts))
+        log.append(replace(tail, version=version + 1), Manifest(entries))
+
+
 def _write_records(log: Log, entries: dict[tuple[str, int], Entry]) -> None:
     """Write a full record of the state, and a record after it, as a running query has them."""
     draft = Record(
@@ -177,17 +213,43 @@ class _Objects(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve the files below a folder as the only bucket of an S3 server. Yield its endpoint."""
-    handler = type("Handler", (_Objects,), {"folder": folder})
+def serve(folder: Path) -> None:
+    """Serve the files below a folder as the only bucket of an S3 server, until standard input ends. Print the port.
+
+    Then print the number of requests so far for each line of input.
+    """
+    handler: type[_Objects] = type("Handler", (_Objects,), {"folder": folder})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    print(server.server_address[1], flush=True)
+    for _ in sys.stdin:
+        print(handler.requests, flush=True)
+
+
+class Server:
+    """A process that serves, so that it takes no time of the reader's process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the process."""
+        command = [sys.executable, "-m", "benchmarks.read_state", "--serve", str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.endpoint = f"http://127.0.0.1:{self._read()}"
+
+    def _read(self) -> int:
+        """Return the number in the next line of output."""
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+    def count_requests(self) -> int:
+        """Return the number of requests so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def stop(self) -> None:
+        """Stop the process."""
+        self._process.communicate()
 
 
 def measure_scans(root: str, folder: Path, repeats: int) -> dict[str, float]:
@@ -208,21 +270,27 @@ def measure_spark(root: str, folder: Path, repeats: int) -> dict[str, float]:
     return dict(zip(("spark", "spark_parquet"), map(float, output[-2:]), strict=True))
 
 
-def measure_key(folder: Path, keys: int) -> dict[str, float]:
-    """Return the milliseconds and requests of a key, with the library imported, and the seconds of the command."""
+def measure_key(folder: Path, keys: int, chain: int) -> dict[str, float]:
+    """Return the milliseconds and requests of a key, with the library imported, and the seconds of the command.
+
+    ``chain`` is the number of deltas after the snapshot.
+    """
     os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    with serving(folder) as endpoint:
+    server = Server(folder)
+    try:
+        endpoint = server.endpoint
         options = StoreOptions(s3=S3Options(endpoint=endpoint, region="us-east-1"))
         milliseconds: list[float] = []
         requests: list[int] = []
         for number in range(LOOK_UPS + 1):
+            before = server.count_requests()
             started = time.perf_counter()
             table = open_root("s3://bucket/state", options).view().table(None)
             user = f"user-{number * 7919 % keys}"
             rows = read_table(table, requested_keys([user], table.store_schema)).read_all()
             milliseconds.append(1000 * (time.perf_counter() - started))
             assert rows["user"].to_pylist() == [user], rows
-            requests.append(sum(table.view.root.objects.requests.values()))
+            requests.append(server.count_requests() - before)
         command = ["state", "show", "s3://bucket/state", "user-7", "--s3-endpoint", endpoint, "--json"]
         program = "from riffle_spark.console.main import main; main(prog_name='riffle')"
         command_seconds: list[float] = []
@@ -230,10 +298,12 @@ def measure_key(folder: Path, keys: int) -> dict[str, float]:
             started = time.perf_counter()
             subprocess.run([sys.executable, "-c", program, *command], check=True, capture_output=True)
             command_seconds.append(time.perf_counter() - started)
+    finally:
+        server.stop()
     return {
-        "key_milliseconds": statistics.median(milliseconds[1:]),
-        "key_requests": float(max(requests)),
-        "command_seconds": statistics.median(command_seconds),
+        f"key_milliseconds_{chain}": statistics.median(milliseconds[1:]),
+        f"key_requests_{chain}": float(max(requests)),
+        f"command_seconds_{chain}": statistics.median(command_seconds),
     }
 
 
@@ -244,7 +314,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
+    if parsed.serve is not None:
+        serve(parsed.serve)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         root = make_root(folder, parsed.keys)
@@ -253,7 +327,11 @@ def main(arguments: Sequence[str]) -> None:
         if not parsed.no_spark:
             figures |= measure_spark(root, folder, parsed.repeats)
             figures["spark_ratio"] = figures["spark_parquet"] / figures["spark"]
-        figures |= measure_key(folder, parsed.keys)
+        previous = 1
+        for chain in CHAINS:
+            add_deltas(root, previous + 1, chain, parsed.keys)
+            figures |= measure_key(folder, parsed.keys, chain)
+            previous = chain
     if parsed.json:
         print(json.dumps(figures))
         return

@@ -221,9 +221,8 @@ def where_command(
 ) -> None:
     """Show the key-group of a key, its owner and its standbys, as of the newest record.
 
-    KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
-    "name": "a"}. Dates and times are texts in JSON. If the query dispatches by partition, KEY is TOPIC:PARTITION. The
-    state of the key is not read.
+    KEY is written as for `riffle state`. The columns that decide the key-group are enough. If the query dispatches by
+    partition, KEY is TOPIC:PARTITION. The state of the key is not read.
 
     Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
     """

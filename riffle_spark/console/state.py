@@ -63,7 +63,7 @@ def _table_options(command: _Command) -> _Command:
 @root_argument
 @click.argument("key", metavar="KEY")
 @_table_options
-@click.option("--version", type=int, help="The batch whose state is shown. By default the newest.")
+@click.option("--version", help="The batch whose state is shown, or savepoint:NAME. By default the newest.")
 @click.option("--time", help="A time with its zone, such as 2026-11-26T14:00:00Z: the newest batch at or before it.")
 @json_option
 def show_command(  # noqa: PLR0913 - one argument for each option
@@ -71,7 +71,7 @@ def show_command(  # noqa: PLR0913 - one argument for each option
     key: str,
     store: str | None,
     variable: str | None,
-    version: int | None,
+    version: str | None,
     time: str | None,
     s3_endpoint: str | None,
     conf_file: Path,
@@ -84,11 +84,11 @@ def show_command(  # noqa: PLR0913 - one argument for each option
     Exit code 1: the key does not fit, the batch is not retained, or the root has no log. 3: the store cannot be reached
     or read.
     """
-    from riffle_spark.state_tables.json_rows import to_json_rows
+    from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.read_state import read_table
 
     opened = _open(root, conf_file, s3_endpoint)
-    table = opened.view(version, time).table(store, variable)
+    table = opened.view(_parse_version(version), time).table(store, variable)
     rows = to_json_rows(read_table(table, _parse_key(key, table)).read_all())
     shown = {"root": root, "store": table.store, "variable": table.variable, "version": table.view.record.version}
     if as_json:
@@ -104,8 +104,8 @@ def show_command(  # noqa: PLR0913 - one argument for each option
 
 @state_command.command("diff")
 @root_argument
-@click.option("--from", "from_version", type=int, required=True, help="The batch before the changes.")
-@click.option("--to", "to_version", type=int, help="The batch after the changes. By default the newest.")
+@click.option("--from", "from_version", required=True, help="The batch before the changes, or savepoint:NAME.")
+@click.option("--to", "to_version", help="The batch after the changes, or savepoint:NAME. By default the newest.")
 @click.option("--key", help="Only the changes of this key.")
 @click.option(
     "--limit", type=click.IntRange(1), default=_CHANGES_SHOWN, show_default=True, help="Show at most so many changes."
@@ -114,8 +114,8 @@ def show_command(  # noqa: PLR0913 - one argument for each option
 @json_option
 def diff_command(  # noqa: PLR0913 - one argument for each option
     root: str,
-    from_version: int,
-    to_version: int | None,
+    from_version: str,
+    to_version: str | None,
     key: str | None,
     limit: int,
     store: str | None,
@@ -130,12 +130,12 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 1: a batch is not retained, or the root has no log. 3: the store cannot be reached or read.
     """
+    from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.differences import iterate_differences
-    from riffle_spark.state_tables.json_rows import to_json_rows
 
     opened = _open(root, conf_file, s3_endpoint)
-    after = opened.view(to_version).table(store, variable)
-    before = opened.view(from_version).table(after.store, variable)
+    after = opened.view(_parse_version(to_version)).table(store, variable)
+    before = opened.view(_parse_version(from_version)).table(after.store, variable)
     keys = None if key is None else _parse_key(key, after)
     changes: list[dict[str, object]] = []
     count = 0
@@ -184,7 +184,7 @@ def history_command(
     """
     from itertools import islice
 
-    from riffle_spark.state_tables.json_rows import to_json_rows
+    from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.key_history import iterate_key_states
 
     opened = _open(root, conf_file, s3_endpoint)
@@ -218,11 +218,20 @@ def _open(root: str, conf_file: Path, s3_endpoint: str | None) -> "StateRoot":
     return open_root(root, options_of(settings), settings.encryption_keys)
 
 
+def _parse_version(text: str | None) -> int | str | None:
+    """Return the version that an option names, ``None`` for the newest."""
+    from riffle_spark.state_tables.state_view import parse_version
+
+    return None if text is None else parse_version(text)
+
+
 def _parse_key(key: str, table: "StateTable") -> "RequestedKeys":
     """Return the key that the command line names."""
-    from riffle_spark.state_tables.requested_keys import key_of_json, requested_keys
+    from riffle_spark.state.formats.json_keys import parse_key
+    from riffle_spark.state_tables.requested_keys import requested_keys
 
-    return requested_keys([key_of_json(key, table.store_schema)], table.store_schema)
+    schema = table.store_schema
+    return requested_keys(parse_key(key, schema.key, schema.store), schema)
 
 
 def _change_row(change: dict[str, object], table: "StateTable") -> dict[str, object]:

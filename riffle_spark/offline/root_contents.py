@@ -1,14 +1,11 @@
 """Read what a root contains: the records of its log, its stores, and the place of a key. Writes nothing."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-import pyarrow as pa
-
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.keygroups import key_column, key_groups
+from riffle_spark.keygroups import key_groups
 from riffle_spark.observe.rates import Rates, rates_of
 from riffle_spark.observe.status import Status, WarningSummary, decode
 from riffle_spark.offline.periods import ALWAYS, Period
@@ -18,6 +15,7 @@ from riffle_spark.offline.scenario_of_root import open_log
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task_name
 from riffle_spark.protocol.ownership.groups import task as task_of
 from riffle_spark.protocol.shards import Shards
+from riffle_spark.state.formats.json_keys import parse_key
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Entry
@@ -328,9 +326,9 @@ def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry]
 def find_key(root: str, key: str, store: str | None = None, options: StoreOptions | None = None) -> KeyOnRoot:
     """Return the place of a key as of the newest record.
 
-    ``key`` is the text of a single text column. For other keys it is JSON: a value, or for several columns a list or an
-    object. With dispatch by partition it is ``topic:partition``. Raises ``ConfigError`` for other keys, for an unknown
-    store, and if the stores have different keys and none is named.
+    ``key`` is text as ``parse_key`` takes it: all columns, or those that decide the key-group. With dispatch by
+    partition it is ``topic:partition``. Raises ``ConfigError`` for other keys, for an unknown store, and if the stores
+    have different keys and none is named.
     """
     root = only_root(root, options or StoreOptions())
     objects = open_store(root, options or StoreOptions())
@@ -340,7 +338,9 @@ def find_key(root: str, key: str, store: str | None = None, options: StoreOption
     topic: str | None = None
     partition: int | None = None
     if tail.dispatch == "key_group":
-        number = _key_group_of_text(key, _schema_for(tail, store, root), tail.total)
+        schema = _schema_for(tail, store, root)
+        columns = parse_key(key, schema.key, schema.store, schema.routing).select(schema.routing).columns
+        number = int(key_groups(columns, tail.total)[0])
     else:
         topic, partition = _parse_partition(key)
         number = Shards(tail.shards).number_of((topic, partition))
@@ -397,47 +397,6 @@ def _schema_for(tail: Record, store: str | None, root: str) -> StoreSchema:
             id="RIFFLE-1314",
         )
     return next(iter(schemas.values()))
-
-
-def _key_group_of_text(key: str, schema: StoreSchema, total: int) -> int:
-    """Return the key-group of a key as a command takes it. Raises ``ConfigError`` if it does not fit the columns."""
-    fields = [schema.key.field(name) for name in schema.routing]
-    try:
-        values = _key_values(key, [field.name for field in fields], is_text=pa.types.is_string(fields[0].type))
-        columns = [_key_column(value, field.type) for value, field in zip(values, fields, strict=True)]
-    except (LookupError, ValueError, TypeError, OverflowError, NotImplementedError) as error:
-        described = ", ".join(f"{field.name} ({field.type})" for field in fields)
-        raise ConfigError(
-            f"{key!r} is not a key of store {schema.store!r}: {error}",
-            remedy=f"Give {described}: a text column as it is, other columns as JSON, several as a list or an object.",
-            where=schema.store,
-            id="RIFFLE-1315",
-        ) from error
-    return int(key_groups(columns, total)[0])
-
-
-def _key_values(key: str, names: Sequence[str], *, is_text: bool) -> list[object]:
-    """Return the value of each column of a key. ``is_text`` is whether the first column is text.
-
-    Text of a single text column is taken as it is. Other keys are JSON: a value, a list, or an object by column. Text
-    that is not JSON is one value. Raises ``KeyError`` if an object lacks a column.
-    """
-    if len(names) == 1 and is_text:
-        return [key]
-    value: object = key
-    with suppress(ValueError):
-        value = json.loads(key)
-    if isinstance(value, dict):
-        return [value[name] for name in names]
-    return value if isinstance(value, list) else [value]
-
-
-def _key_column(value: object, kind: pa.DataType) -> pa.Array:
-    """Return a column with one value. JSON has no dates, times and decimals, so their texts are parsed."""
-    is_text = isinstance(value, str) and not pa.types.is_string(kind)
-    if is_text or (value is not None and pa.types.is_decimal(kind)):
-        return pa.array([str(value)]).cast(kind)
-    return key_column(value, kind)
 
 
 def _parse_partition(key: str) -> tuple[str, int]:

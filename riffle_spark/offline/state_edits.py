@@ -11,7 +11,6 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -296,7 +295,7 @@ def _row_counts(tail: Record, store: str, edited: EditedState) -> dict[str, int]
 def read_keys(keys: KeyChoice, schema: StoreSchema) -> pa.Table:
     """Return the named keys as a table of key columns. Raises ``ConfigError`` if they do not fit the store."""
     if keys.text is not None:
-        return _read_key(keys.text, schema)
+        return parse_key(keys.text, schema.key, schema.store, schema.routing)
     assert keys.file is not None, "a choice has a text or a file"
     try:
         table = pq.read_table(keys.file)
@@ -310,12 +309,3 @@ def read_keys(keys: KeyChoice, schema: StoreSchema) -> pa.Table:
             where=str(keys.file),
             id="RIFFLE-1599",
         ) from error
-
-
-def _read_key(text: str, schema: StoreSchema) -> pa.Table:
-    """Return one key: all key columns, or those by which rows are routed."""
-    routing = pa.schema([schema.key.field(name) for name in schema.routing])
-    if routing != schema.key:
-        with suppress(ConfigError):
-            return parse_key(text, routing, schema.store)
-    return parse_key(text, schema.key, schema.store)

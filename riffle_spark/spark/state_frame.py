@@ -25,7 +25,7 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
     store: str | None = None,
     *,
     variable: str | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     time: datetime | str | None = None,
     keys: Keys | None = None,
     key_groups: Iterable[int] | None = None,
@@ -43,7 +43,7 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
         root: where the state is stored.
         store: the name of the store. It may be left out if the query has only one.
         variable: as in ``read_state``.
-        version: the batch whose state is read. By default the newest.
+        version: the batch whose state is read, or ``savepoint:NAME``. By default the newest.
         time: the newest state that was committed at this time or before.
         keys: only the rows of these keys.
         key_groups: only the rows of these key-groups.

@@ -3,8 +3,8 @@
 Spark calls a data source in Python processes without a session, so nothing here uses one.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
+from riffle_spark.state.formats.json_keys import parse_json, table_of_keys
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state_tables.change_feed import changes_schema
-from riffle_spark.state_tables.requested_keys import Keys, RequestedKeys, key_of_json, requested_keys
-from riffle_spark.state_tables.state_view import StateTable, open_root
+from riffle_spark.state_tables.requested_keys import Keys, RequestedKeys, requested_keys
+from riffle_spark.state_tables.state_view import StateTable, open_root, parse_version
 from riffle_spark.state_tables.table_pieces import ChangesPiece, TablePiece, split_changes, split_table
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import options_of
@@ -42,17 +43,17 @@ _OPTIONS: Final = (
 class StateRequest:
     """What to read of a root.
 
-    ``json_keys`` are keys as the command line takes them. ``first_batch`` and ``last_batch`` are those of a change
+    ``json_keys`` are JSON values of keys (``table_of_keys``). ``first_batch`` and ``last_batch`` are those of a change
     feed. Without a last batch it ends with the newest one.
     """
 
     root: str
     store: str | None = None
     variable: str | None = None
-    version: int | None = None
+    version: int | str | None = None
     time: datetime | str | None = None
     keys: Keys | None = None
-    json_keys: tuple[str, ...] = ()
+    json_keys: tuple[object, ...] = ()
     key_groups: tuple[int, ...] | None = None
     has_changes: bool = False
     first_batch: int | None = None
@@ -80,7 +81,7 @@ class StateRequest:
         """The requested keys, ``None`` for all."""
         schema = self.table.store_schema
         if self.json_keys:
-            return requested_keys([key_of_json(text, schema) for text in self.json_keys], schema)
+            return requested_keys(table_of_keys(self.json_keys, schema.key, schema.store), schema)
         return None if self.keys is None else requested_keys(self.keys, schema)
 
     def split(self) -> "Sequence[TablePiece | ChangesPiece]":
@@ -135,7 +136,7 @@ def parse_options(options: Mapping[str, str]) -> StateRequest:
         values["path"],
         values.get("store"),
         values.get("variable"),
-        _parse_number(values, "version"),
+        parse_version(values["version"]) if "version" in values else None,
         values.get("timestamp"),
         json_keys=_parse_keys(values.get("keys")),
         key_groups=_parse_key_groups(values.get("keyGroups")),
@@ -164,15 +165,15 @@ def _parse_flag(values: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _parse_keys(text: str | None) -> tuple[str, ...]:
-    """Return the keys in a JSON list as texts, as the command line takes them. Raises ``ConfigError`` otherwise."""
-    try:
-        keys = [] if text is None else json.loads(text)
-    except ValueError as error:
-        raise _wrong_value_error("keys", text, 'Give a JSON list of keys, such as ["ann", "bob"].') from error
-    if not isinstance(keys, list) or (text is not None and not keys):
-        raise _wrong_value_error("keys", text, 'Give a JSON list of keys, such as ["ann", "bob"].')
-    return tuple(json.dumps(key if isinstance(key, list | dict) else [key]) for key in keys)
+def _parse_keys(text: str | None) -> tuple[object, ...]:
+    """Return the JSON values of keys in a list. Raises ``ConfigError`` for other text."""
+    if text is None:
+        return ()
+    with suppress(ValueError):
+        keys = parse_json(text)
+        if isinstance(keys, list) and keys:
+            return tuple(keys)
+    raise _wrong_value_error("keys", text, 'Give a JSON list of keys, such as ["ann", "bob"].')
 
 
 def _parse_key_groups(text: str | None) -> tuple[int, ...] | None:

@@ -89,8 +89,9 @@ def changes_schema(table: StateTable) -> pa.Schema:
 def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
     """Return the state before batch ``first``, and after each batch from it to ``last``, in order.
 
-    Reads the records of all of these batches. Raises ``ConfigError`` if one of them, or the batch before, is not
-    retained.
+    It is that of the batch's own record. So what an operator changed after it is a change of the next batch, and a
+    stream that has read a batch misses nothing. Reads the records of all of these batches. Raises ``ConfigError`` if
+    one of them, or the batch before, is not retained.
     """
     if first > last or last > root.records.tail.version:
         raise ConfigError(
@@ -99,17 +100,18 @@ def views_of_batches(root: StateRoot, first: int, last: int) -> list[StateView]:
             where="changeStartBatchId",
             id="RIFFLE-1561",
         )
-    newest: dict[int, Record] = {}
+    of_batch: dict[int, Record] = {}
+    newer: int | None = None
     for record in root.records.iterate():
-        if record.version < first - 1:
+        if record.version < first - 1 or (newer == first - 1 != record.version):
             break
-        newest.setdefault(record.version, record)
-        if record.version == first - 1:
-            break
-    records = [newest[version] for version in range(first - 1, last + 1) if version in newest]
-    has_start = first == 0 or first - 1 in newest
-    if not has_start or len(records) < last - first + 1 + (first - 1 in newest):
-        oldest = min(newest, default=root.records.tail.version) + 1
+        if record.version == newer or record.version not in of_batch:
+            of_batch[record.version] = record
+        newer = record.version
+    records = [of_batch[version] for version in range(first - 1, last + 1) if version in of_batch]
+    has_start = first == 0 or first - 1 in of_batch
+    if not has_start or len(records) < last - first + 1 + (first - 1 in of_batch):
+        oldest = min(of_batch, default=root.records.tail.version) + 1
         # Cause: Retention deleted the records, or the batches were rolled back.
         raise ConfigError(
             f"The changes of batches {first} to {last} are not retained: the oldest changes are those "

@@ -34,7 +34,7 @@ def read_state(  # noqa: PLR0913 - one argument for each thing that may be chose
     store: str | None = None,
     *,
     variable: str | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     time: datetime | str | None = None,
     keys: Keys | None = None,
     key_groups: Iterable[int] | None = None,
@@ -52,7 +52,7 @@ def read_state(  # noqa: PLR0913 - one argument for each thing that may be chose
         store: the name of the store. It may be left out if the query has only one.
         variable: the variable of a processor, the side of a join (``left``, ``right``), or ``__timer`` for timers. It
             may be left out if the store has only one.
-        version: the batch whose state is read. It must be retained. By default the newest.
+        version: the batch whose state is read, which must be retained, or ``savepoint:NAME``. By default the newest.
         time: the newest state that was committed at this time or before. A datetime with a zone, or text of ISO 8601.
         keys: only the rows of these keys: values, or for several columns tuples or dictionaries, or a table.
         key_groups: only the rows of these key-groups.

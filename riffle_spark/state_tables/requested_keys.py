@@ -1,15 +1,12 @@
-"""Keys that a caller asks for, as Python values or as JSON, in the columns of a store's key.
+"""Keys that a caller asks for, in the columns of a store's key.
 
-A key is a value, or for several columns a list in their order or an object by column. JSON has no bytes, dates, times
-and decimals: bytes are ``{"base64": "..."}``, the others are text.
+As Python values a key is a value, or for several columns a sequence in their order or a mapping by column. Keys in JSON
+are first made a table (``json_keys``).
 """
 
-import base64
-import binascii
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +21,8 @@ from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Keys", "RequestedKeys", "key_of_json", "requested_keys"]
+__all__ = ["Keys", "RequestedKeys", "requested_keys"]
 
-BASE64: Final = "base64"
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Iterable[object]
 """Keys as a table with the key's columns, or as Python values: a value, a sequence of the columns' values, or a mapping
 by column."""
@@ -70,31 +66,9 @@ def requested_keys(keys: Keys, schema: StoreSchema) -> RequestedKeys:
     return RequestedKeys(table, np.sort(key_hashes(table.columns)), encode_keys(table.columns))
 
 
-def key_of_json(text: str, schema: StoreSchema) -> object:
-    """Return the key that a text names, for ``requested_keys``.
-
-    The text is JSON. If the key is one text column, text that is not a JSON list or object is the key itself: write
-    ``[null]`` for NULL, and ``["[1]"]`` for a text that looks like JSON. Raises ``ConfigError`` for other text.
-    """
-    kinds = schema.key
-    is_text = len(kinds) == 1 and (pa.types.is_string(kinds.types[0]) or pa.types.is_large_string(kinds.types[0]))
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    if is_text and not isinstance(value, list | dict):
-        value = text
-    try:
-        return [
-            _value_of_json(part, kind) for part, kind in zip(_split_key(value, kinds.names), kinds.types, strict=True)
-        ]
-    except (LookupError, ValueError, TypeError) as error:
-        raise _misfit_error(text, schema, error) from error
-
-
 def _split_key(key: object, names: Sequence[str]) -> list[object]:
     """Return the value of each column of a key. Raises ``KeyError`` or ``ValueError`` if the columns differ."""
-    if isinstance(key, Mapping) and not (len(names) == 1 and set(key) == {BASE64} != set(names)):
+    if isinstance(key, Mapping):
         unknown = sorted(set(map(str, key)) - set(names))
         if unknown:
             raise ValueError(f"unknown column {unknown[0]!r}")
@@ -106,20 +80,6 @@ def _split_key(key: object, names: Sequence[str]) -> list[object]:
     if len(names) > 1:
         raise ValueError(f"one value for {len(names)} columns")
     return [key]
-
-
-def _value_of_json(value: object, kind: pa.DataType) -> object:
-    """Return a key column's value in JSON as a Python value. Text of a date, time or number is parsed later."""
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or set(value) != {BASE64}:
-            raise ValueError(f'a binary column needs {{"{BASE64}": "..."}}')
-        try:
-            return base64.b64decode(str(value[BASE64]), validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"{value[BASE64]!r} is not base64") from error
-    return value
 
 
 def _make_column(values: Sequence[object], kind: pa.DataType) -> pa.Array:
@@ -140,8 +100,7 @@ def _misfit_error(key: object, schema: StoreSchema, error: Exception) -> ConfigE
     key_text = str(key)[:80]
     return ConfigError(
         f"{key_text!r} is not a key of store {schema.store!r}: {error}",
-        remedy=f"Give {described}: a value for one column, a list or an object for several. In JSON write bytes "
-        "as an object with base64, and dates, times and decimals as text.",
+        remedy=f"Give {described}: a value for one column, a tuple or a dictionary for several.",
         where=schema.store,
         id="RIFFLE-1556",
     )

@@ -11,6 +11,8 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Ri
 from riffle_spark.state.log.manifest import Entry, Manifest
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.recorded_savepoints import find_savepoint
+from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.encryption import Keys as EncryptionKeys
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
@@ -24,9 +26,10 @@ from riffle_spark.state_tables.retained_records import RetainedRecords, parse_ti
 from riffle_spark.state_tables.table_columns import TableColumns, columns_of_plain, columns_of_variable
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["StateRoot", "StateTable", "StateView", "open_root"]
+__all__ = ["StateRoot", "StateTable", "StateView", "open_root", "parse_version"]
 
 _MISSING_OBJECT = "RIFFLE-0462"
+_SAVEPOINT = "savepoint:"
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,11 @@ class StateRoot:
         """The retained records. The first use reads the newest record, with one LIST and one GET."""
         return RetainedRecords(self.objects, self.root)
 
-    def view(self, version: int | None = None, time: datetime | str | None = None) -> "StateView":
+    def view(self, version: int | str | None = None, time: datetime | str | None = None) -> "StateView":
         """Return the state after batch ``version``, or at a time; by default after the newest batch.
 
-        Raises ``ConfigError`` if it is not retained, or if both are set.
+        ``savepoint:NAME`` is the batch that a savepoint keeps. Raises ``ConfigError`` if the version is not retained,
+        or if both are set.
         """
         if version is not None and time is not None:
             raise ConfigError(
@@ -53,14 +57,24 @@ class StateRoot:
             )
         if time is not None:
             return self.view_of(self.records.find_time(parse_time_ms(time)))
-        return self.view_of(self.records.tail if version is None else self._find_batch(version))
+        return self.view_of(self.records.tail if version is None else self._find_version(version))
 
     def view_of(self, record: Record) -> "StateView":
         """Return the state as of a record."""
         return StateView(self, record, self.records.manifest_of(record))
 
-    def _find_batch(self, version: int) -> Record:
-        """Return the newest record of a batch."""
+    def _find_version(self, version: int | str) -> Record:
+        """Return the newest record of a batch, or the record that a savepoint keeps."""
+        if isinstance(version, str):
+            prefix, colon, name = version.partition(":")
+            if prefix + colon != _SAVEPOINT:
+                raise ConfigError(
+                    f"{version!r} is neither a batch nor a savepoint.",
+                    remedy=f"Give the number of a batch, or {_SAVEPOINT}NAME.",
+                    where="version",
+                    id="RIFFLE-1710",
+                )
+            return read_savepoint(self.objects, find_savepoint(self.records.tail.savepoints, name))
         return self.records.tail if version == self.records.tail.version else self.records.find_batch(version)
 
     def explain(self, error: CorruptStateError, record: Record) -> RiffleError:
@@ -68,7 +82,10 @@ class StateRoot:
 
         A missing object is no damage if the query's retention has deleted it meanwhile.
         """
-        if error.id != _MISSING_OBJECT or RetainedRecords(self.objects, self.root).tail.promised <= record.sequence:
+        if error.id != _MISSING_OBJECT:
+            return error
+        tail = RetainedRecords(self.objects, self.root).tail
+        if tail.promised <= record.sequence or any(kept.sequence == record.sequence for kept in tail.savepoints):
             return error
         # Cause: The read took longer than the retention of its version.
         return UnavailableError(
@@ -219,6 +236,14 @@ def _choose_variable(schema: StoreSchema, variable: str | None) -> str | None:
         where="variable",
         id="RIFFLE-1551",
     )
+
+
+def parse_version(text: str) -> int | str:
+    """Return the batch that a text names as a number, and other text as it is, for ``StateRoot.view``."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def open_root(root: str, options: StoreOptions | None = None, encryption_keys: str | None = None) -> StateRoot:

@@ -332,7 +332,7 @@ def test_where_refuses_a_key_that_does_not_fit_with_the_columns(tmp_path: Path, 
     _root_with_key(root, *names)
     done = run_command("where", root, key)
     assert done.exit_code == 1
-    assert "RIFFLE-1315" in done.output
+    assert "RIFFLE-1590" in done.output
     assert "id (int64)" in done.output
 
 

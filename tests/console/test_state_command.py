@@ -88,7 +88,7 @@ def test_composite_binary_and_null_keys_are_json(key: dict[str, Any], text: str)
         (row,) = run("show", harness.root, text)["rows"]
         assert row["a"] == key["a"]
         for wrong in ("1", "[1]", '{"a": 1}', '[1, "AAE="]', '[1, {"base64": "?"}]', '["x", null]'):
-            assert "RIFFLE-1556" in run("show", harness.root, wrong, code=1)
+            assert "RIFFLE-1590" in run("show", harness.root, wrong, code=1)
 
 
 @pytest.mark.parametrize(("value", "text"), [("null", "null"), (None, "[null]"), ("[1]", '["[1]"]'), ("a b", "a b")])

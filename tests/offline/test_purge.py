@@ -5,12 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,13 +24,12 @@ from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.testing import Harness
 from riffle_spark.testing.harness import Declared
-from riffle_spark.worker.member_folders import keys_in
 from tests.kit.root_commands import run_command
 from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.key_search import find_files, find_objects, made_ids
 from tests.kit.state.everything import Everything
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -63,12 +59,6 @@ def processors() -> Declared:
 KINDS = {"aggregate": aggregates, "distinct": distinct, "processor": processors}
 
 
-def made_ids(count: int) -> list[bytes]:
-    """Return random ids of 32 bytes, the same in every run."""
-    chance = random.Random(7)
-    return [chance.randbytes(32) for _ in range(count)]
-
-
 def rows(ids: list[bytes], n: int = 1) -> pa.Table:
     """Return a row for each id."""
     return pa.table({"id": ids, "n": [n] * len(ids)}, schema=ROWS)
@@ -81,70 +71,14 @@ def tail_of(query: Harness) -> Record:
     return tail
 
 
-def decoded(data: bytes, place: Any, keys: Keys | None) -> Iterator[bytes]:
-    """Yield stored bytes as they are, and the values of every Arrow stream in them, decrypted and unpacked."""
-    yield data
-    if keys is not None:
-        data = bytes(keys.decrypt(data, place, "test"))
-    start = data.find(b"\xff\xff\xff\xff")
-    while start >= 0:
-        with suppress(pa.ArrowException, OSError, ValueError):
-            reader = pa.ipc.open_stream(data[start:])
-            with suppress(pa.ArrowException):
-                for batch in reader:
-                    sink = pa.BufferOutputStream()
-                    with pa.ipc.new_stream(sink, batch.schema) as writer:
-                        writer.write_batch(batch)
-                    yield bytes(sink.getvalue())
-        start = data.find(b"\xff\xff\xff\xff", start + 4)
-
-
-def has_any(texts: Iterable[bytes], ids: list[bytes]) -> bool:
-    """Return whether one of the ids is in one of the texts. Ids have at least eight bytes."""
-    starts = np.unique(np.array([int.from_bytes(one[:8], "little") for one in ids], np.uint64))
-    for text in texts:
-        for offset in range(8):
-            words = np.frombuffer(text, "<u8", count=max(0, len(text) - offset) // 8, offset=min(offset, len(text)))
-            if np.isin(words, starts).any():
-                return True
-    return False
-
-
 def objects_with(query: Harness, ids: list[bytes], encryption_keys: str | None = None) -> set[str]:
-    """Return the names of the objects that have one of the ids, as stored or decoded. Deltas only if not encrypted."""
-    objects = open_store(query.root)
-    keys = keys_in(encryption_keys, None)
-    found = set()
-    for name in objects.list(""):
-        data = objects.get(name)
-        assert data is not None
-        parsed = paths.parse_object_name(name)
-        if parsed is not None and parsed.kind == "snapshot":
-            store, group, _, snapshot_id = name.split("/")
-            place = paths.snapshot_place(store, int(group.partition("=")[2]), snapshot_id)
-            texts = list(decoded(data, place, keys))
-        elif parsed is not None:
-            texts = list(decoded(data, None, None))
-        else:
-            texts = [data, *(_body(data) if name.startswith(paths.LOG) else ())]
-        if has_any(texts, ids):
-            found.add(name)
-    return found
-
-
-def _body(record: bytes) -> Iterator[bytes]:
-    """Yield the JSON of a record."""
-    with pa.input_stream(pa.BufferReader(record.partition(b"\n")[2]), compression="zstd") as stream:
-        yield stream.read()
+    """Return the names of the objects that have one of the ids."""
+    return find_objects(query.root, ids, encryption_keys=encryption_keys)
 
 
 def files_with(query: Harness, ids: list[bytes]) -> set[Path]:
-    """Return the local files that have one of the ids, as stored or unpacked."""
-    found = set()
-    for path in sorted((query._folder / "copies").rglob("*")):
-        if path.is_file() and has_any(decoded(path.read_bytes(), None, None), ids):
-            found.add(path)
-    return found
+    """Return the local files that have one of the ids."""
+    return find_files(query._folder / "copies", ids)
 
 
 def local_dir(query: Harness) -> str:

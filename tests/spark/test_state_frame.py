@@ -10,11 +10,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import read_state, register_state_source, state_frame
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.spark.state_request import parse_options
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.schemas.variable_kinds import TIMER
+from tests.kit.root_commands import read_json
 from tests.kit.simulated.world import World, rows_of
+from tests.protocol.test_encrypted_query import Encrypted
+from tests.testing.test_harness_processors import baskets, took
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.newer_spark]
 
 ADDED = ("k", "key_group", "version", "due_ms")
 
@@ -58,6 +64,43 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
     assert content(changes.where("batch_id = 3")) == {
         key: value for key, value in expected(world, "totals", 3).items() if key in {f"k{n}" for n in range(3, 8)}
     }
+
+
+def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:
+    """Its batch is read by name, by the function and on the command line."""
+    root = world.home.root
+    before = expected(world, "totals", 3)
+    Savepoints(root).create("release")
+    world.start()
+    world.batch(4, rows_of(("k0", 5, 5)))
+    assert content(state_frame(spark, root, "totals", version="savepoint:release")) == before
+    shown = read_json("state", "diff", root, "--store", "totals", "--from", "savepoint:release")
+    assert [(change["change"], change["after"]["k"]) for change in shown["changes"]] == [("update", "k0")]
+
+
+def test_encrypted_state_is_a_frame_for_those_who_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """The tasks read the keys from their source. Without it nothing is read."""
+    query = Encrypted(tmp_path, "a", root=f"file://{tmp_path}/state")
+    query.run(4)
+    frame = state_frame(spark, query.world.home.root, "totals", encryption_keys=f"file:{query.file}")
+    assert {row.k: (row["count"], row.total) for row in frame.collect()} == query.oracle.totals
+    with pytest.raises(RefusedError, match="RIFFLE-1558"):
+        state_frame(spark, query.world.home.root, "totals")
+
+
+def test_variables_and_timers_are_a_frame_each(spark: SparkSession, tmp_path: Path) -> None:
+    """With the rows that ``read_state`` returns."""
+    root = f"file://{tmp_path}/state"
+    with baskets() as query:
+        query.feed(took("pen", "ink", "pen") + took("cup", user="bob"))
+        objects = open_store(query.root)
+        for name in objects.list(""):
+            open_store(root).put_if_absent(name, objects.get(name) or b"")
+    for variable in ("count", "taken", "kinds", TIMER):
+        rows = [row.asDict() for row in state_frame(spark, root, variable=variable).collect()]
+        table = read_state(root, variable=variable).read_all()
+        assert table.num_rows
+        assert sorted(rows, key=repr) == sorted(table.to_pylist(), key=repr)
 
 
 @pytest.mark.needs_spark4("data sources in Python")
@@ -107,7 +150,7 @@ def test_options_are_parsed_whatever_their_case() -> None:
     request = parse_options(
         {"PATH": "file:///r", "keygroups": "0,3,8-10", "KEYS": '[1, [2, "a"]]', "s3_endpoint": "http://h"}
     )
-    assert (request.root, request.key_groups, request.json_keys) == ("file:///r", (0, 3, 8, 9, 10), ("[1]", '[2, "a"]'))
+    assert (request.root, request.key_groups, request.json_keys) == ("file:///r", (0, 3, 8, 9, 10), (1, [2, "a"]))
     assert request.options.s3.endpoint == "http://h"
     for wrong in ({"keys": "ann"}, {"keys": "[]"}, {"keyGroups": "1-"}, {"readChangeFeed": "yes"}, {"pth": ""}, {}):
         with pytest.raises(ConfigError):

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark import Stateful
+from riffle_spark import Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from riffle_spark.state_tables.change_feed import BATCH_ID, CHANGE_TYPE, read_changes
@@ -152,6 +153,29 @@ def test_changes_of_the_sides_of_a_join() -> None:
             )
             query.advance_watermark(9000 * batch)
         assert min(check_changes(query.root, variable=side) for side in ("left", "right")) > 6
+
+
+def test_what_an_operator_changes_is_a_change_of_the_next_batch() -> None:
+    """So readers that have the changes of a batch get it too, once."""
+    why = Editor("ticket 7", "ann", "laptop")
+    with Harness(Stateful("visits", "user", aggregate(n=count())), "user string") as query:
+        query.feed([{"user": "ann"}, {"user": "bob"}])
+        delete_keys(query.root, "visits", KeyChoice("ann"), why, execute=True)
+        table = open_root(query.root).view().table(None)
+        assert read_changes(table, 0, 0).read_all().num_rows == 2
+        query.restart()
+        query.feed([{"user": "bob"}])
+        query.feed([{"user": "cid"}])
+        table = open_root(query.root).view().table(None)
+        rows = [read_changes(table, batch, batch).read_all().to_pylist() for batch in range(3)]
+        changes = [sorted((row[CHANGE_TYPE], row["user"], row["n"]) for row in of_batch) for of_batch in rows]
+        assert changes == [
+            [("update", "ann", 1), ("update", "bob", 1)],
+            [("delete", "ann", None), ("update", "bob", 2)],
+            [("update", "cid", 1)],
+        ]
+        whole = read_changes(table, 0, 2).read_all().to_pylist()
+        assert sorted(whole, key=repr) == sorted([row for of_batch in rows for row in of_batch], key=repr)
 
 
 def test_batches_that_are_not_there_are_refused() -> None:

@@ -124,6 +124,21 @@ def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: p
     assert reader.totals.fetched_bytes < 400_000 < snapshot.length / 50
 
 
+@pytest.mark.parametrize(("first", "last", "place"), [(100, 999, 200), (0, 899, 800), (0, 999, 500)])
+def test_a_window_that_is_full_of_one_hash_is_widened(first: int, last: int, place: int) -> None:
+    """All rows with the hash are found, also those beyond the window, and no others."""
+    count = 1000
+    wanted = place * 2**64 // count
+    hashes = [0] * first + [wanted] * (last + 1 - first) + [2**64 - 1] * (count - 1 - last)
+    _, _, sealed = stored(pa.table({"k": range(count), "n": range(count)}))
+    field = sealed.schema.field("__hash")
+    shared = sealed.set_column(sealed.column_names.index("__hash"), field, pa.array(hashes, pa.uint64()))
+    store, snapshot = put(part_codec.encode(shared), count)
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, np.array([wanted], np.uint64))
+    assert rows is not None
+    assert rows.num_rows == last + 1 - first
+
+
 def test_offsets_that_lead_out_of_a_column_are_damage() -> None:
     """The checksum of the object cannot be verified, so offsets are."""
     table = pa.table({"k": pa.array([7]), "t": pa.array(["abc" * 9])})

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark import Stateful, aggregate, count, max_, read_state, sum_
-from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
+from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, UnavailableError
+from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
+from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE
 from riffle_spark.state_tables import read_state as reading
 from riffle_spark.state_tables.requested_keys import requested_keys
@@ -73,6 +75,9 @@ def test_an_aggregate_is_read_with_its_key_groups_and_versions() -> None:
         assert {row["due_ms"] for row in rows.values()} == {None}
         groups = {row["key_group"] for row in rows.values()}
         assert {number for number in range(8) if read_state(query.root, key_groups=[number]).read_all()} == groups
+        own = rows["ann"]["key_group"]
+        found = [read_state(query.root, keys=["ann"], key_groups=[number]).read_all().num_rows for number in range(8)]
+        assert [number for number in range(8) if found[number]] == [own]
 
 
 def test_keys_of_one_and_of_several_columns_are_selected() -> None:
@@ -148,6 +153,8 @@ def test_a_batch_and_a_time_are_read_again(tmp_path: Path) -> None:
     written = [record.written_ms for record in open_records(world)]
     between = datetime.fromtimestamp((written[-2] + 1) / 1000, timezone.utc)
     assert content(read_state(world.home.root, "totals", time=between).read_all()) == content(read[4])
+    exactly = datetime.fromtimestamp(written[-2] / 1000, timezone.utc)
+    assert content(read_state(world.home.root, "totals", time=exactly).read_all()) == content(read[4])
     problems: tuple[tuple[str, dict[str, Any]], ...] = (
         ("RIFFLE-1552", {"version": 6}),
         ("RIFFLE-1553", {"time": "1970-01-01T00:00:00Z"}),
@@ -186,6 +193,57 @@ def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytes
     world.memory.delete(delta)
     with pytest.raises(CorruptStateError):
         reader.read_all()
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_batch_that_retention_ends_during_a_read_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader says so, instead of reporting damage."""
+    monkeypatch.setattr(reading, "_THREADS", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
+    world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
+    feed(world, 0, 3)
+    reader = read_state(world.home.root, "totals")
+    assert len(reader.read_next_batch())
+    feed(world, 4, 40)
+    with pytest.raises(UnavailableError) as caught:
+        reader.read_all()
+    assert caught.value.id == "RIFFLE-1555"
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
+    """By the name of the savepoint, in all stores. A damaged savepoint is damage, whatever is retained."""
+    world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
+    root = world.home.root
+    feed(world, 0, 5)
+    expected = {store: content(read_state(root, store).read_all()) for store in ("totals", "tails")}
+    Savepoints(root).create("release")
+    world.start()
+    feed(world, 6, 60)
+    with pytest.raises(ConfigError, match="RIFFLE-1552"):
+        read_state(root, "totals", version=5)
+    for store, rows in expected.items():
+        reader = read_state(root, store, version="savepoint:release")
+        assert reader.schema.metadata[b"riffle.version"] == b"5"
+        assert content(reader.read_all()) == rows
+    (row,) = read_state(root, "totals", version="savepoint:release", keys=["k3"]).read_all().to_pylist()
+    assert row["count"] == 6
+    for version, problem in (("savepoint:other", "RIFFLE-1571"), ("release", "RIFFLE-1710")):
+        with pytest.raises(ConfigError, match=problem):
+            read_state(root, "totals", version=version)
+    record = open_root(root).view("savepoint:release").record
+    world.memory.delete(sorted(Manifest(record.entries).object_names()))
+    with pytest.raises(CorruptStateError, match="RIFFLE-0462"):
+        read_state(root, "totals", version="savepoint:release").read_all()
+
+
+def feed(world: World, first: int, last: int) -> None:
+    """Run batches of six keys."""
+    for version in range(first, last + 1):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
 
 
 def test_a_store_that_is_encrypted_needs_the_keys(tmp_path: Path) -> None:

@@ -18,16 +18,26 @@ JSON has no bytes, dates or exact decimals, so they are written as:
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.columns import Mask, is_text_or_bytes
+from riffle_spark.columns import Mask, is_text_or_bytes, one_array
 from riffle_spark.errors import UNREADABLE, ConfigError
 
-__all__ = ["Misfit", "array_of_json", "describe_key", "json_of_array", "parse_json", "parse_key"]
+__all__ = [
+    "Misfit",
+    "array_of_json",
+    "describe_key",
+    "json_of_array",
+    "parse_json",
+    "parse_key",
+    "table_of_keys",
+    "to_json_rows",
+]
 
 _BYTES: Final = "base64"
 _SPECIAL_FLOATS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -55,57 +65,80 @@ def parse_json(text: str) -> object:
         raise ValueError(f"it is not JSON: {error}") from None
 
 
-def parse_key(text: str, key: pa.Schema, store: str) -> pa.Table:
-    """Return a key as a table with the columns of ``key`` and one row.
+def parse_key(text: str, key: pa.Schema, store: str, routing: Sequence[str] = ()) -> pa.Table:
+    """Return the key that a text names, as a table with the columns of ``key`` and one row.
 
     ``text`` is JSON: a list with the value of each column, or an object by column. The value alone is enough for a
     single column. Text of a single text column is taken as it is, unless it is a JSON list or object: ``[null]`` is the
-    null key. Text that is not JSON is the value of a single column.
+    null key. Text that is not JSON is the value of a single column. The text may also name the columns ``routing``
+    alone; then the table has these.
 
     Raises ``ConfigError`` with the columns and their types if the text does not fit.
     """
+    if routing and list(routing) != key.names:
+        with suppress(ConfigError):
+            return parse_key(text, pa.schema([key.field(name) for name in routing]), store)
     try:
-        values = _key_values(text, key)
-        return pa.table([array_of_json([value], field) for value, field in zip(values, key, strict=True)], schema=key)
+        value = parse_json(text)
+    except ValueError as error:
+        if len(key) > 1:
+            raise _misfit_error(key, store, error) from error
+        value = [text]
+    if _is_text_key(key) and not isinstance(value, list | dict):
+        value = [text]
+    return table_of_keys([value], key, store)
+
+
+def table_of_keys(values: Sequence[object], key: pa.Schema, store: str) -> pa.Table:
+    """Return JSON values of keys as a table with the columns of ``key``: lists, objects, or values of a single column.
+
+    Raises ``ConfigError`` as ``parse_key`` does.
+    """
+    try:
+        rows = [_split_value(value, key.names) for value in values]
+        columns = [array_of_json([row[place] for row in rows], field) for place, field in enumerate(key)]
     except UNREADABLE as error:
-        raise ConfigError(
-            f"The key does not fit store {store!r}: {error}.",
-            remedy=f"Give {describe_key(key)}.",
-            where=store,
-            id="RIFFLE-1590",
-        ) from error
+        raise _misfit_error(key, store, error) from error
+    return pa.table(columns, schema=key)
+
+
+def _misfit_error(key: pa.Schema, store: str, error: Exception) -> ConfigError:
+    """Return the error for a key that does not fit its columns."""
+    return ConfigError(
+        f"The key does not fit store {store!r}: {error}.",
+        remedy=f"Give {describe_key(key)}.",
+        where=store,
+        id="RIFFLE-1590",
+    )
 
 
 def describe_key(key: pa.Schema) -> str:
     """Return how a key of these columns is written, as text for a remedy."""
     described = ", ".join(f"{field.name} ({field.type})" for field in key)
-    if len(key) == 1 and _is_text(key.field(0).type):
+    if _is_text_key(key):
         return f"{described}: the text as it is, or [null] for the null key"
     form = "a JSON value" if len(key) == 1 else "a JSON list in this order, or a JSON object by column"
     return f"{described} as {form}; bytes as an object with base64"
 
 
-def _key_values(text: str, key: pa.Schema) -> Sequence[object]:
-    """Return the JSON value of each column of a key. Raises ``ValueError`` if the number of columns differs."""
-    is_single = len(key) == 1
-    try:
-        value = parse_json(text)
-    except ValueError:
-        if not is_single:
-            raise
-        return [text]
-    if is_single and _is_text(key.field(0).type) and not isinstance(value, list | dict):
-        return [text]
-    if isinstance(value, dict) and not (is_single and value.keys() == {_BYTES} and key.names != [_BYTES]):
-        unknown = sorted(value.keys() - set(key.names))
-        missing = [name for name in key.names if name not in value]
+def _split_value(value: object, names: Sequence[str]) -> Sequence[object]:
+    """Return the JSON value of each column of a key. Raises ``ValueError`` if the columns differ."""
+    is_bytes = isinstance(value, dict) and len(names) == 1 and value.keys() == {_BYTES} != set(names)
+    if isinstance(value, dict) and not is_bytes:
+        unknown = sorted(value.keys() - set(names))
+        missing = [name for name in names if name not in value]
         if unknown or missing:
             raise ValueError(f"it has no column {unknown[0]!r}" if unknown else f"column {missing[0]!r} is missing")
-        return [value[name] for name in key.names]
+        return [value[name] for name in names]
     values = value if isinstance(value, list) else [value]
-    if len(values) != len(key):
-        raise ValueError(f"it has {len(key)} columns, and {len(values)} values were given")
+    if len(values) != len(names):
+        raise ValueError(f"it has {len(names)} columns, and {len(values)} values were given")
     return values
+
+
+def _is_text_key(key: pa.Schema) -> bool:
+    """Return whether a key is a single text column."""
+    return len(key) == 1 and _is_text(key.field(0).type)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -302,6 +335,12 @@ def _time_of(value: object, kind: pa.DataType) -> pa.Array:
         return pa.array([value]).cast(kind)
     width = pa.int32() if kind.bit_width == 32 else pa.int64()
     return pa.array([_int_of(value)], width).cast(kind)
+
+
+def to_json_rows(table: pa.Table) -> list[dict[str, object]]:
+    """Return the rows of a table as JSON objects by column."""
+    columns = [json_of_array(one_array(column)) for column in table.columns]
+    return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def json_of_array(array: pa.Array) -> list[object]:
