@@ -174,6 +174,40 @@ def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) 
     assert file.schema.metadata[b"a"] == b"b"
 
 
+def test_key_groups_of_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is lost between them, also if their number does not divide the rows."""
+    from riffle_spark.offline import export
+
+    monkeypatch.setattr(export, "_FILE_BYTES", 100)
+    operator = Stateful("totals", "id", aggregate(visits=count()))
+    with Harness(operator, ROWS, key_groups=2) as query, Harness(operator, ROWS) as new:
+        query.feed(ids(*range(61)))
+        moved(query, tmp_path, new)
+        assert contents(new) == contents(query)
+        (out,) = [folder for folder in tmp_path.iterdir() if (folder / EXPORT_FILE).exists()]
+        assert len(list(out.glob("part-00000-*.parquet"))) > 2
+
+
+def test_an_initial_state_that_was_loaded_is_not_loaded_again(tmp_path: Path) -> None:
+    """The new root knows its name."""
+    case = next(case for case in CASES.values() if case.initial is not None)
+    operator = transform_with_state(
+        case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode, order_by="seq"
+    )
+    with (
+        Harness(operator, case.input, initial=case.initial, initial_name="history") as query,
+        Harness(operator, case.input) as new,
+    ):
+        query.feed(case.batches[0])
+        before = tail_of(query.root).initial_states
+        assert list(before.values()) == [("history",)]
+        moved(query, tmp_path, new)
+        assert tail_of(new.root).initial_states == before
+        new.restart(case.initial, "history")
+        assert sorted(map(repr, new.feed(case.batches[1]))) == sorted(map(repr, query.feed(case.batches[1])))
+        assert contents(new) == contents(query)
+
+
 def test_text_that_is_not_utf8_moves(tmp_path: Path) -> None:
     """Its bytes are the same."""
     rows = pa.schema([("user", pa.string())])

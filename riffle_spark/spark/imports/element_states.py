@@ -134,19 +134,30 @@ def rows_of_processor(state: StageState) -> FirstRows:
 
 
 def _variable_rows(state: StageState, schema: VariableColumns, variable: Variable) -> DataFrame:
-    """Return the rows of a variable as rows of the store. Raises ``ConfigError`` for a variable with a TTL."""
+    """Return the rows of a variable as rows of the store. With a time to live, each value has the time of its end."""
     name = variable.name
-    if variable.ttl_ms is not None:
-        state.refuse(f"Variable {name!r} has a time to live.", "Start the query without state.")
+    options = {"stateVarName": name}
+    column = "value"
     if variable.kind == "list":
-        rows = state.native.rows(stateVarName=name, flattenCollectionTypes="false")
+        options["flattenCollectionTypes"] = "false"
+    elif variable.kind == "map":
+        column = "user_map_value"
+    rows = state.native.rows(**options)
+    if variable.kind == "list":
         rows = rows.selectExpr("key", "posexplode(list_value) as (position, value)")
-        return _wide_rows(state, schema, rows, name, index="cast(position as bigint)", value="value")
-    rows = state.native.rows(stateVarName=name)
+    value, due = column, "cast(null as bigint)"
+    if variable.ttl_ms is not None:
+        stored = rows.schema[column].dataType
+        if [field.dataType.typeName() for field in getattr(stored, "fields", ())] != ["struct", "long"]:
+            state.refuse(
+                f"Variable {name!r} has a time to live in the query, but not in the checkpoint.",
+                "Pass the query that wrote the checkpoint.",
+            )
+        value, due = f"{column}.f0", f"{column}.f1"
     if variable.kind == "map":
-        value = "named_struct('key', user_map_key, 'value', user_map_value)"
-        return _wide_rows(state, schema, rows, name, value=value)
-    return _wide_rows(state, schema, rows, name, value="value")
+        value = f"named_struct('key', user_map_key, 'value', {value})"
+    index = "cast(position as bigint)" if variable.kind == "list" else "cast(null as bigint)"
+    return _wide_rows(state, schema, rows, name, index=index, value=value, due=due)
 
 
 def _wide_rows(

@@ -1,5 +1,6 @@
 """Read the state of a stopped Spark query from its checkpoint, through Spark's ``statestore`` source."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,11 +9,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.open import masked
 
 __all__ = ["NativeState", "operators_in"]
 
 _KEY: Final = "key"
 _VALUE: Final = "value"
+_EXCEPTION: Final = re.compile(r": [\w.]+(Exception|Error)\b|\[[A-Z_.]+\]")
+"""The line with the problem, in the text of an error of Spark."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,31 @@ class NativeState:
 
 
 def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
-    """Return Spark's name of each operator in a checkpoint by its number; empty if the checkpoint has no metadata."""
-    rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
-    return {int(row[0]): str(row[1]) for row in rows.collect()}
+    """Return Spark's name of each operator in a checkpoint by its number; empty if the checkpoint has no metadata.
+
+    Raises ``ConfigError`` if Spark has no connector for the checkpoint's file system, or does not know its format.
+    """
+    try:
+        rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
+        return {int(row[0]): str(row[1]) for row in rows.collect()}
+    except Exception as error:
+        problem = next((line for line in str(error).splitlines() if _EXCEPTION.match(line)), str(error))
+        remedy = (
+            "Run the command with the version of Spark that wrote the checkpoint, or a newer one. Spark 4.0 cannot "
+            "read state of spark.sql.streaming.stateStore.checkpointFormatVersion = 2."
+        )
+        if "://" in checkpoint and not checkpoint.startswith("file:"):
+            remedy = (
+                "Start the command with Spark's connector of this file system, for S3 with an s3a:// location and "
+                "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api)."
+            )
+        # Cause: Spark has no connector for the object store, or does not know the format of the checkpoint.
+        raise ConfigError(
+            f"Spark cannot read the checkpoint {masked(checkpoint)}: {problem.strip(': ')}",
+            remedy=remedy,
+            where=masked(checkpoint),
+            id="RIFFLE-1700",
+        ) from error
 
 
 def _numbered(kind: T.DataType) -> T.DataType:

@@ -4,6 +4,7 @@ Each plan is read by a single call of the JVM. The object behind a value is fetc
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,6 +28,8 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 __all__ = ["PlanReader"]
 
 _ATTRIBUTE: Final = "AttributeReference"
+_COMMON: Final = "_common_expr_"
+"""How Spark names an expression that it computes once below its uses. A number follows, which differs in each start."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class PlanReader:
     _sequences: dict[tuple[int, str], Node] = field(default_factory=dict)
     _built: dict[int, tuple[PlanNode, Node]] = field(default_factory=dict)
     """Changed nodes by the ``id`` of their value, which is kept so that its id stays its own."""
+    _common: dict[int, Expression] = field(default_factory=dict)
+    """The expressions that Spark computes once, by the id of their column."""
     _next_handle: int = 0
 
     def read(self, plan: Node) -> PlanNode:
@@ -50,6 +55,10 @@ class PlanReader:
         values, accesses = parse_plan(str(plan.toJSON()), is_stream, self._next_handle)
         self._objects[values.handle] = plan
         self._accesses.update(accesses)
+        for node in walk(values):
+            for column in node.expressions.get("projectList", ()) if node.kind == "Project" else ():
+                if column.kind == "Alias" and column.name.startswith(_COMMON):
+                    self._common[column.id] = column.children[0]
         self._next_handle += len(accesses) + 1
         return values
 
@@ -176,12 +185,17 @@ class PlanReader:
     def sql(self, expression: Expression) -> str:
         """Return an expression in SQL, with column names that are not qualified by a view or an alias.
 
-        State is stored under this text, so it must not change if a view gets another name.
+        State is stored under this text, so it must not change if a view gets another name. Expressions that Spark
+        computes once below their uses are written out.
         """
         if expression.kind == _ATTRIBUTE:
-            return quote_name(expression.name)
+            common = self._common.get(expression.id)
+            return quote_name(expression.name) if common is None else self.sql(common)
         text = str(self.fetch(expression.handle).sql())
         for part in walk_expression(expression):
-            if part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
+            if part.kind == _ATTRIBUTE and part.id in self._common:
+                written = f"({self.sql(part)})".replace("\\", "\\\\")
+                text = re.sub(rf"\b{part.name}\b", written, text)
+            elif part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
                 text = text.replace(str(self.fetch(part.handle).sql()), quote_name(part.name))
         return text

@@ -40,6 +40,7 @@ __all__ = [
     "play_moved",
     "play_native_part",
     "play_ours",
+    "play_part",
 ]
 
 ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
@@ -95,15 +96,15 @@ def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
 
 
 def play_native_part(
-    spark: SparkSession, shape: Shape, folder: Path, count: int, conf: Mapping[str, str]
+    spark: SparkSession, shape: Shape, folder: Path, numbers: range, conf: Mapping[str, str]
 ) -> list[tuple[Rows, str]]:
-    """Play the first ``count`` batches of a shape on Spark's own operators, one by one, and stop. Return their steps.
+    """Play some batches of a shape on Spark's own operators, one by one, and stop. Return their steps.
 
     ``conf`` is the configuration beside that of ``play``, such as another state store.
     """
     quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
     with configured(spark, {**quick, **shape.conf, **conf}):
-        return _Player(spark, shape, folder, lambda frame: frame).play_some(range(count))
+        return _Player(spark, shape, folder, lambda frame: frame).play_some(numbers)
 
 
 def play_moved(
@@ -115,15 +116,35 @@ def play_moved(
     conf: Mapping[str, str] | None = None,
 ) -> Played:
     """Move the Spark query of ``play_native_part`` to riffle, and play the other batches there, one by one."""
+    with configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
+        move(spark, shape, folder, settings)
+        numbers = range(len(native_steps), len(shape.batches))
+        columns, steps = play_part(spark, shape, folder, numbers, settings, "checkpoint-riffle")
+    steps = native_steps + steps
+    return Played(columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
+
+
+def play_part(
+    spark: SparkSession,
+    shape: Shape,
+    folder: Path,
+    numbers: range,
+    settings: Settings,
+    checkpoint: str,
+    initial: Mapping[str, DataFrame] | None = None,
+) -> tuple[str, list[tuple[Rows, str]]]:
+    """Play some batches of a shape on wrapped frames, one by one, and stop. Return the columns and the steps.
+
+    ``checkpoint`` is the name of the checkpoint in ``folder``, and ``initial`` the frames from which stores start.
+    """
 
     def wrap(frame: DataFrame) -> DataFrame:
-        return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
+        return riffle_spark.on(frame, settings=settings, initial_state=initial) if frame.isStreaming else frame
 
-    with configured(spark, {**ALWAYS, **shape.conf, **(conf or {})}):
-        moved = _Player(spark, shape, folder, wrap, "checkpoint-riffle")
-        move(spark, shape, folder, settings)
-        steps = native_steps + moved.play_some(range(len(native_steps), len(shape.batches)))
-    return Played(moved.columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
+    with configured(spark, {**ALWAYS, **shape.conf}):
+        player = _Player(spark, shape, folder, wrap, checkpoint)
+        steps = player.play_some(numbers)
+    return player.columns, steps
 
 
 def move(spark: SparkSession, shape: Shape, folder: Path, settings: Settings) -> None:

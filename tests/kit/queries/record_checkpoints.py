@@ -75,7 +75,7 @@ def main() -> int:
                 shape = SHAPES[name]
                 place = Path(folder) / f"{name}-{store}"
                 try:
-                    steps = play_native_part(spark, shape, place, half_of(shape), conf)
+                    steps = play_native_part(spark, shape, place, range(half_of(shape)), conf)
                 except Exception as error:  # noqa: BLE001 - the others are recorded all the same
                     print(f"{name} {store}: {str(error)[-1500:]}", file=sys.stderr)
                     failed += 1

@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import DataStreamWriter
 
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.processors.processor_case import Case
 
-__all__ = ["CONF", "encoded", "in_key_order", "run_native"]
+__all__ = ["CONF", "NO_DATA", "ProcessorQuery", "encoded", "in_key_order", "in_state_order", "run_native"]
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -54,13 +55,13 @@ def run_native(spark: SparkSession, case: Case, form: str, folder: Path) -> dict
     ``state``: by variable, for a value or a list [key, value, due] an element, for a map [key, map key, value, due];
     ``timers`` are [key, due]. ``due`` is None where nothing expires.
     """
-    steady = _Native(spark, case, form, folder / "steady")
+    steady = ProcessorQuery(spark, case, form, folder / "steady")
     spark.conf.set(NO_DATA, "false")
-    steady.play_dated() if case.times_ms else steady.play()
+    steady.play_dated(range(len(case.batches))) if case.times_ms else steady.play()
     found = {"steady": [rows for _, rows in sorted(steady.outputs.items())], "state": steady.state()}
     if case.time_mode == "EventTime":
         spark.conf.set(NO_DATA, "true")
-        passing = _Native(spark, case, form, folder / "last_pass")
+        passing = ProcessorQuery(spark, case, form, folder / "last_pass")
         passes = [passing.play_file(number) for number in range(len(case.batches))]
         found |= {"last_pass": passes, "last_pass_state": passing.state()}
     return found
@@ -84,33 +85,56 @@ def in_key_order(rows: Iterable[Iterable[Any]], width: int) -> Rows:
     return sorted((encoded(list(row)) for row in rows), key=lambda row: json.dumps(row[:width]))
 
 
+def in_state_order(entries: Iterable[list[Any]]) -> Rows:
+    """Return entries of a variable encoded, by key, then by map key or timer; elements of a list keep their order."""
+    return sorted(map(encoded, entries), key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
+
+
 class _Planned(Exception):
     """A sink's way to leave a batch planned."""
 
 
-class _Native:
-    """One query, its source folder, its checkpoint and what it put out, by batch."""
+class ProcessorQuery:
+    """One query, its source folder, its checkpoint and what it put out, by batch.
 
-    def __init__(self, spark: SparkSession, case: Case, form: str, folder: Path) -> None:
+    ``wrap`` gets the stream, and returns what the query reads in its place: the stream itself on Spark's own operator.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        case: Case,
+        form: str,
+        folder: Path,
+        wrap: Callable[[DataFrame], DataFrame] = lambda stream: stream,
+        checkpoint: str = "checkpoint",
+    ) -> None:
         self.outputs: dict[int, Rows] = {}
-        self._spark, self._case, self._form = spark, case, form
-        self._source, self._checkpoint = folder / "source", folder / "checkpoint"
-        self._source.mkdir(parents=True)
+        self._spark, self._case, self._form, self._wrap = spark, case, form, wrap
+        self._source, self._checkpoint = folder / "source", folder / checkpoint
+        self._source.mkdir(parents=True, exist_ok=True)
 
     def play(self) -> None:
         """Run all batches, with one restart."""
         cut, every = self._case.restart_after, range(len(self._case.batches))
         for part in (every[:cut], every[cut:]):
-            for number in part:
-                self._add(number)
-            self._run(self._keep)
+            self.play_some(part)
 
-    def play_dated(self) -> None:
+    def play_some(self, numbers: range) -> None:
+        """Run some of the batches in one run, or each in a run of its own if it has a time of its own."""
+        if self._case.times_ms:
+            self.play_dated(numbers)
+            return
+        for number in numbers:
+            self._add(number)
+        self._run(self._keep)
+
+    def play_dated(self, numbers: range) -> None:
         """Run each batch at its time."""
-        for number, time_ms in enumerate(self._case.times_ms):
+        for number in numbers:
             self._add(number)
             self._plan()
-            self._date(number, time_ms)
+            self._date(number, self._case.times_ms[number])
             self._run(self._keep)
 
     def play_file(self, number: int) -> list[Rows]:
@@ -124,7 +148,7 @@ class _Native:
         """Return what Spark's own reader finds in the checkpoint."""
         found = {name: self._variable(name, kind) for name, kind in self._case.variables.items()}
         if self._case.time_mode != "None":
-            found["timers"] = self._sorted(
+            found["timers"] = in_state_order(
                 [[row["key"], row["expiration_timestamp_ms"]] for row in self._read(readRegisteredTimers="true")]
             )
         return found
@@ -152,8 +176,12 @@ class _Native:
         path.write_text("\n".join([version, dated, *offsets]))
         path.with_name(f".{number}.crc").unlink(missing_ok=True)
 
+    def writer(self) -> DataStreamWriter:
+        """Return the query's writer, with its output mode."""
+        return self._transformed().writeStream.outputMode(self._case.output_mode)
+
     def _run(self, sink: Callable[[DataFrame, int], None]) -> None:
-        writer = self._transformed().writeStream.outputMode(self._case.output_mode).foreachBatch(sink)
+        writer = self.writer().foreachBatch(sink)
         query = writer.option("checkpointLocation", str(self._checkpoint)).trigger(availableNow=True).start()
         if not query.awaitTermination(END_SECONDS):
             query.stop()
@@ -165,7 +193,7 @@ class _Native:
     def _transformed(self) -> DataFrame:
         case = self._case
         reader = self._spark.readStream.schema(from_arrow_schema(case.input)).option("maxFilesPerTrigger", 1)
-        stream = reader.parquet(str(self._source))
+        stream = self._wrap(reader.parquet(str(self._source)))
         if case.watermark is not None:
             stream = stream.withWatermark(*case.watermark)
         transform = sparks_own(stream.groupBy(*case.key), self._form)
@@ -177,14 +205,11 @@ class _Native:
     def _variable(self, name: str, kind: str) -> Rows:
         rows = self._read(stateVarName=name)
         if kind == "map":
-            return self._sorted([[row["key"], row["user_map_key"], *_with_due(row["user_map_value"])] for row in rows])
+            return in_state_order(
+                [[row["key"], row["user_map_key"], *_with_due(row["user_map_value"])] for row in rows]
+            )
         column = "value" if kind == "value" else "list_element"
-        return self._sorted([[row["key"], *_with_due(row[column])] for row in rows])
-
-    def _sorted(self, entries: list[list[Any]]) -> Rows:
-        """By key, then by map key or timer; elements of a list keep their order."""
-        kept = [encoded(entry) for entry in entries]
-        return sorted(kept, key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
+        return in_state_order([[row["key"], *_with_due(row[column])] for row in rows])
 
     def _read(self, **options: str) -> list[dict[str, Any]]:
         return _pylist(self._spark.read.format("statestore").options(**options).load(str(self._checkpoint)))

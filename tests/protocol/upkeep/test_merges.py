@@ -104,6 +104,14 @@ def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
     assert ordered(policy, listed, 10_000) is None
 
 
+def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
+    """The oldest delta of a chain counts, whatever came after it."""
+    policy = MergePolicy(16, 100)
+    entry = EMPTY.add_link(delta(0)).add_link(delta(99))
+    assert ordered(policy, entry, 99) is None
+    assert ordered(policy, entry, 100) == Entry(None, entry.chain, cut=entry.base)
+
+
 def test_key_groups_that_are_half_due_share_the_object() -> None:
     """If one of an executor's key-groups is due. Those of other executors are left alone."""
     policy = MergePolicy(16, NO_AGE)
@@ -131,6 +139,17 @@ def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
     assert (order.entry.chain, order.level) == (entries["totals", 1].chain, 2)
     changes = list_merges(manifest, {}, [(("totals", 1), merged(order.entry, order.level, 8))])
     assert find_sparse(manifest.with_entries(changes)) == frozenset()
+
+
+def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group() -> None:
+    """The snapshot is a change of the same record, and the merged delta replaces links after it."""
+    entry = Entry(chain=tuple(map(delta, range(4))))
+    snapshot = Snapshot(paths.snapshot_id(1, f"1-{8:032x}"), entry.chain[1].head, 10, 0, 1)
+    snapped = entry.replace_by_snapshot(snapshot)
+    assert snapped is not None
+    replacement = merged(Entry(None, entry.chain[2:], cut=entry.chain[1].head), 1, 9)
+    changes = list_merges(Manifest({ADDRESS: entry}), {ADDRESS: snapped}, [(ADDRESS, replacement)])
+    assert changes == {ADDRESS: Entry(snapshot, (replacement.link,))}
 
 
 @pytest.mark.parametrize(("links", "fan_in"), [(2, 0), (15, 0), (16, 4), (64, 16), (5000, 16)])

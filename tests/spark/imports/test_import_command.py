@@ -9,12 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import boto3
 import pytest
 from click.testing import CliRunner, Result
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
+from apps.demo.servers import S3Server
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from tests.kit.streams.streaming import Feed, settings_in
@@ -75,7 +78,7 @@ class Moved:
     def command(self, *options: str, query: Callable[..., object] | None = None, checkpoint: str = "spark") -> Result:
         """Run the command."""
         self.module.query = query or (lambda _: self.wrapped().writeStream.outputMode("update"))  # type: ignore[attr-defined]
-        location = f"{self.folder}/{checkpoint}"
+        location = checkpoint if "://" in checkpoint else f"{self.folder}/{checkpoint}"
         arguments = ["import", self.root, "--checkpoint", location, "--query", f"{MODULE}:query", *options]
         return CliRunner().invoke(main, arguments)
 
@@ -162,6 +165,51 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
     for path in (moved.folder / "spark/commits").iterdir():
         path.unlink()
     assert "RIFFLE-1614" in moved.command().output
+
+
+@pytest.mark.long
+def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(moved: Moved) -> None:
+    """Its sink failed in Spark's own query. Its rows are counted once."""
+    moved.native()
+    moved.feed.add([{"page": "a", "n": 1}, {"page": "c", "n": 1}])
+
+    def fail(*_: object) -> None:
+        raise OSError("the sink is full")
+
+    writer = by_page(moved.feed.stream(moved.spark)).writeStream.outputMode("update").foreachBatch(fail)
+    query = writer.option("checkpointLocation", f"{moved.folder}/spark").start()
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        query.awaitTermination()
+    assert moved.command("--execute").exit_code == 0
+    assert moved.run(moved.wrapped(), "spark-riffle") == [("a", 3), ("c", 1)]
+
+
+@pytest.mark.long
+def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
+    moved: Moved, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """riffle reads its offsets, but Spark cannot read its state. The remedy names what Spark needs."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    moved.native()
+    client = boto3.client("s3", **s3_server.client_arguments)
+    for path in (moved.folder / "spark").rglob("*"):
+        if path.is_file():
+            client.upload_file(str(path), s3_server.bucket, f"imported/{path.relative_to(moved.folder / 'spark')}")
+    before = moved.files()
+    query = moved.wrapped(settings={"s3_endpoint": s3_server.endpoint}).writeStream.outputMode("update")
+    refused = moved.command(
+        "--execute",
+        "--s3-endpoint",
+        s3_server.endpoint,
+        query=lambda _: query,
+        checkpoint=f"s3a://{s3_server.bucket}/imported",
+    )
+    assert refused.exit_code == 1, refused.output
+    assert "RIFFLE-1700" in refused.output
+    assert "hadoop-aws" in refused.output
+    assert moved.files() == before
+    assert not client.list_objects_v2(Bucket=s3_server.bucket, Prefix="imported-riffle").get("Contents")
 
 
 @pytest.mark.long

@@ -168,6 +168,14 @@ BASES = {
             ),
         },
     ),
+    "an expression that Spark computes once": Base(
+        grouped("count_if(n > 1) AS c"),
+        "update",
+        {
+            "the same": Edit(grouped("count_if(n > 1) AS c"), ("c", [(2,)])),
+            "another condition": Edit(grouped("count_if(n > 3) AS c"), refused="RIFFLE-0334"),
+        },
+    ),
     "windows": Base(
         windowed("10 seconds"),
         "update",

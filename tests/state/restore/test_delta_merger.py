@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import Folder, claim_folder
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Replacement
+from riffle_spark.state.log.manifest import Entry, Link, Replacement
 from riffle_spark.state.restore.delta_merger import DeltaMerger
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_parts import StackParts
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import SCHEMA, Place, held
@@ -136,6 +140,54 @@ def test_a_damaged_local_file_is_not_merged(place: Place) -> None:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     merge(place, {0: last_links(place.entries[0], 2)})
+    place.bring()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_damaged_local_block_is_not_merged(place: Place, share: float) -> None:
+    """Its rows are checked when they are read. Then all parts come from the store."""
+    for version in range(4):
+        place.seal(version, {0: {f"k{n}": version for n in range(50)}, 1: {"c": version}}, kept=True)
+    place.bring()
+    merge(place, {kg: last_links(entry, 3) for kg, entry in place.entries.items()})
+    (path,) = place.folder.sealed.glob("*.block")
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 1
+    path.write_bytes(data)
+    place.seal(4, {0: {"k0": 4}})
+    replacements = merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2)
+    assert [replacement.link.rows for replacement in replacements.values()] == [50]
+    place.bring()
+
+
+def test_a_local_block_that_is_damaged_after_it_was_found_is_not_merged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parts are read again, and come from the store."""
+    for version in range(4):
+        place.seal(version, {0: {f"k{n}": version for n in range(50)}}, kept=True)
+    place.bring()
+    merge(place, {0: last_links(place.entries[0], 3)})
+    (path,) = place.folder.sealed.glob("*.block")
+    place.seal(4, {0: {"k0": 4}})
+    find = StackParts.find_sealed_parts
+    damaged: list[bytes] = []
+
+    def find_and_damage(parts: StackParts, links: Collection[Link]) -> dict[Link, StackedPart]:
+        found = find(parts, links)
+        if found and not damaged:
+            damaged.append(path.read_bytes())
+            with path.open("r+b") as file:
+                file.write(bytes(byte ^ 1 for byte in damaged[0]))
+        return found
+
+    monkeypatch.setattr(part_files, "_MAPPED_FROM_BYTES", 0)  # private: small files are mapped, too
+    monkeypatch.setattr(StackParts, "find_sealed_parts", find_and_damage)
+    (replacement,) = merge(place, {0: last_links(place.entries[0], 2)}, 501, level=2).values()
+    monkeypatch.undo()
+    assert damaged
+    assert replacement.link.rows == 50
+    path.unlink()
     place.bring()
 
 
