@@ -195,6 +195,25 @@ def test_retention_during_a_read_is_explained(tmp_path: Path, monkeypatch: pytes
         reader.read_all()
 
 
+def test_a_reader_sees_one_version_while_the_query_commits_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are of the version that was the newest when the reader was made, whenever they are fetched."""
+    monkeypatch.setattr(reading, "_THREADS", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 1)
+    world = World(tmp_path, executors=["1"], retained_versions=50, snapshot_chain_links=2)
+    feed(world, 0, 3)
+    expected = content(read_state(world.home.root, "totals").read_all())
+    reader = read_state(world.home.root, "totals")
+    batches: list[pa.RecordBatch] = []
+    for version, batch in enumerate(reader, 4):
+        batches.append(batch)
+        feed(world, version, version)
+    assert len(batches) > 2
+    assert content(pa.Table.from_batches(batches, reader.schema)) == expected
+
+
 @pytest.mark.usefixtures("short_cycles")
 def test_a_batch_that_retention_ends_during_a_read_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
