@@ -63,6 +63,7 @@ REFUSED = dict.fromkeys(
         "chain_united_then_counted",
         "chain_windows_then_once",
         "distinct_sketches",
+        "form_map_in_arrow_after",
         "form_static_after",
         "lists",
         "texts",
@@ -72,7 +73,7 @@ REFUSED = dict.fromkeys(
 """Shapes whose state is in Spark's own binary form or lacks a result that no later part reads, or that have none."""
 
 
-LATER = ("form_union",)
+LATER = ("chain_counted_then_joined", "form_union")
 """Shapes whose results arrive later after any restart: Spark forgets the watermark of a stream without new rows."""
 
 
