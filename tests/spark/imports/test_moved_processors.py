@@ -30,15 +30,10 @@ PLAYED = {
     NO_DATA: "false",
 }
 FORMS = ("pandas",) if spark_version.startswith("4.0.") else ("pandas", "rows")
-OFTEN = ("expiring_list",)
-"""Cases that every run of the tests moves. `--all` moves all others."""
 
 
-def _cases() -> Iterator[object]:
-    for name in CASES:
-        for form in FORMS:
-            marks = [] if name in OFTEN and form == "pandas" else [pytest.mark.long]
-            yield pytest.param(CASES[name], form, id=f"{name}-{form}", marks=marks)
+def _cases() -> list[object]:
+    return [pytest.param(CASES[name], form, id=f"{name}-{form}") for name in CASES for form in FORMS]
 
 
 def state_of(root: str, case: Case) -> dict[str, Any]:
@@ -61,7 +56,8 @@ def _entries(root: str, variable: str) -> Iterator[list[Any]]:
         yield [*columns, *parts["timer" if variable == TIMER else "due"]]
 
 
-@pytest.mark.parametrize(("case", "form"), list(_cases()))
+@pytest.mark.long
+@pytest.mark.parametrize(("case", "form"), _cases())
 def test_a_moved_processor_continues_with_its_variables_timers_and_times_to_live(
     spark: SparkSession, case: Case, form: str, tmp_path: Path
 ) -> None:

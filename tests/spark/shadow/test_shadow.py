@@ -35,7 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers ca
 
 Query = DataFrame | DataStreamWriter
 
-OFTEN = ("tumbling_append", "outer_full")
+OFTEN = ("tumbling_append",)
 """Shapes that every run of the tests compares. `--all` compares all that Spark itself runs as a stream."""
 FIRST_FILE_AGE = 1_700_000_000
 
