@@ -200,6 +200,24 @@ def levels_of(world: World) -> Counter[int]:
     return Counter(link.level for entry in world.log().manifest.entries.values() for link in entry.chain)
 
 
+def end_batch(
+    world: World,
+    history: History,
+    contents: Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]],
+    chance: random.Random,
+) -> int:
+    """Run upkeep after most batches, and check what is stored. Return how many merged deltas the record lists.
+
+    ``contents`` is the state after each batch so far, by store. Copies are compared with it after every fourth batch.
+    """
+    if chance.random() < 0.7:
+        world.background.run()
+    history.look()
+    if max(contents) % 4 == 3:
+        history.check_copies(contents)
+    return sum(count for level, count in levels_of(world).items() if level)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
     """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
@@ -226,12 +244,7 @@ def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, see
         except Crash:
             world.start(InlineBackground(deferred=True))
             world.batch(version, rows)
-        if chance.random() < 0.7:
-            world.background.run()
-        history.look()
-        if version % 4 == 3:
-            history.check_copies(contents)
-        merges += sum(count for level, count in levels_of(world).items() if level)
+        merges += end_batch(world, history, contents, chance)
     assert merges
     assert world.state("totals") == contents[39]["totals"]
     assert world.state("tails") == contents[39]["tails"]
@@ -385,12 +398,7 @@ def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
         if chance.random() < 0.2:
             world.start(InlineBackground(deferred=True))
         world.batch(version, rows)
-        if chance.random() < 0.7:
-            world.background.run()
-        history.look()
-        if version % 4 == 3:
-            history.check_copies(contents)
-        merges += sum(count for level, count in levels_of(world).items() if level)
+        merges += end_batch(world, history, contents, chance)
     assert merges
     assert {store: world.state(store) for store in stores} == {store: oracle.state()[store] for store in stores}
 
