@@ -173,6 +173,7 @@ class _Objects(BaseHTTPRequestHandler):
     folder: Path
     requests = 0
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each body waits 40 ms for the acknowledgement of its headers
 
     def do_GET(self) -> None:
         """Answer a GET or a LIST."""
