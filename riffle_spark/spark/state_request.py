@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
+from riffle_spark.spark.engine.import_caches import forget_zip_directories
 from riffle_spark.state.formats.json_keys import parse_json, table_of_keys
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state_tables.change_feed import changes_schema
@@ -113,6 +114,7 @@ class StateRequest:
 
 def read_pieces(pieces: "Sequence[TablePiece | ChangesPiece]") -> Iterator[pa.RecordBatch]:
     """Yield the rows of pieces, without metadata."""
+    forget_zip_directories()
     for piece in pieces:
         for batch in piece.read():
             fields = [column.remove_metadata() for column in batch.schema]

@@ -20,7 +20,8 @@ from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["ChangesPiece", "TablePiece", "split_changes", "split_table"]
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 64 << 20
+"""Stored bytes of a task. It holds only some megabytes at once; smaller tasks take longer to start than to run."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def split_table(
     options: StoreOptions,
     encryption_keys: str | None,
 ) -> list[TablePiece]:
-    """Return the pieces of a table with some megabytes each, for these keys and key-groups only."""
+    """Return the pieces of a table with some tens of megabytes each, for these keys and key-groups only."""
     address = _TableAddress.of(table, options, encryption_keys)
     entries = table.view.entries(table.store, table.find_key_groups(keys, key_groups))
     return [TablePiece(address, piece, keys) for piece in split_entries(entries, _PIECE_BYTES)]
@@ -102,7 +103,7 @@ def split_changes(
 
 
 def _split_steps(steps: Steps) -> Iterator[Steps]:
-    """Yield the changes of key-groups in pieces of some megabytes, and of at least one key-group."""
+    """Yield the changes of key-groups in pieces of some tens of megabytes, and of at least one key-group."""
     piece: dict[int, list[Step]] = {}
     size = 0
     for number, of_key_group in steps.items():

@@ -3,9 +3,7 @@
 import gc
 import inspect
 import socket
-import sys
 import threading
-import zipimport
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -18,6 +16,7 @@ from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, RECEIPT,
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.blocks.combining import encoded_names
+from riffle_spark.spark.engine.import_caches import forget_zip_directories
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
@@ -149,7 +148,7 @@ def _run_after_result(work: Callable[[], None]) -> None:
 
 def _prepare_next_task(kind: str) -> None:
     """Prepare the process so that its next task starts faster. ``kind`` names the kind of the task that ends."""
-    _forget_zip_directories()
+    forget_zip_directories()
     _freeze_after_first(kind)
     connection = _connection()
     if connection is not None:
@@ -176,17 +175,6 @@ def _acknowledge_at_once(connection: socket.socket) -> None:
     """
     with suppress(AttributeError, OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-
-
-def _forget_zip_directories() -> None:
-    """Drop Python's cached directories of the zip files on its path. Python reads them again when it needs them.
-
-    A Python worker invalidates all import caches at each task, and Python then reads every cached zip directory. For
-    pyspark's own zip files that takes 40 to 80 ms per task, several times the work of a small slot.
-    """
-    for path, finder in list(sys.path_importer_cache.items()):
-        if isinstance(finder, zipimport.zipimporter):
-            del sys.path_importer_cache[path]
 
 
 def _freeze_after_first(kind: str) -> None:
