@@ -32,7 +32,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An engine on a case; ``before`` is ours at the revision to compare with."""
+    """An engine on a case; ``before`` is ours at the revision to compare with, ``configured`` ours in a session of
+    ``riffle_spark.configure``.
+    """
 
     engine: str
     case: str
@@ -50,9 +52,14 @@ CASES = {
     "python_fixed": Case(rows=100, warm_up=10),
 }
 PARTS: dict[str, tuple[Side, ...]] = {
-    "rows": (Side("ours", "rows"), Side("builtin_heap", "rows"), Side("builtin", "rows")),
+    "rows": (Side("ours", "rows"), Side("configured", "rows"), Side("builtin_heap", "rows"), Side("builtin", "rows")),
     "million": (Side("ours", "million"), Side("builtin_heap", "million"), Side("builtin", "million")),
-    "fixed": (Side("ours", "fixed"), Side("builtin_heap", "fixed"), Side("builtin", "fixed")),
+    "fixed": (
+        Side("ours", "fixed"),
+        Side("configured", "fixed"),
+        Side("builtin_heap", "fixed"),
+        Side("builtin", "fixed"),
+    ),
     "tail": (Side("ours", "tail"), Side("builtin_heap", "tail")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
@@ -89,6 +96,8 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     for case, suffix in (("rows", ""), ("million", "_million")):
         for engine in ("builtin", "builtin_heap", "before"):
             result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
+    result |= _over("ratio_configured", batch_s, Side("builtin_heap", "rows"), Side("configured", "rows"))
+    result |= _over("fixed_ratio_configured", batch_s, Side("configured", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio", batch_s, Side("ours", "fixed"), Side("builtin", "fixed"))
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))

@@ -64,6 +64,18 @@ def test_ratios_are_of_medians_over_all_rounds() -> None:
     assert figures["peak_memory_ratio"] == 1.25
 
 
+def test_a_session_of_configure_is_compared_with_the_default_store() -> None:
+    """Both sizes of batches have a ratio of their own for it: of rates for large ones, of times for small ones."""
+    figures = _figures(
+        configured__rows=[_took(0.5)],
+        builtin_heap__rows=[_took(1.0)],
+        configured__fixed=[_took(0.3)],
+        builtin_heap__fixed=[_took(0.2)],
+    )
+    assert (figures["ratio_configured"], figures["batch_ms_configured"]) == (2.0, 500)
+    assert (figures["fixed_ratio_configured"], figures["fixed_ms_configured"]) == (1.5, 300)
+
+
 def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
     """What encryption costs is a ratio of median batches, beside both, and the memory of each."""
     figures = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
@@ -167,7 +179,8 @@ def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
     """With a revision each of our sides is followed by its own; without one there is none."""
     with_one = totals.sides_of("keys", against=True)
     assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
-    assert [side.engine for side in totals.sides_of("rows", against=False)] == ["ours", "builtin_heap", "builtin"]
+    engines = ["ours", "configured", "builtin_heap", "builtin"]
+    assert [side.engine for side in totals.sides_of("rows", against=False)] == engines
     assert [side.engine for side in totals.sides_of("python", against=True)].count("before") == 0
 
 
