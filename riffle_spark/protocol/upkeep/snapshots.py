@@ -147,8 +147,8 @@ class LongChains:
         return [
             f"[RIFFLE-0815] {count} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
             f"allowed, the first since batch {first_version}: {', '.join(names)}{suffix}.\n"
-            "  What to do: If earlier warnings say that upkeep failed, remove the cause. Otherwise set a longer trigger "
-            "interval, or give the query more executor cores."
+            "  What to do: If earlier warnings say that upkeep failed, remove the cause. Otherwise set a longer "
+            "trigger interval, or give the query more executor cores."
         ]
 
 
