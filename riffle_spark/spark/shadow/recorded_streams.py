@@ -63,9 +63,9 @@ class RecordedStream:
         self._query = (writer if follow else writer.trigger(availableNow=True)).start()
 
     def stop(self) -> None:
-        """Stop to record."""
-        self._stopping.set()
-        if self._query is not None:
+        """Stop to record. Waiting batches can still be taken."""
+        if self._query is not None and not self._stopping.is_set():
+            self._stopping.set()
             self._query.stop()
 
     def take(self) -> RecordedBatch | None:
@@ -141,8 +141,7 @@ class Recordings:
 
     def __exit__(self, *_error: object) -> None:
         """Stop to record."""
-        for stream in self._streams:
-            stream.stop()
+        self._stop()
 
     def next_batch(self) -> list[RecordedBatch]:
         """Wait for the next batch. Return what each stream has for it, and an empty list at the end.
@@ -154,6 +153,8 @@ class Recordings:
         companions_end = math.inf
         while True:
             is_over = self._seconds is not None and time.monotonic() >= self._end
+            if is_over:  # A busy source would never end.
+                self._stop()
             recording = [number for number, stream in enumerate(self._streams) if stream.is_recording]
             for number, stream in enumerate(self._streams):
                 if number not in taken and (batch := stream.take()) is not None:
@@ -164,3 +165,8 @@ class Recordings:
             if has_all or time.monotonic() >= companions_end or (is_over and not taken):
                 return list(taken.values())
             time.sleep(_POLL_SECONDS)
+
+    def _stop(self) -> None:
+        """Stop to record. Batches that wait are still returned."""
+        for stream in self._streams:
+            stream.stop()

@@ -14,6 +14,7 @@ from pyspark.sql.types import Row, StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
+from riffle_spark.spark.configure import packages
 from riffle_spark.spark.plans.plan_nodes import analysed, items
 from riffle_spark.spark.queries.replaced_streams import Replace, replacing_streams
 from riffle_spark.spark.queries.stream_options import StreamOptions
@@ -189,8 +190,7 @@ def _streams_of(query: Query, spark: SparkSession, folder: str) -> list[Recorded
         streams.append(RecordedStream(frame, f"{folder}/stream-{len(streams)}"))
         return streams[-1].stream("riffle"), options
 
-    with replacing_streams(collect):
-        result = query(spark)
+    result = _call(query, spark, collect)
     if not isinstance(result, DataFrame | DataStreamWriter):
         raise ConfigError(
             f"The function returned a {type(result).__name__}, not a frame or its writer.",
@@ -206,6 +206,21 @@ def _streams_of(query: Query, spark: SparkSession, folder: str) -> list[Recorded
             id="RIFFLE-1682",
         )
     return streams
+
+
+def _call(query: Query, spark: SparkSession, replace_stream: Replace) -> "DataFrame | DataStreamWriter":
+    """Call the function of the query, with its streams replaced. Raises ``ConfigError`` if Spark refuses its frames."""
+    try:
+        with replacing_streams(replace_stream):
+            return query(spark)
+    except PySparkException as error:
+        raise ConfigError(
+            f"The function fails: {error}",
+            remedy="Correct the function. If Spark has no connector for Kafka, start the command with "
+            f"spark-submit --packages {packages()} $(which riffle) shadow.",
+            where="query",
+            id="RIFFLE-1745",
+        ) from error
 
 
 def _moved_options(root: str, local_dir: str | None) -> Replace:
@@ -308,8 +323,7 @@ class _Side:
                 )
             return self.options(remaining.pop(0).stream(self.engine), options)
 
-        with replacing_streams(on_fed_rows):
-            result = self.query(self.spark)
+        result = _call(self.query, self.spark, on_fed_rows)
         writer = result.writeStream if isinstance(result, DataFrame) else result
         _check_streams(writer, self.folder)
         writer = writer.foreachBatch(self._take).trigger(processingTime="0 seconds")
