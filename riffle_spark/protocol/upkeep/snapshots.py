@@ -1,4 +1,4 @@
-"""Choose the snapshots that are due, track the taken ones, and warn of chains that no snapshot shortens."""
+"""Choose the snapshots that are due, track the taken ones, and warn of chains that no snapshot shortens in time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def needs_snapshot(policy: SnapshotPolicy, address: Address, entry: Entry, versi
 
 
 def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Return whether the chain of ``entry`` is so long at ``version`` that its snapshots must have failed."""
+    """Return whether the chain of ``entry`` is so long at ``version`` that its snapshots failed or are late."""
     is_old = bool(entry.chain) and version - entry.chain[0].head.version >= _TOO_LONG_VERSIONS
     return is_old and needs_snapshot(policy.times(_TOO_LONG_FACTOR), address, entry, version)
 
@@ -113,7 +113,10 @@ def list_snapshots(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, 
 
 
 class LongChains:
-    """Warns of chains that are too long: when they appear, when their number has doubled, and every ten minutes."""
+    """Warns of chains that are too long: when they appear, when their number has doubled, and every ten minutes.
+
+    Chains that disappear and appear again within ten minutes count as the same.
+    """
 
     def __init__(self) -> None:
         self._since_version: dict[Address, int] = {}
@@ -130,7 +133,6 @@ class LongChains:
         """Record the key-groups whose chains are too long at a record; return the warnings that are due."""
         self._since_version = {a: self._since_version.get(a, record.version) for a in sorted(addresses)}
         if not self._since_version:
-            self.forget()
             return []
         if len(self._since_version) <= 2 * self._warned_count and record.written_ms < self._next_ms:
             return []
@@ -140,11 +142,13 @@ class LongChains:
         names = [f"{store} {key_group}" for store, key_group in list(self._since_version)[:_NAMES_SHOWN]]
         first_version = min(self._since_version.values())
         suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
-        # Cause: Snapshots of these key-groups failed, so each restore of them reads many deltas.
+        # Cause: Snapshots of these key-groups failed, or batches follow each other so fast that upkeep, which gets a
+        # fifth of the time beside them, takes snapshots more slowly than they become due. Restores read many deltas.
         return [
             f"[RIFFLE-0815] {count} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
             f"allowed, the first since batch {first_version}: {', '.join(names)}{suffix}.\n"
-            "  What to do: Read earlier warnings of upkeep to find out why no snapshots are taken."
+            "  What to do: If earlier warnings say that upkeep failed, remove the cause. Otherwise set a longer "
+            "trigger interval, or give the query more executor cores."
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import snapshots, upkeep
-from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, list_snapshots, needs_snapshot
+from riffle_spark.protocol.upkeep.snapshots import LongChains, SnapshotPolicy, list_snapshots, needs_snapshot
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
@@ -203,6 +205,19 @@ def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> N
         warnings = world.batch(version, rows_of(*((key, 1, 0) for key in keys))).warnings
         warned += [version for warning in warnings if "RIFFLE-0815" in warning]
     assert warned == [16]
+
+
+def test_chains_that_come_and_go_are_told_once_in_ten_minutes() -> None:
+    """Where upkeep is just too slow, other chains are too long in each batch: only many more are a new warning."""
+    record = first_record("query", 8, "key_group", Stamp("c", 0))
+    chains = LongChains()
+
+    def warnings_of(minutes: float, count: int) -> int:
+        at = replace(record, version=20, written_ms=int(60_000 * minutes))
+        return len(chains.update([("totals", key_group) for key_group in range(count)], at))
+
+    assert [warnings_of(0, 4), warnings_of(1, 0), warnings_of(2, 8), warnings_of(3, 0)] == [1, 0, 0, 0]
+    assert [warnings_of(4, 9), warnings_of(13, 0), warnings_of(13.5, 9), warnings_of(14, 1)] == [1, 0, 0, 1]
 
 
 @pytest.mark.usefixtures("short_cycles")
