@@ -91,7 +91,7 @@ def test_a_query_that_commits_a_batch_meanwhile_is_not_moved(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its rows would be missing from the state. No record lists what was written."""
-    write = imports.write_first_version
+    write = imports.write_first_version  # type: ignore[attr-defined] # it is replaced below
     checkpoint = tmp_path / "checkpoint"
 
     def write_while_spark_commits(*arguments: Any) -> FirstVersion:
