@@ -17,7 +17,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.reader import Reader, in_parallel
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state_tables import ranged_rows
 from riffle_spark.state_tables.ranged_rows import fetch_rows_of_hashes
@@ -132,11 +132,10 @@ def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pyt
     text = pa.array(np.char.add("user-", np.arange(100_000).astype(str)))
     store, snapshot, sealed = stored(pa.table({"k": text, "n": np.arange(100_000), "t": text}))
     rounds: list[int] = []
-    original = ranged_rows.in_parallel
 
     def counted(function: Callable[[tuple[int, int]], bytes], spans: list[tuple[int, int]]) -> list[bytes]:
         rounds.append(len(spans))
-        return original(function, spans)
+        return in_parallel(function, spans)
 
     monkeypatch.setattr(ranged_rows, "in_parallel", counted)
     rows = sealed.take(pa.array(np.arange(1, keys + 1) * 9999))
