@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,41 +19,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.state.interrupted_store import InterruptedStore
 
 BATCHES = 9
 pytestmark = pytest.mark.usefixtures("short_cycles")
-
-
-class Interrupted:
-    """A store that calls ``at_call`` before the so-manieth request, once, and deletes one object at a time."""
-
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
-        self.requests = objects.requests
-        self.calls, self.stop_at = 0, -1
-        self.at_call: Callable[[], object] = lambda: None
-
-    def __getattr__(self, name: str) -> object:
-        def counted(*args: object, **named: object) -> object:
-            self._count()
-            return getattr(self._objects, name)(*args, **named)
-
-        return counted
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete one after the other."""
-        for name in names:
-            self._count()
-            self._objects.delete([name])
-
-    def _count(self) -> None:
-        self.calls += 1
-        if self.calls - 1 == self.stop_at:
-            self.stop_at = -1
-            self.at_call()
 
 
 class Beside:
@@ -61,7 +32,7 @@ class Beside:
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder / "local", snapshot_chain_links=2)
-        self.world.store = self.store = Interrupted(self.world.memory)  # type: ignore[assignment]
+        self.world.store = self.store = InterruptedStore(self.world.memory)  # type: ignore[assignment]
         self.waiting: list[Callable[[], Steps[object]]] = []
         self.world.start(InlineBackground(deferred=True))
         upkeep = self.world.driver._upkeep  # private: its work is kept, to be done again and again

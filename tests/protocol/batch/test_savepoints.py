@@ -19,11 +19,11 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedSavepoint
 from riffle_spark.state.log.savepoints import NewSavepoint, put_savepoint, read_savepoint, savepoint_objects
-from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import Crash, World, rows_of
 from tests.kit.state.faulty_store import Fault, FaultyStore
+from tests.kit.state.interrupted_store import InterruptedStore
 
 HOUR_MS = 3_600_000
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -287,36 +287,6 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
     assert not before & {*query.memory.list("delta/")} - query.log().manifest.object_names()
 
 
-class Interrupted:
-    """A store that calls ``at_call`` before the so-manieth request, once, and deletes one object at a time."""
-
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
-        self.requests = objects.requests
-        self.calls = 0
-        self.stop_at = -1
-        self.at_call: Callable[[], object] = lambda: None
-
-    def __getattr__(self, name: str) -> object:
-        def counted(*args: object, **named: object) -> object:
-            self._count()
-            return getattr(self._objects, name)(*args, **named)
-
-        return counted
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete one after the other."""
-        for name in names:
-            self._count()
-            self._objects.delete([name])
-
-    def _count(self) -> None:
-        self.calls += 1
-        if self.calls - 1 == self.stop_at:
-            self.stop_at = -1
-            self.at_call()
-
-
 @pytest.mark.parametrize("points", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
     """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
@@ -338,7 +308,7 @@ class Waiting:
     def __init__(self, folder: Path, back: int) -> None:
         self.back = back
         self.query = Query(folder, snapshot_chain_links=2, retained_versions=6)
-        self.store = Interrupted(self.query.memory)
+        self.store = InterruptedStore(self.query.memory)
         self.query.upkeep_store = self.store  # type: ignore[assignment]
         self.query.start(InlineBackground(deferred=True))
         self.pieces: list[Callable[[], object]] = []
