@@ -214,10 +214,11 @@ def _call(query: Query, spark: SparkSession, replace_stream: Replace) -> "DataFr
         with replacing_streams(replace_stream):
             return query(spark)
     except PySparkException as error:
+        connectors = packages()
         raise ConfigError(
             f"The function fails: {error}",
-            remedy="Correct the function. If Spark has no connector for Kafka, start the command with "
-            f"spark-submit --packages {packages()} $(which riffle) shadow.",
+            remedy="Correct the function. If Spark has no connector for Kafka, set "
+            f"PYSPARK_SUBMIT_ARGS='--packages {connectors} pyspark-shell'.",
             where="query",
             id="RIFFLE-1745",
         ) from error

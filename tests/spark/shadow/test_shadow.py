@@ -335,6 +335,35 @@ def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> 
     assert (report.batches, report.input_rows, report.is_equal) == (2, 2, True)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_source_that_always_has_rows_is_followed_for_its_time(spark: SparkSession, tmp_path: Path) -> None:
+    """The recording ends then. What was recorded is compared."""
+
+    def query(session: SparkSession) -> Query:
+        stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+        return (
+            riffle_spark.on(stream.selectExpr("value % 3 as n")).groupBy("n").count().writeStream.outputMode("update")
+        )
+
+    with configured(spark, QUICK):
+        report = compare(spark, query, tmp_path, follow_seconds=6.0)
+    assert report.batches > 0
+    assert (report.input_rows, report.is_equal) == (10 * report.batches, True)
+
+
+def test_a_function_that_spark_refuses_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """So it is if Spark refuses a source for which it lacks the connector."""
+
+    def query(session: SparkSession) -> Query:
+        return riffle_spark.on(session.readStream.format("rate").load()).where("no_such_column > 1")
+
+    with pytest.raises(ConfigError) as raised:
+        compare(spark, query, tmp_path)
+    assert raised.value.id == "RIFFLE-1745"
+    assert "no_such_column" in raised.value.problem
+
+
 def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in a temporary folder, and prints JSON."""
     query = counts(tmp_path / "in", [[1, 2], [2]])
