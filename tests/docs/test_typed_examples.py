@@ -23,10 +23,10 @@ FREE_NAMES = {
 }
 """What fragments use without defining it. Other undefined names count as of any type."""
 NOT_OURS = re.compile(
-    r'DataFrameLike|module named "(?!riffle_spark|pyspark)|Import "(?!riffle_spark|pyspark)|of module "pyarrow.compute"'
+    r'DataFrameLike|module named "(airflow|duckdb|polars)|Import "(airflow|duckdb|polars)|of module "pyarrow.compute"'
 )
-"""A type of PySpark that mypy does not know without stubs of pandas, packages that are not installed, and functions
-that pyarrow makes when it is imported."""
+"""A type of PySpark that mypy does not know without stubs of pandas, packages of examples that tests do not install, and
+functions that pyarrow makes when it is imported."""
 MYPY = [
     *("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls"),  # the examples' own functions
     *("--disable-error-code", "var-annotated", "--disable-error-code", "no-redef"),  # and variables
