@@ -293,7 +293,7 @@ def measure_key(folder: Path, keys: int, chain: int) -> dict[str, float]:
             assert rows["user"].to_pylist() == [user], rows
             requests.append(server.count_requests() - before)
         command = ["state", "show", "s3://bucket/state", "user-7", "--s3-endpoint", endpoint, "--json"]
-        program = "from riffle_spark.console.main import main; main(prog_name='riffle')"
+        program = "from riffle_spark.console.process import run; run()"
         command_seconds: list[float] = []
         for _ in range(5):
             started = time.perf_counter()

@@ -1,5 +1,5 @@
 """``python -m riffle_spark`` is the command ``riffle``."""
 
-from riffle_spark.console.main import main
+from riffle_spark.console.process import run
 
-main()
+run()

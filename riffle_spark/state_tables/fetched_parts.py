@@ -61,14 +61,13 @@ def fetch_parts(
     """
     parts = {} if cache is None else cache
     links = {link: number for number, entry in entries.items() for link in entry.chain if (number, link) not in parts}
+    # Snapshots are first, because a large one takes several rounds of requests. The deltas are fetched meanwhile.
     work: list[Callable[[], PartCache]] = [
-        partial(_fetch_run, reader, store, run, links) for run in group_into_bounded_runs(reader, links)
-    ]
-    work += [
         partial(_fetch_snapshot, reader, store, number, entry.snapshot, keys if schema.one_row_a_key else None)
         for number, entry in entries.items()
         if entry.snapshot is not None and (number, entry.snapshot) not in parts
     ]
+    work += [partial(_fetch_run, reader, store, run, links) for run in group_into_bounded_runs(reader, links)]
     for fetched in in_parallel(lambda fetch: fetch(), work):
         for place, part in fetched.items():
             parts[place] = part if keys is None else _select_requested(part, schema, keys)

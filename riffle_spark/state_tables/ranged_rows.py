@@ -5,9 +5,12 @@ Theory of operation.
 1. The snapshot is a file of zeros in memory, of which the system allocates only the pages that are written. The start
    of the object, with the positions of all buffers, is fetched into it. Arrow opens it without reading the buffers.
 2. Rows are sorted by hash, and hashes are evenly distributed. So the place of a hash is known up to some hundred rows.
-   A window of hashes around it is fetched, and widened until it has the hash.
-3. Then the ranges of all columns that hold the rows are fetched: first null bits, values and offsets, then, level by
-   level, what the offsets point to.
+   A window of rows around it is fetched: hashes, null bits, values and offsets of all columns. It is widened until it
+   has the hash.
+3. Then, level by level, what the offsets of the rows point to is fetched. Often that is one level: texts.
+
+So a key of fixed width takes two rounds of requests, and one with a text three. The requests of a round, also those of
+several keys, run at once.
 
 The object's checksum cannot be verified, so all offsets are checked before Arrow uses them.
 """
@@ -38,7 +41,6 @@ _START_BYTES: Final = 64 << 10
 _JOIN_GAP_BYTES: Final = 64 << 10
 _WINDOW_ROWS_MIN: Final = 64
 _WIDER: Final = 8
-_WORD_BYTES: Final = 8
 _HASHES: Final = 2**64
 _Width: TypeAlias = "np.dtype[np.int32] | np.dtype[np.int64]"
 _INT32: Final[_Width] = np.dtype(np.int32)
@@ -65,8 +67,8 @@ def fetch_rows_of_hashes(reader: Reader, address: Address, snapshot: Snapshot, h
     if table is None:
         return None
     try:
-        spans = [sparse.find_hash(table, int(hash_)) for hash_ in np.unique(hashes)]
-        pieces = [sparse.read_rows(table, start, end) for start, end in spans if start < end]
+        spans = sparse.find_hashes(table, np.unique(hashes))
+        pieces = sparse.read_rows(table, [(start, end) for start, end in spans if start < end])
     except _Unsuitable:
         return None
     rows = pa.concat_tables([table.slice(0, 0), *pieces]).combine_chunks()
@@ -85,6 +87,7 @@ class _SparseSnapshot:
         self._memory = mmap.mmap(-1, snapshot.length)
         self._buffer = pa.py_buffer(self._memory)
         self._ranges: list[_Range] = []
+        self._needed: list[_Range] = []
 
     def open(self) -> pa.Table | None:
         """Return the snapshot's table, whose values are not fetched yet. ``None`` if it must be read as a whole."""
@@ -106,34 +109,34 @@ class _SparseSnapshot:
         """Return whether a buffer is a part of the snapshot's bytes, and was not unpacked."""
         return bool(0 <= buffer.address - self._buffer.address < self._snapshot.length)
 
-    def find_hash(self, table: pa.Table, hash_: int) -> _Range:
-        """Return the first row with a hash, and the row after the last one."""
+    def find_hashes(self, table: pa.Table, hashes: Words) -> list[_Range]:
+        """Return the first row with each hash, and the row after the last one."""
         count = table.num_rows
-        array = table.column(0).chunk(0)
-        hashes = np.frombuffer(array.buffers()[1], np.uint64, count)
-        first_byte = array.buffers()[1].address - self._buffer.address
-        place = hash_ * count // _HASHES
         margin = _WINDOW_ROWS_MIN + 4 * int(count**0.5)
-        while True:
-            low = max(0, place - margin)
-            high = min(count, place + margin)
-            self._fetch([(first_byte + _WORD_BYTES * low, first_byte + _WORD_BYTES * high)])
-            window = hashes[low:high]
-            start = low + int(np.searchsorted(window, np.uint64(hash_), side="left"))
-            end = low + int(np.searchsorted(window, np.uint64(hash_), side="right"))
-            if (low == 0 or start > low) and (high == count or end < high):
-                return start, end
+        spans: dict[int, _Range | None] = dict.fromkeys(hashes.tolist())
+        while None in spans.values():
+            places = {hash_: hash_ * count // _HASHES for hash_, span in spans.items() if span is None}
+            windows = {hash_: (max(0, place - margin), min(count, place + margin)) for hash_, place in places.items()}
+            self._fetch_level(table, list(windows.values()))
+            for hash_, window in windows.items():
+                spans[hash_] = _find_in_window(table, hash_, *window)
             margin *= _WIDER
+        return [span for span in spans.values() if span is not None]
 
-    def read_rows(self, table: pa.Table, start: int, end: int) -> pa.Table:
-        """Return the rows ``start`` to ``end``, with their values."""
-        self._needed: list[_Range] = []
-        later = [step for column in table.columns for step in self._need(column.chunk(0), start, end)]
-        while self._needed:
-            self._fetch(self._needed)
-            self._needed = []
+    def read_rows(self, table: pa.Table, spans: Sequence[_Range]) -> list[pa.Table]:
+        """Return the rows of each span, with their values."""
+        later = self._fetch_level(table, spans)
+        while later:
             later = [inner for step in later for inner in step()]
-        return table.slice(start, end - start).take(pa.array(np.arange(end - start)))
+            self._fetch_needed()
+        return [table.slice(start, end - start).take(pa.array(np.arange(end - start))) for start, end in spans]
+
+    def _fetch_level(self, table: pa.Table, spans: Sequence[_Range]) -> list[_Later]:
+        """Fetch null bits, values and offsets of some rows. Return functions that add what the offsets point to."""
+        arrays = [column.chunk(0) for column in table.columns]
+        later = [step for start, end in spans for array in arrays for step in self._need(array, start, end)]
+        self._fetch_needed()
+        return later
 
     def _need(self, array: pa.Array, start: int, end: int) -> list[_Later]:
         """Add the ranges that hold some values of an array. Return functions that add what their offsets point to."""
@@ -200,6 +203,12 @@ class _SparseSnapshot:
         if start < end:
             self._needed.append((first + start, first + min(end, buffer.size)))
 
+    def _fetch_needed(self) -> None:
+        """Fetch the ranges that were added."""
+        needed = self._needed
+        self._needed = []
+        self._fetch(needed)
+
     def _fetch(self, ranges: Sequence[_Range]) -> None:
         """Fetch ranges that were not fetched yet. Ranges with small gaps are joined."""
         missing = [span for span in ranges if not any(a <= span[0] and span[1] <= b for a, b in self._ranges)]
@@ -218,3 +227,12 @@ class _SparseSnapshot:
     def _get(self, span: _Range) -> bytes:
         """Return a range of the object."""
         return self._reader.fetch_snapshot_range(self._address, self._snapshot, span[0], span[1] - span[0])
+
+
+def _find_in_window(table: pa.Table, hash_: int, low: int, high: int) -> _Range | None:
+    """Return the rows with a hash, of which ``low`` to ``high`` were fetched. ``None`` if there may be others."""
+    count = table.num_rows
+    window = np.frombuffer(table.column(0).chunk(0).buffers()[1], np.uint64, count)[low:high]
+    start = low + int(np.searchsorted(window, np.uint64(hash_), side="left"))
+    end = low + int(np.searchsorted(window, np.uint64(hash_), side="right"))
+    return (start, end) if (low == 0 or start > low) and (high == count or end < high) else None

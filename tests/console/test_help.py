@@ -19,9 +19,9 @@ MODULES_MAX = 190
 _PROGRAM = f"""
 import sys
 sys.argv = ["riffle", *sys.argv[1:]]
-from riffle_spark.console.main import main
+from riffle_spark.console.process import run
 try:
-    main()
+    run()
 except SystemExit as exit:
     heavy = sorted(set(sys.modules) & set({HEAVY!r}))
     print(exit.code, len(sys.modules), *heavy, file=sys.stderr)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -131,3 +134,28 @@ def test_variables_are_shown_element_by_element() -> None:
         harness.feed(took("pen"))
         changes = run("diff", harness.root, "--from", 0, "--variable", "kinds")["changes"]
         assert [(c["change"], c["before"]["n"], c["after"]["n"]) for c in changes] == [("update", 1, 2)]
+
+
+_PROCESS = """
+import sys
+from riffle_spark.console.process import run
+try:
+    run()
+finally:
+    print(*sorted({"pandas", "pyarrow", "pyspark"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_commands_on_state_do_not_import_pandas(tmp_path: Path) -> None:
+    """Reading and changing keys, also those of a Parquet file."""
+    root = f"file://{tmp_path}/state"
+    query = World(tmp_path / "local", executors=["1"], root=root)
+    query.batch(0, rows_of(("a", 1, 1), ("b", 2, 2)))
+    keys = tmp_path / "keys.parquet"
+    pq.write_table(pa.table({"k": ["a"]}), keys)
+    delete = ("delete", root, "--store", "totals", "--keys", str(keys), "--reason", "r", "--execute")
+    for arguments in (("show", root, "a", "--store", "totals"), delete, ("show", root, "a", "--store", "totals")):
+        command = [sys.executable, "-c", _PROCESS, "state", *arguments, *(["--json"] if arguments[0] == "show" else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stderr.split() == ["pyarrow"]
+    assert json.loads(done.stdout)["rows"] == []

@@ -11,7 +11,7 @@ from apps.demo.servers import JVM_OPTIONS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NO_SESSION", "Kind", "SharedSession", "conf_of", "kind_of", "runtime_conf", "tidy"]
+__all__ = ["NO_SESSION", "Kind", "SharedSession", "conf_of", "end_jvm", "kind_of", "runtime_conf", "tidy"]
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -116,7 +116,7 @@ def _runs(session: SparkSession) -> bool:
     return session.sparkContext._jsc is not None
 
 
-def _end_jvm() -> None:
+def end_jvm() -> None:
     """End the JVM, if it runs. PySpark starts a new one for the next session."""
     from pyspark import SparkContext
 
@@ -136,7 +136,7 @@ def _started(kind: Kind) -> SparkSession:
     import riffle_spark
 
     if JARS in dict(kind.conf):
-        _end_jvm()  # The class path of a JVM does not change after its start.
+        end_jvm()  # The class path of a JVM does not change after its start.
     builder = SparkSession.builder.master(kind.master).appName("riffle")
     is_pinned = pyspark.__version__.startswith(("3.5.", "4.0."))
     room = "" if is_pinned else ".checkpointing"

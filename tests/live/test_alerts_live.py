@@ -25,7 +25,7 @@ from riffle_spark.observe.readings import readings
 from tests.kit.folders import CHECKOUT
 from tests.kit.refusing_disks import unmount_below
 from tests.kit.servers.prometheus import Prometheus, promtool
-from tests.kit.shared_session import SharedSession
+from tests.kit.shared_session import SharedSession, end_jvm
 from tests.kit.streams.streaming import running, wait_for
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
@@ -116,6 +116,7 @@ class Sink:
 def session(shared_session: SharedSession) -> Iterator[SparkSession]:
     """Two executors, the Kafka connector, and the servlet of Spark's metrics."""
     shared_session.stop()
+    end_jvm()  # the class path of a JVM without the connector does not change
     spark = (
         SparkSession.builder.master("local-cluster[2,2,900]")
         .config("spark.jars", ",".join(str(jar) for jar in connector_jars()))

@@ -24,7 +24,7 @@ from riffle_spark.state.log import paths, record
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from tests.kit.root_commands import read_json, run_command, write_status
 from tests.kit.roots.damaged_root import written_checkpoint
-from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.simulated.world import Crash, World, rows_of, totals
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -450,7 +450,7 @@ def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
 ) -> None:
     """The root holds what retained records and the savepoint list, and nothing more."""
     monkeypatch.undo()
-    world = World(tmp_path / "local", executors=["1"], retained_versions=2, key_groups=2)
+    world = World(tmp_path / "local", executors=["1"], operators=[totals()], retained_versions=2, key_groups=2)
     feed(world, 0, 9)
     expected = world.state("totals")
     Savepoints(world.home.root).create("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.reader import Reader, in_parallel
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state_tables import ranged_rows
 from riffle_spark.state_tables.ranged_rows import fetch_rows_of_hashes
@@ -122,6 +123,26 @@ def test_one_key_of_a_large_snapshot_takes_few_requests_and_bytes(monkeypatch: p
     assert found.column("k").to_pylist() == row.column("k").to_pylist()
     assert store.requests["get"] <= 8
     assert reader.totals.fetched_bytes < 400_000 < snapshot.length / 50
+
+
+@pytest.mark.parametrize("keys", [1, 8])
+def test_keys_of_a_large_snapshot_take_three_rounds_of_requests(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    """The start; windows of all columns; and the texts. The requests of a round run at once."""
+    monkeypatch.undo()
+    text = pa.array(np.char.add("user-", np.arange(100_000).astype(str)))
+    store, snapshot, sealed = stored(pa.table({"k": text, "n": np.arange(100_000), "t": text}))
+    rounds: list[int] = []
+
+    def counted(function: Callable[[tuple[int, int]], bytes], spans: list[tuple[int, int]]) -> list[bytes]:
+        rounds.append(len(spans))
+        return in_parallel(function, spans)
+
+    monkeypatch.setattr(ranged_rows, "in_parallel", counted)
+    rows = sealed.take(pa.array(np.arange(1, keys + 1) * 9999))
+    found = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, rows.column("__hash").to_numpy())
+    assert found is not None
+    assert found.column("k").to_pylist() == rows.column("k").to_pylist()
+    assert len([count for count in rounds if count]) == 3
 
 
 @pytest.mark.parametrize(("first", "last", "place"), [(100, 999, 200), (0, 899, 800), (0, 999, 500)])

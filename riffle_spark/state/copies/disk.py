@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -160,7 +161,7 @@ class SealedFile(NamedTuple):
 
     version: int
     attempt: str
-    path: Path
+    path: str
 
 
 class IncomingFile(NamedTuple):
@@ -200,8 +201,12 @@ def list_fetched_files(folder: Path) -> list[SealedFile]:
 
 def _list_delta_files(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
     """Return the files in ``folder`` whose names match ``names`` (version and attempt), newest first."""
-    matches = ((path, names.match(path.name)) for path in folder.glob("*"))
-    files = [SealedFile(int(match[1]), match[2], path) for path, match in matches if match and path.is_file()]
+    files: list[SealedFile] = []
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as found:
+        for file in found:  # each batch lists hundreds of files, and this asks the disk for none of them
+            match = names.match(file.name)
+            if match and file.is_file():
+                files.append(SealedFile(int(match[1]), match[2], file.path))
     return sorted(files, key=lambda file: (-file.version, file.attempt))
 
 

@@ -275,13 +275,15 @@ class Folder:
         heads = {head for listing in listings for head in listing.heads}
         newest = max(((head.epoch, head.version) for head in heads), default=_delta_age(deltas[0]))
         spare_bytes = max(sum(listing.size_bytes for listing in listings) * _SPARE_SHARE, _SPARE_BYTES_MIN)
-        names = [(file, f"{file.path.parent.name}/{file.path.name}") for file in deltas]
-        unlisted = [file for file, name in names if not any(name in listing.files for listing in listings)]
-        for number, file in enumerate(file for file in unlisted if _delta_age(file) < newest):
+        used = {name for listing in listings for name in listing.files}
+        prefix = len(str(self.path)) + 1
+        unused = [file for file in deltas if _delta_age(file) < newest and file.path[prefix:] not in used]
+        fetched = f"{self.fetched}/"
+        for number, file in enumerate(unused):
             with suppress(OSError):
-                spare_bytes -= file.path.stat().st_size
-                if number >= _SPARE_FILES_MAX or spare_bytes < 0 or file.path.parent == self.fetched:
-                    file.path.unlink(missing_ok=True)
+                spare_bytes -= os.stat(file.path).st_size  # noqa: PTH116 - half the time of Path.stat
+                if number >= _SPARE_FILES_MAX or spare_bytes < 0 or file.path.startswith(fetched):
+                    Path(file.path).unlink(missing_ok=True)
 
     def remove_undecryptable(
         self, can_decrypt: Callable[[bytes], bool], header_bytes: int
@@ -292,7 +294,7 @@ class Folder:
         Return (store, key-group) of the deleted copies. Return ``None``, and delete nothing, if a task holds
         ``protect_deltas``.
         """
-        files = [*(file.path for file in self._list_deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
+        files = [*(Path(file.path) for file in self._list_deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
         rejected = {path for path in files if not can_decrypt(_read_header(path, header_bytes))}
         if rejected and not self._can_remove_deltas():
             return None
