@@ -25,8 +25,8 @@ FREE_NAMES = {
 NOT_OURS = re.compile(
     r'DataFrameLike|module named "(airflow|duckdb|polars)|Import "(airflow|duckdb|polars)|of module "pyarrow.compute"'
 )
-"""A type of PySpark that mypy does not know without stubs of pandas, packages of examples that tests do not install, and
-functions that pyarrow makes when it is imported."""
+"""A type of PySpark that mypy does not know without stubs of pandas, packages of examples that tests do not install,
+and functions that pyarrow makes when it is imported."""
 MYPY = [
     *("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls"),  # the examples' own functions
     *("--disable-error-code", "var-annotated", "--disable-error-code", "no-redef"),  # and variables
