@@ -89,7 +89,7 @@ def shadow_command(
         function = load_function(query, "--query")
     own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="riffle-shadow-"))
     try:
-        with command_session("riffle shadow") as spark:
+        with command_session("riffle shadow", [folder]) as spark:
             report = shadow(
                 function,
                 spark=spark,

@@ -87,6 +87,10 @@ class Checkpoint:
 
         return self._with_masked_errors(read)
 
+    def watermark_ms(self, batch: int) -> int | None:
+        """Return Spark's watermark (ms) during a batch, ``None`` if it has none or its entry is not there."""
+        return _watermark_in(self.offsets(batch) or "") or None
+
     def describe_start_gaps(self, version: int, offsets: str | None) -> list[str]:
         """Return a sentence per source that would not continue from the offset-log entry ``offsets``.
 

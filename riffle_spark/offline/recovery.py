@@ -102,12 +102,17 @@ def adopt(
     steps += [f"warning: {gap}" for gap in spark.describe_start_gaps(version, base.offsets)]
     if execute:
         with translated_errors(log, f"bind the state to query {query_id}"):
-            log.append(_adopt_draft(base, stamp, query_id, version), log.manifest)
+            log.append(_adopt_draft(base, stamp, query_id, version, spark.watermark_ms(version)), log.manifest)
     return Plan(tuple(steps), execute, version, base.offsets)
 
 
-def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Record:
-    """Return the record that binds the state of ``base`` to a query after batch ``version``."""
+def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int, spark_watermark_ms: int | None) -> Record:
+    """Return the record that binds the state of ``base`` to a query after batch ``version``.
+
+    A query with Spark's watermark continues with that of its checkpoint, so its first batch drops the same late rows.
+    """
+    # A log with newest event times has the query's own watermark instead.
+    watermark_ms = None if base.event_times else spark_watermark_ms
     return replace(
         base,
         kind="adopt",
@@ -120,8 +125,8 @@ def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Rec
         input_digest=None,
         target=None,
         outputs=(),
-        watermark_ms=None,
-        late_watermark_ms=None,
+        watermark_ms=watermark_ms,
+        late_watermark_ms=watermark_ms,
         event_times={},
         delivers_as=None,
         previous_offsets=None,

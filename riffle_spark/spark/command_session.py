@@ -1,9 +1,8 @@
 """The Spark session of commands that run Spark."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pyspark.conf import SparkConf
 from pyspark.sql import SparkSession
 
 from riffle_spark.spark.configure import configure
@@ -12,20 +11,19 @@ __all__ = ["command_session"]
 
 
 @contextmanager
-def command_session(name: str) -> Iterator[SparkSession]:
+def command_session(name: str, locations: Iterable[str | None] = ()) -> Iterator[SparkSession]:
     """Yield the active session, or a new one that is stopped at the end.
 
-    A new session has the settings of ``spark-defaults.conf`` or of ``spark-submit``, and without a master runs on this
-    machine. ``name`` is the name of its application.
+    A new session has the settings of ``spark-defaults.conf`` and of ``PYSPARK_SUBMIT_ARGS``, and without a master runs
+    on this machine. ``name`` is the name of its application. Spark's connector for S3 is added if one of the
+    ``locations`` needs it.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
-    builder = SparkSession.builder.appName(name)
-    if not SparkConf().contains("spark.master"):
-        builder = builder.master("local[*]")
-    spark = configure(builder, kafka=False).getOrCreate()
+    s3a = any(location is not None and location.startswith("s3a://") for location in locations)
+    spark = configure(SparkSession.builder.appName(name), kafka=False, s3a=s3a).getOrCreate()
     try:
         yield spark
     finally:

@@ -19,12 +19,14 @@ from riffle_spark.offline.export import EXPORT_FILE, export_state, load_state
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.state_edits import Editor
 from riffle_spark.process.stages.distinct_rows import DistinctRows
+from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.testing import Harness
 from riffle_spark.testing.harness import Declared
+from tests.kit.process import page_windows
 from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, rows_of
 from tests.kit.processors.catalogue import CASES
 from tests.kit.root_commands import run_command
@@ -141,6 +143,20 @@ def test_keys_that_end_move(tmp_path: Path) -> None:
         assert [row["k"] for row in new.feed()] == ["a"]
 
 
+def test_sessions_move(tmp_path: Path) -> None:
+    """The open sessions of a page are one row, and count as several."""
+    sessions = page_windows.spec(page_windows.SESSION, page_windows.FUNCTIONS[:3])
+
+    def visits(*rows: tuple[int, str]) -> pa.Table:
+        columns = [[start for start, _ in rows], [start + 5 for start, _ in rows], [page for _, page in rows]]
+        columns += [[start for start, _ in rows], [float(start) for start, _ in rows], [1 for _ in rows]]
+        return pa.table(list(map(pa.array, columns, sessions.rows.types)), schema=sessions.rows)
+
+    batches = [visits((10, "a"), (50, "a"), (90, "b")), visits((53, "a")), visits((12, "b"), (94, "b"))]
+    grouped = page_windows.operator(sessions, SessionGroups(sessions, "complete"))
+    compare(grouped, sessions.rows, batches, tmp_path)
+
+
 def test_another_number_of_key_groups_and_encryption(tmp_path: Path) -> None:
     """Keys go to their new key-groups. Exports are plain, and the new root is encrypted."""
     file = tmp_path / "keys.txt"
@@ -172,6 +188,24 @@ def test_values_of_every_type_are_equal_after_a_round_trip(data: st.DataObject) 
     assert read.type == kind
     assert repr(read.to_pylist()) == repr(column.to_pylist())
     assert file.schema.metadata[b"a"] == b"b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.struct([]), [{}, None]),
+        (pa.month_day_nano_interval(), [(0, 0, 0), None]),
+        (pa.list_(pa.struct([])), [[], None]),
+    ],
+    ids=str,
+)
+def test_empty_values_that_parquet_lacks_are_not_null(kind: pa.DataType, values: list[object]) -> None:
+    """They are JSON in the file."""
+    from riffle_spark.offline import export
+
+    column = pa.array(values, kind)
+    file = pq.read_table(pa.BufferReader(export._parquet(pa.table({"x": column}), {})))
+    assert export._stored_column(file, pa.field("x", kind)).to_pylist() == column.to_pylist()
 
 
 def test_key_groups_of_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

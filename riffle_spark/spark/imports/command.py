@@ -37,7 +37,7 @@ def run_import(
             where="riffle import",
             id="RIFFLE-1624",
         )
-    with command_session("riffle import") as spark:
+    with command_session("riffle import", [checkpoint]) as spark:
         return import_checkpoint(
             root,
             checkpoint,

@@ -75,8 +75,8 @@ def operators_in(spark: SparkSession, checkpoint: str) -> dict[int, str]:
         )
         if "://" in checkpoint and not checkpoint.startswith("file:"):
             remedy = (
-                "Start the command with Spark's connector of this file system, for S3 with an s3a:// location and "
-                "spark-submit --packages org.apache.hadoop:hadoop-aws:VERSION (the version of its hadoop-client-api)."
+                "For S3, name it s3a://, and run the command in a Spark session of its own, which has the connector. "
+                "For another file system, set its connector: PYSPARK_SUBMIT_ARGS='--packages CONNECTOR pyspark-shell'."
             )
         # Cause: Spark has no connector for the object store, or does not know the format of the checkpoint.
         raise ConfigError(

@@ -260,14 +260,28 @@ def test_a_rollback_takes_the_watermark_back(tmp_path: Path, checkpoint: Path) -
     assert '"nextBatchWatermarkMs":77' in (checkpoint / "commits" / "1").read_text()
 
 
-def test_adopted_state_begins_with_no_watermark(tmp_path: Path, checkpoint: Path) -> None:
-    """Another query reads its input from where it will, so no row of it is late."""
+def test_adopted_state_begins_with_no_watermark_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
+    """Another query reads its input from where it will, so no row of it is late. Spark's watermark is another one."""
     world = World(tmp_path, operators=[counted()])
+    (checkpoint / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":77}\n{"logOffset":1}')
     for version in range(3):
         world.batch(version, events(10_000 * (version + 1)))
     (checkpoint / "metadata").write_text('{"id": "another"}')
     adopt(world.home.root, str(checkpoint), execute=True)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms, tail(world).event_times) == (None, None, {})
+
+
+@pytest.mark.parametrize(("spark_ms", "adopted_ms"), [(77, 77), (0, None)])
+def test_a_query_with_sparks_watermark_continues_with_that_of_its_checkpoint(
+    tmp_path: Path, checkpoint: Path, spark_ms: int, adopted_ms: int | None
+) -> None:
+    """Spark drops the late rows of its next batch by the watermark of its last one. 0 means that there is none."""
+    world = World(tmp_path, operators=[operator_of("seen", ["k"], aggregate(rows=count()), (), EVENTS)])
+    world.batch(0, events(10_000), watermark_source="spark", watermark_ms=50)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    (checkpoint / "offsets" / "2").write_text(f'v1\n{{"batchWatermarkMs":{spark_ms}}}\n{{"logOffset":1}}')
+    adopt(world.home.root, str(checkpoint), execute=True)
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (adopted_ms, adopted_ms)
 
 
 def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:

@@ -77,8 +77,7 @@ def test_exported_stores_continue_in_a_root_of_another_store(
     spark: SparkSession, s3_server: S3Server, shape: Shape, tmp_path: Path
 ) -> None:
     """From files to S3, with another number of key-groups. The checkpoint is copied, so no row is missed."""
-    # The first batch after riffle adopt does not know which rows are late. Only this shape has late rows there.
-    half = 3 if shape.name == "outer_full" else half_of(shape)
+    half = half_of(shape)
     old = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     new = Settings(
         root=f"s3://{s3_server.bucket}/exported/{shape.name}",

@@ -188,7 +188,7 @@ def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(mo
 def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     moved: Moved, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """riffle reads its offsets, but Spark cannot read its state. The remedy names what Spark needs."""
+    """riffle reads its offsets, but the session of this test cannot read its state. That of the command could."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     moved.native()
@@ -207,7 +207,7 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     )
     assert refused.exit_code == 1, refused.output
     assert "RIFFLE-1700" in refused.output
-    assert "hadoop-aws" in refused.output
+    assert "session of its own" in refused.output
     assert moved.files() == before
     assert not client.list_objects_v2(Bucket=s3_server.bucket, Prefix="imported-riffle").get("Contents")
 

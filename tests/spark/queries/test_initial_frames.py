@@ -50,7 +50,6 @@ def by_page(events: DataFrame) -> DataFrame:
     return events.groupBy("page").agg(F.count("*").alias("visits"), F.sum("n").alias("total"))
 
 
-@pytest.mark.long
 def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """The second start, which names other numbers, continues the state that the first one left."""
     frame = spark.createDataFrame([("a", 10, 100), ("b", 20, 200)], "page string, visits long, total long")
