@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from riffle_spark import StatefulProcessor
 from riffle_spark.errors import ConfigError
-from tests.kit.matrix import sampled
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.queries.played_query import QUICK, ROCKSDB
 from tests.kit.queries.type_columns import KEPT, READABLE
@@ -144,7 +143,13 @@ def answers_of_function(kind: str, value: Any) -> Build:
 ANSWERS: dict[str, Callable[[str, Any], Build]] = {"processor": answers_of_processor, "function": answers_of_function}
 
 
-@pytest.mark.parametrize("of", sampled(ANSWERS, 2))
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param("processor", marks=pytest.mark.needs_spark4("transformWithState")),
+        pytest.param("function", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
