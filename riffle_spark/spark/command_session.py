@@ -23,7 +23,8 @@ def command_session(name: str, locations: Iterable[str | None] = ()) -> Iterator
         yield active
         return
     s3a = any(location is not None and location.startswith("s3a://") for location in locations)
-    spark = configure(SparkSession.builder.appName(name), kafka=False, s3a=s3a).getOrCreate()
+    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
+    spark = configure(builder, kafka=False, s3a=s3a).getOrCreate()
     try:
         yield spark
     finally:

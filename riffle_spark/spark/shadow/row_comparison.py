@@ -121,8 +121,14 @@ def _floats(value: object) -> Iterator[float]:
         for _, item in sorted(value.items(), key=lambda entry: repr(_hashable(entry[0]))):
             yield from _floats(item)
     elif isinstance(value, list):
-        for item in sorted(value, key=lambda item: (repr(_without_floats(item)), list(_floats(item)))):
+        for item in sorted(value, key=_place_in_list):
             yield from _floats(item)
     elif isinstance(value, tuple):
         for item in value:
             yield from _floats(item)
+
+
+def _place_in_list(item: object) -> tuple[str, list[tuple[bool, float]]]:
+    """Return the value by which elements of a list are sorted. NaN comes last."""
+    floats = [(math.isnan(number), 0.0 if math.isnan(number) else number) for number in _floats(item)]
+    return repr(_without_floats(item)), floats

@@ -216,12 +216,17 @@ def _call(query: Query, spark: SparkSession, replace_stream: Replace) -> "DataFr
     except PySparkException as error:
         connectors = packages()
         raise ConfigError(
-            f"The function fails: {error}",
+            f"The function fails: {_without_plan(error)}",
             remedy="Correct the function. If Spark has no connector for Kafka, set "
             f"PYSPARK_SUBMIT_ARGS='--packages {connectors} pyspark-shell'.",
             where="query",
             id="RIFFLE-1745",
         ) from error
+
+
+def _without_plan(error: PySparkException) -> str:
+    """Return the message of an error without the plan that Spark appends to it."""
+    return str(error).partition(";\n")[0]
 
 
 def _moved_options(root: str, local_dir: str | None) -> Replace:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -362,6 +364,21 @@ def test_a_function_that_spark_refuses_is_named(spark: SparkSession, tmp_path: P
         compare(spark, query, tmp_path)
     assert raised.value.id == "RIFFLE-1745"
     assert "no_such_column" in raised.value.problem
+    assert "\n" not in raised.value.problem.strip()
+
+
+def test_a_cluster_needs_a_folder_that_executors_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise executors record on their own disks, and both engines read the same part of the rows."""
+
+    @contextmanager
+    def session_of_a_cluster(*_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(sparkContext=SimpleNamespace(master="yarn"))
+
+    monkeypatch.setattr("riffle_spark.spark.command_session.command_session", session_of_a_cluster)
+    monkeypatch.setattr("riffle_spark.console.shadow.load_function", lambda *_: None)
+    result = CliRunner().invoke(shadow_command, ["--query", "any:query"])
+    assert result.exit_code == 2
+    assert "--folder" in result.output
 
 
 def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
