@@ -90,10 +90,11 @@ def shadow_command(
     own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="riffle-shadow-"))
     try:
         with command_session("riffle shadow", [folder]) as spark:
-            if own_folder is not None and not spark.sparkContext.master.startswith("local"):
+            master = spark.sparkContext.master or ""
+            if own_folder is not None and not master.startswith("local"):
                 # Executors would record to their own disks, and not read all rows.
                 raise click.UsageError(
-                    f"The executors of {spark.sparkContext.master} do not reach a folder of this machine.\n"
+                    f"The executors of {master} do not reach a folder of this machine.\n"
                     "  What to do: Give --folder and --root, such as s3a://bucket/try and s3://bucket/try-state."
                 )
             report = shadow(

@@ -1,0 +1,36 @@
+"""A Spark query over a real broker moves with its offsets and state, to executors in processes of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+from tests.kit.folders import APPS
+from tests.kit.streams.apps.kafka_import_app import ROWS, TAKEN
+from tests.kit.streams.streaming import told_by
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.needs_spark4("the source statestore")]
+
+TOPIC = "moved"
+TIMEOUT_SECONDS = 280
+
+
+def test_a_query_over_kafka_continues_from_its_offsets(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """Each later batch has the same rows as that of the Spark query that did not move."""
+    kafka_broker.create_topic(TOPIC, 2)
+    jars = ",".join(str(jar) for jar in connector_jars())
+    app = APPS / "kafka_import_app.py"
+    (told,) = told_by(app, str(tmp_path), kafka_broker.bootstrap, TOPIC, jars, seconds=TIMEOUT_SECONDS)
+    (offsets,) = told["offsets"]
+    assert sum(json.loads(offsets)[TOPIC].values()) == ROWS
+    assert len(told["before"]) == ROWS // TAKEN
+    assert [rows for rows in told["moved"].values() if rows] == [rows for rows in told["stayed"].values() if rows]
+    assert next(iter(told["moved"])) == str(ROWS // TAKEN)
+    newest = {key: (rows, total) for batch in told["moved"].values() for key, rows, total in batch}
+    different = ROWS // 2 + ROWS // 4
+    assert sum(rows for rows, _ in newest.values()) == different
+    assert sum(total for _, total in newest.values()) == sum(range(different))
