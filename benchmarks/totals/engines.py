@@ -8,10 +8,10 @@ import base64
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark as riffle
@@ -42,8 +42,8 @@ class _Ours:
     """Stateful aggregation with riffle, state in S3: one query, which stops and goes on with batches of other sizes."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
-        setting_up = _configured if spec["engine"] == "configured" else _unchanged
-        self._spark = session("local[2]", setting_up, **{"spark.scheduler.mode": "FAIR"})
+        configured = [partial(riffle.configure, kafka=False)] if spec["engine"] == "configured" else []
+        self._spark = session("local[2]", *configured, **{"spark.scheduler.mode": "FAIR"})
         self._spec = spec
         self._folder = folder
         self._settings = riffle.Settings(
@@ -88,15 +88,6 @@ class _Ours:
     def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
         named_first = self._spec["keys"] if self._spec["filled"] else 0
         return source(self._spark, rows, self._spec["keys"], named_first).writeStream.foreachBatch(job)
-
-
-def _configured(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set what ``riffle_spark.configure`` sets: also a faster class for the files of local checkpoints."""
-    return riffle.configure(builder, kafka=False)
-
-
-def _unchanged(builder: SparkSession.Builder) -> SparkSession.Builder:
-    return builder
 
 
 def _keys(folder: Path) -> Path:

@@ -90,13 +90,8 @@ def shadow_command(
     own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="riffle-shadow-"))
     try:
         with command_session("riffle shadow", [folder]) as spark:
-            master = spark.sparkContext.master or ""
-            if own_folder is not None and not master.startswith("local"):
-                # Executors would record to their own disks, and not read all rows.
-                raise click.UsageError(
-                    f"The executors of {master} do not reach a folder of this machine.\n"
-                    "  What to do: Give --folder and --root, such as s3a://bucket/try and s3://bucket/try-state."
-                )
+            if own_folder is not None:
+                _check_is_local(spark.sparkContext.master or "")
             report = shadow(
                 function,
                 spark=spark,
@@ -115,6 +110,15 @@ def shadow_command(
     else:
         _show(report)
     click.get_current_context().exit(0 if report.is_equal and report.batches else 1)
+
+
+def _check_is_local(master: str) -> None:
+    """Raise a usage error if executors do not reach a folder of this machine: they would record on their own disks."""
+    if not master.startswith("local"):
+        raise click.UsageError(
+            f"The executors of {master} do not reach a folder of this machine.\n"
+            "  What to do: Give --folder and --root, such as s3a://bucket/try and s3://bucket/try-state."
+        )
 
 
 def _show(report: "ShadowReport") -> None:
