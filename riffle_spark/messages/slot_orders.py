@@ -17,7 +17,7 @@ from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
 from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
-from riffle_spark.state.log.manifest import Address, Entry, Head, Link
+from riffle_spark.state.log.manifest import Address, Block, Entry, Head, Link, link_in_block
 from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = [
@@ -328,6 +328,7 @@ class Receipt:
     dead_rows: int = 0
     dead_example: str | None = None
     parts: tuple[Part, ...] = ()
+    block: Block | None = None
     output: Part | None = None
     sealed_bytes: int = 0
     restores: int = 0
@@ -356,6 +357,8 @@ class Receipt:
 
         ``head`` is the receipt's ``head``. A caller with many parts passes it, so that their links share one object.
         """
+        if self.block is not None and part.key_group >= 0:
+            return link_in_block(head or self.head, part.key_group, part.checksum, part.rows, self.block)
         return Link(head or self.head, part.start, part.length, part.checksum, part.rows)
 
     @property
@@ -373,6 +376,7 @@ class Receipt:
         with reading("a receipt"):
             body = json.loads(text)
             body["parts"] = tuple(Part(*part) for part in body["parts"])
+            body["block"] = Block(*body["block"]) if body["block"] else None
             body["output"] = Part(*body["output"]) if body["output"] else None
             body["error"] = tuple(body["error"]) if body["error"] else None
             body.update({name: tuple(body[name]) for name in ("missing", "disk", "memory")})

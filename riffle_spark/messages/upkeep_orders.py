@@ -7,7 +7,7 @@ from typing import cast
 
 from riffle_spark.messages.slot_orders import Home, fields_of, json_line, reading
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
-from riffle_spark.state.log.manifest import Entry, Head, Link, MergedDelta, Replacement, Snapshot
+from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, Snapshot
 
 __all__ = [
     "Census",
@@ -190,11 +190,13 @@ class UpkeepReceipt:
 
 def _replacement(since: list[object], link: list[object]) -> Replacement:
     """Return the replacement in two JSON arrays. Raises ``TypeError`` for arrays of other lengths."""
-    head, start, length, checksum, rows, merged = link
+    head, start, length, checksum, rows, merged, block = link
     numbers = cast("tuple[int, int, int, int]", (start, length, checksum, rows))
     merged_delta = MergedDelta(*cast("tuple[str, int, int]", merged))
+    stored = None if block is None else Block(*cast("tuple[int, int]", block))
     return Replacement(
-        Head(*cast("tuple[int, str]", since)), Link(Head(*cast("tuple[int, str]", head)), *numbers, merged_delta)
+        Head(*cast("tuple[int, str]", since)),
+        Link(Head(*cast("tuple[int, str]", head)), *numbers, merged_delta, stored),
     )
 
 

@@ -188,11 +188,11 @@ def _count_by_key(objects: ObjectStore, record: Record, manifest: Manifest) -> l
     ``manifest`` is that of ``record``.
     """
     links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in record.outputs]
-    parts = [(link.object, link.start, link.length) for link in links]
+    parts = [(link.object, 0 if link.block else link.start, link.length) for link in links]
     for address, entry in manifest.entries.items():
         if entry.snapshot is not None:
             parts.append((paths.snapshot_name(*address, entry.snapshot.id), 0, entry.snapshot.length))
-    headers = in_parallel(lambda part: objects.get(part[0], part[1], min(part[2], HEADER_BYTES_MAX)), parts)
+    headers = in_parallel(lambda part: objects.get(part[0], part[1], HEADER_BYTES_MAX), parts)
     lengths_by_key: dict[str, list[int]] = {}
     for (name, _, length), header in zip(parts, headers, strict=True):
         if header is None:

@@ -1,12 +1,14 @@
 """Check every object that a root's retained records and savepoints list, and the query's checkpoint."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, RiffleError, command
 from riffle_spark.offline.checkpoint import Checkpoint
@@ -27,7 +29,7 @@ from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.open import masked, open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.reader import Reader, missing_object_error
+from riffle_spark.state.restore.reader import Reader, missing_object_error, name_range
 from riffle_spark.state.restore.reader import group_into_bounded_runs as bounded_runs
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import keys_in
@@ -254,7 +256,7 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
         for part in _parts_of(verification, record, "rollback"):
             levels.setdefault(part, "rollback")
     listed: set[str] = set()
-    reader = Reader(verification.objects)
+    reader = Reader(verification.objects, verification.keys)
     links: dict[Link, list[_Part]] = {}
     for part in levels:
         if isinstance(part.part, Link):
@@ -318,20 +320,32 @@ def _check_links(
     except CorruptStateError as error:
         verification.add_error(_worst_level(levels[part] for link in run for part in links[link]), error)
         return
+    intact = {link: data for link, data in fetched.items() if not isinstance(data, CorruptStateError)}
+
+    @cache
+    def open_block(store: str) -> Mapping[Link, pa.Table]:
+        return reader.open_links(store, intact, {link: link.start for link in intact})
+
     for link, data in fetched.items():
-        where = f"{link.object}[{link.start}:{link.start + link.length}]"
-        if isinstance(data, CorruptStateError) or len(data) != link.length:
+        where = name_range(link)
+        if isinstance(data, CorruptStateError) or len(data) != (link.length if link.block is None else link.block.size):
             verification.add_error(_worst_level(levels[part] for part in links[link]), part_codec.altered_error(where))
             continue
         verification.checked_bytes += link.length
         for part in links[link]:  # an altered record may list one part for several key-groups
-            if part.key_group is None:
-                schema = None
-                place = paths.output_place(part.store, *link.head)
+            schema = None if part.key_group is None else schemas.get(part.store)
+            if link.block is not None:
+                open_rows = partial(lambda store, link: open_block(store)[link], part.store, link)
+            elif part.key_group is None:
+                open_rows = partial(_open_part, reader, data, paths.output_place(part.store, *link.head), where)
             else:
-                schema = schemas.get(part.store)
-                place = link.place(part.store, part.key_group)
-            _check_rows(verification, levels[part], data, link.rows, where, place, schema)
+                open_rows = partial(_open_part, reader, data, link.place(part.store, part.key_group), where)
+            _check_rows(verification, levels[part], open_rows, link.rows, where, schema)
+
+
+def _open_part(reader: Reader, data: part_codec.Data, place: Place, where: str) -> pa.Table:
+    """Return the rows of a part."""
+    return part_codec.open_part(reader.decrypt(data, place, where), where)
 
 
 def _worst_level(levels: Iterable[Level]) -> Level:
@@ -351,7 +365,8 @@ def _check_snapshot(
         verification.add_error(level, part_codec.altered_error(name))
     else:
         place = paths.snapshot_place(*address, snapshot.id)
-        _check_rows(verification, level, data, snapshot.rows, name, place, schemas.get(address[0]))
+        open_rows = partial(_open_part, Reader(verification.objects, verification.keys), data, place, name)
+        _check_rows(verification, level, open_rows, snapshot.rows, name, schemas.get(address[0]))
     verification.checked_bytes += len(data or b"")
     return name
 
@@ -359,17 +374,14 @@ def _check_snapshot(
 def _check_rows(
     verification: _Verification,
     level: Level,
-    data: part_codec.Data,
+    open_rows: Callable[[], pa.Table],
     rows: int,
     where: str,
-    place: Place,
     schema: StoreSchema | None,
 ) -> None:
     """Check that a part can be decrypted and decoded, has ``rows`` rows, and fits its schema."""
     try:
-        table = part_codec.open_part(
-            verification.keys.decrypt(data, place, where) if verification.keys else data, where
-        )
+        table = open_rows()
         if table.num_rows != rows:
             verification.add(level, where, f"The part has {table.num_rows} rows, but the log lists {rows}.", _RESTORE)
         elif schema is not None and not schema.history.changes:
@@ -442,7 +454,7 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
     needed: set[str] = set()
     for store, key_group, part in _parts_of(verification, record, "rollback"):
         if isinstance(part, Link):
-            needed |= {part.object, f"{part.object}[{part.start}:{part.start + part.length}]"}
+            needed |= {part.object, name_range(part)}
         elif key_group is not None:
             needed.add(paths.snapshot_name(store, key_group, part.id))
     return needed.isdisjoint(damaged)

@@ -82,15 +82,15 @@ def _collect_parts(key_group: int, entry: Entry, fetched: PartCache) -> list[Par
 
 def _fetch_run(reader: Reader, store: str, run: list[Link], key_group_of: Mapping[Link, int]) -> PartCache:
     """Return the parts of a run of links, which takes one GET."""
-    parts: PartCache = {}
+    intact: dict[Link, memoryview] = {}
     for link, data in reader.fetch_run(run).items():
         if isinstance(data, CorruptStateError):
             raise data
-        key_group = key_group_of[link]
-        place = link.place(store, key_group)
-        table = _decode(reader, data, place, link.object)
-        parts[key_group, link] = Part(table, link.head.version, link.head.epoch)
-    return parts
+        intact[link] = data
+    return {
+        (key_group_of[link], link): Part(table, link.head.version, link.head.epoch)
+        for link, table in reader.open_links(store, intact, key_group_of).items()
+    }
 
 
 def _fetch_snapshot(

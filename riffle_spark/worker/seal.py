@@ -1,7 +1,7 @@
-"""Seal the changes of an attempt: one object with one part per key-group, and a local block with the same rows.
+"""Seal the changes of an attempt: one object, and a local block with the same rows.
 
-Every member and version can read the object's parts one by one. This member reads the block instead, because it is
-opened once for all key-groups.
+If the key-groups changed little, the object is the block. Otherwise it has one part per key-group, which members can
+read one by one. This member reads the block instead, because it is opened once for all key-groups.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -15,9 +15,9 @@ import pyarrow as pa
 from riffle_spark.columns import Offsets, positions_of
 from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.process.blocks.block import NO_STATE_ROWS, StateRows
-from riffle_spark.state.copies.disk import sealed_block_name
 from riffle_spark.state.formats import blocks, part_codec
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Block, link_in_block
 from riffle_spark.state.objects.encryption import Encrypt, Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
@@ -68,7 +68,7 @@ class SealedDelta:
     """The bytes of a delta and the byte ranges of its parts. ``output`` is the part of the output rows, if sealed.
 
     ``data`` is empty if nothing changed; then nothing is put. ``block`` is a block file with the rows of all parts. It
-    is empty if there are none or if they are too large.
+    is empty if there are none or if they are too large. ``stored`` is set if the object starts with the block.
     """
 
     name: str
@@ -76,6 +76,7 @@ class SealedDelta:
     parts: tuple[Part, ...]
     output: Part | None
     block: bytes
+    stored: Block | None = None
 
     def put(self, objects: ObjectStore) -> None:
         """Put the object, unless the slot changed nothing.
@@ -105,32 +106,56 @@ def seal(
     key_groups = sorted(counts.keys() | lost)
     starts = positions_of(np.array([counts.get(key_group, 0) for key_group in key_groups], np.int64))
     datas: list[bytes] = []
-    block = b""
+    rows = block = b""
     if key_groups:
-        datas, block = part_codec.encode_slices(changes.table, starts, due)
+        datas, rows = part_codec.encode_slices(changes.table, starts, due)
     encrypt = keys.new_encryption() if keys is not None else None
+    parts: list[Part] = []
+    stored = None
+    if datas:
+        data, parts = _join_parts(order, attempt, key_groups, datas, np.diff(starts).tolist(), encrypt)
+        if len(rows) <= _BLOCK_BYTES_MAX:
+            block = _make_block_file(order, attempt, keys, rows, starts, parts)
+    elif key_groups:
+        data = block = _encode_block(order, attempt, keys, rows, np.array(key_groups, np.int32), starts)
+        stored = Block(len(block), int(starts[-1]))
+        checksum, _ = blocks.checksum_of_block(block)
+        for key_group, count in zip(key_groups, np.diff(starts).tolist(), strict=True):
+            link = link_in_block(EMPTY_HEAD, key_group, checksum, count, stored)
+            parts.append(Part(*link[1:2], *link[1:5]))
+    else:
+        data = b""
+    parts = [part._replace(timer_ms=changes.timers.get(part.key_group)) for part in parts]
+    output_part = None
+    if order.seal_output and output.num_rows:
+        sealed_output = _encode_output(order, output, attempt, encrypt)
+        checksum = part_codec.checksum(sealed_output)
+        output_part = Part(_OUTPUT_PART, len(data), len(sealed_output), checksum, output.num_rows)
+        data += sealed_output
+    return SealedDelta(paths.delta_name(order.version, attempt), data, tuple(parts), output_part, block, stored)
+
+
+def _join_parts(
+    order: Order,
+    attempt: str,
+    key_groups: Sequence[int],
+    datas: Sequence[bytes],
+    rows: Sequence[int],
+    encrypt: Encrypt | None,
+) -> tuple[bytes, list[Part]]:
+    """Return the bytes of an object with these parts, encrypted if ``encrypt`` is set, and where they are."""
     if encrypt is not None:
         places = (paths.delta_place(order.store, key_group, order.version, attempt) for key_group in key_groups)
         datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
-    sealed = zip(key_groups, datas, np.diff(starts).tolist(), strict=True)
+    sealed = zip(key_groups, datas, rows, strict=True)
     chunks: list[bytes] = []
     parts: list[Part] = []
     start = 0
-    for key_group, data, rows in sorted(sealed, key=lambda part: (order.followed_by.get(part[0], ()), part[0])):
-        timer_ms = changes.timers.get(key_group)
-        parts.append(Part(key_group, start, len(data), part_codec.checksum(data), rows, timer_ms))
+    for key_group, data, count in sorted(sealed, key=lambda part: (order.followed_by.get(part[0], ()), part[0])):
+        parts.append(Part(key_group, start, len(data), part_codec.checksum(data), count))
         chunks.append(data)
         start += len(data)
-    output_part = None
-    if order.seal_output and output.num_rows:
-        data = _encode_output(order, output, attempt, encrypt)
-        output_part = Part(_OUTPUT_PART, start, len(data), part_codec.checksum(data), output.num_rows)
-        chunks.append(data)
-    if key_groups and len(block) <= _BLOCK_BYTES_MAX:
-        block = _make_block_file(order, attempt, keys, block, starts, parts)
-    else:
-        block = b""
-    return SealedDelta(paths.delta_name(order.version, attempt), b"".join(chunks), tuple(parts), output_part, block)
+    return b"".join(chunks), parts
 
 
 def _encode_output(order: Order, output: pa.Table, attempt: str, encrypt: Encrypt | None) -> bytes:
@@ -142,15 +167,32 @@ def _encode_output(order: Order, output: pa.Table, attempt: str, encrypt: Encryp
 def _make_block_file(
     order: Order, attempt: str, keys: Keys | None, rows: bytes, starts: Offsets, parts: Sequence[Part]
 ) -> bytes:
-    """Return the block file of an attempt. ``starts`` are the first rows of its key-groups, ascending."""
-    if keys is not None:
-        name = sealed_block_name(order.version, attempt)
-        rows = keys.new_encryption()(rows, paths.block_place(order.store, name))
+    """Return the local block of an object with these parts. ``starts`` are the first rows of its key-groups."""
     in_order = sorted(parts)
-    return blocks.encode_block_file(
+    return _encode_block(
+        order,
+        attempt,
+        keys,
         rows,
         np.array([part.key_group for part in in_order], np.int32),
         starts,
         np.array([part.start for part in in_order], np.int64),
         np.array([part.checksum for part in in_order], np.uint64),
     )
+
+
+def _encode_block(
+    order: Order,
+    attempt: str,
+    keys: Keys | None,
+    rows: bytes,
+    key_groups: npt.NDArray[np.int32],
+    starts: Offsets,
+    part_starts: Offsets | None = None,
+    part_checksums: npt.NDArray[np.uint64] | None = None,
+) -> bytes:
+    """Return the block of an attempt, encrypted if there are keys. Other arguments are as in ``encode_block_file``."""
+    if keys is not None:
+        name = paths.sealed_block_name(order.version, attempt)
+        rows = keys.new_encryption()(rows, paths.block_place(order.store, name))
+    return blocks.encode_block_file(rows, key_groups, starts, part_starts, part_checksums)

@@ -179,6 +179,7 @@ class _Attempt:
             dead_rows=computed.dead.rows,
             dead_example=computed.dead.error_class,
             parts=sealed.parts,
+            block=sealed.stored,
             output=sealed.output,
             sealed_bytes=len(sealed.data),
             timers_fired=computed.timers_fired,

@@ -21,7 +21,7 @@ from riffle_spark.messages.upkeep_orders import (
     UpkeepOrder,
     UpkeepReceipt,
 )
-from riffle_spark.state.log.manifest import Entry, Head, Link, MergedDelta, Replacement, Snapshot
+from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, Snapshot, link_in_block
 from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
 
 NAMES = st.text(max_size=8)
@@ -38,11 +38,18 @@ DISKS = st.tuples(SHARES, NUMBERS)
 MEMORY = st.tuples(NUMBERS, NUMBERS)
 COLUMNS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda rows: tuple(zip(*rows, strict=True)) or ((), ()))
 SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, NUMBERS, NUMBERS)
-DELTA_LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.none())
+DELTA_LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.none(), st.none())
 MERGED_LINKS = st.builds(
-    Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.builds(MergedDelta, NAMES, NUMBERS, NUMBERS)
+    Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.builds(MergedDelta, NAMES, NUMBERS, NUMBERS), st.none()
 )
-LINKS = DELTA_LINKS | MERGED_LINKS
+BLOCKS = st.builds(Block, st.integers(0, 2**40), st.integers(0, 2**40))
+LINKS_IN_BLOCKS = st.builds(
+    lambda number, key_group, rows: link_in_block(
+        Head(number, f"1-{number}"), key_group, number, rows, Block(number, number // 9)
+    ),
+    st.integers(0, 2**40), KEY_GROUPS, NUMBERS,
+)  # fmt: skip
+LINKS = DELTA_LINKS | MERGED_LINKS | LINKS_IN_BLOCKS
 ENTRIES = st.builds(Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=3).map(tuple), MAYBE, st.none() | HEADS)
 ADDRESSES = st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple)
 HOMES = st.builds(
@@ -103,7 +110,8 @@ CENSUS_ORDERS = st.builds(CensusOrder, HOMES, SHARES, SHARES)
 PARTS = st.builds(Part, KEY_GROUPS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, MAYBE)
 RECEIPTS = st.builds(
     Receipt, NAMES, NUMBERS, NAMES, NUMBERS, NAMES, NAMES, event_time_max_ms=MAYBE,
-    parts=st.lists(PARTS, max_size=3).map(tuple), output=st.none() | PARTS, sealed_bytes=NUMBERS,
+    parts=st.lists(PARTS, max_size=3).map(tuple), output=st.none() | PARTS,
+    block=st.none() | BLOCKS, sealed_bytes=NUMBERS,
     missing=st.lists(NUMBERS, max_size=3).map(tuple),
     partition_rows=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple), requests=SENT,
     seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES, disk=DISKS, memory=MEMORY,

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError, LocalDiskError
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
 
 __all__ = [
-    "BLOCK",
     "MERGED",
+    "STORED",
     "DamagedCopy",
     "DiskUse",
     "IncomingFile",
@@ -30,11 +31,10 @@ __all__ = [
     "list_sealed_files",
     "read_disk_use",
     "refuse_network",
-    "sealed_block_name",
 ]
 
-BLOCK: Final = ".block"
-"""How the names of block files end (``blocks``)."""
+STORED: Final = ".stored"
+"""How the names of files with a fetched block of a delta or merged delta end, before ``paths.BLOCK``."""
 MERGED: Final = ".merged"
 """How the names of files with fetched parts of a merged delta end."""
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -58,7 +58,7 @@ _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 """An escaped blank or the like in a mount point."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)(?:\.block)?\Z")
-_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged)?\Z")
+_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+(?:\.block|\.merged|\.stored\.block)?\Z")
 _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
@@ -174,12 +174,7 @@ class IncomingFile(NamedTuple):
 
 def is_block(file: str) -> bool:
     """Return whether the name of a local file is that of a block file."""
-    return file.endswith(BLOCK)
-
-
-def sealed_block_name(version: int, attempt: str) -> str:
-    """Return the name of the file with the block that an attempt sealed."""
-    return f"{version}-{attempt}{BLOCK}"
+    return file.endswith(paths.BLOCK)
 
 
 def is_member_name(name: str) -> bool:

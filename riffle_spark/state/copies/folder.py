@@ -42,17 +42,17 @@ from riffle_spark.state.copies.abandoned import (
     remove_leftovers,
 )
 from riffle_spark.state.copies.disk import (
-    BLOCK,
     MERGED,
+    STORED,
     SealedFile,
     disk_refused_error,
     list_fetched_files,
     list_sealed_files,
     refuse_network,
-    sealed_block_name,
 )
 from riffle_spark.state.copies.stack import PART, STACKS
 from riffle_spark.state.copies.stacks import Stacks
+from riffle_spark.state.log import paths
 
 __all__ = ["Folder", "claim_folder"]
 
@@ -213,7 +213,7 @@ class Folder:
 
         Return ``False`` if the disk refuses. This is harmless.
         """
-        path = self.sealed / (sealed_block_name(version, attempt) if is_block else f"{version}-{attempt}")
+        path = self.sealed / (paths.sealed_block_name(version, attempt) if is_block else f"{version}-{attempt}")
         part = path.with_suffix(".part")
         try:
             self.sealed.mkdir(PRIVATE, exist_ok=True)
@@ -237,16 +237,17 @@ class Folder:
 
     def sealed_path(self, version: int, attempt: str) -> Path:
         """Return the path of the file with an attempt's sealed delta: its block, else its parts. It may not exist."""
-        block = self.sealed / sealed_block_name(version, attempt)
+        block = self.sealed / paths.sealed_block_name(version, attempt)
         return block if block.exists() else self.sealed / f"{version}-{attempt}"
 
-    def new_fetched_path(self, version: int, attempt: str, *, is_merged: bool = False) -> Path:
-        """Return a new path for a file with fetched parts of a delta.
+    def new_fetched_path(self, version: int, attempt: str, *, is_merged: bool = False, is_block: bool = False) -> Path:
+        """Return a new path for a file with fetched parts of a delta, or with its block.
 
         ``is_merged``: of a merged delta, with this version and attempt in its id.
         """
         self.fetched.mkdir(PRIVATE, exist_ok=True)
-        return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}{MERGED if is_merged else ''}"
+        ending = f"{STORED}{paths.BLOCK}" if is_block else MERGED if is_merged else ""
+        return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}{ending}"
 
     def new_block_path(self, version: int, attempt: str) -> Path:
         """Return a new path for a block of merged parts of several copies, none newer than this attempt.
@@ -254,7 +255,7 @@ class Folder:
         Blocks are deleted as fetched parts are: when no stack uses them.
         """
         path = self.new_fetched_path(version, attempt)
-        return path.with_name(path.name + BLOCK)
+        return path.with_name(path.name + paths.BLOCK)
 
     def sealed_attempts(self) -> tuple[str, ...]:
         """Return the attempts whose sealed delta is in the folder, sorted."""

@@ -24,25 +24,24 @@ from threading import Lock
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.copies.disk import MERGED, DamagedCopy, damaged_copy_error, disk_refused_error, is_block
+from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error, is_block
 from riffle_spark.state.copies.elements import merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
 from riffle_spark.state.copies.part_runs import OpenBlock, split_into_runs
+from riffle_spark.state.copies.places import encryption_place
 from riffle_spark.state.copies.run import Run, merge_runs
-from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, signature_of
+from riffle_spark.state.copies.stack import Signature, Stack, StackedPart, signature_of
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.blocks import BlockIndex, checksum_of_block, read_index
-from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
-from riffle_spark.state.objects.encryption import Keys, Place
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = [
     "PartFiles",
-    "encryption_place",
     "mapped_bytes",
     "merge_rows",
     "read_all_rows",
@@ -405,25 +404,6 @@ def _close_file(path: str) -> None:
     file = _files.pop(path, None)
     if file is not None:
         _decrypted.remove(path, [*file.rows, _WHOLE])
-
-
-def encryption_place(file: str, store: str, key_group: int) -> Place:
-    """Return the place that a key-group's part is encrypted for.
-
-    ``file`` is the name of its local file, as in ``StackedPart.file``. All key-groups of a block have the same place.
-    """
-    folder, _, name = file.partition("/")
-    if is_block(name):
-        return paths.block_place(store, name)
-    if folder == STACKS:
-        _, unique, *snapshot_id = name.rpartition("/")[2].removesuffix(PART).split(".")
-        if snapshot_id:
-            return paths.snapshot_place(store, key_group, snapshot_id[0])
-        return paths.merged_place(store, key_group, unique)
-    version, _, attempt = name.partition(".")[0].partition("-")
-    if name.endswith(MERGED):
-        return paths.merged_delta_place(store, key_group, paths.snapshot_id(int(version), attempt))
-    return paths.delta_place(store, key_group, int(version), attempt)
 
 
 def _read_or_map(path: str, size: int) -> pa.Buffer:

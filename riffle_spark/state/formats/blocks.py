@@ -1,12 +1,12 @@
-"""Block files: the rows of several key-groups in one local file.
+"""Blocks: the rows of several key-groups together.
 
     rows     an Arrow IPC stream (``part_codec.encode_block``), encrypted if parts are
-    index    five 64-bit integers for each key-group, ascending: key-group, first row, end, and of a sealed delta the
-             start and the checksum of the key-group's part in the object
+    index    two 32-bit integers for each key-group, ascending: key-group, and the end of its rows
     footer   the length of the index, the XXH3-64 of everything before it, and a magic
 
-A block is opened and verified once for all key-groups. Blocks are local files only: an object of a root has one part
-for each key-group. So a format of blocks may change with any version, because copies are rebuilt.
+A block is opened and verified once for all key-groups. A delta or merged delta with small parts is stored as a block,
+in its object and in local files. The local file of another delta is a block too, in the first format: five 64-bit
+integers for each key-group, which are key-group, first row, end, and the start and checksum of its part in the object.
 """
 
 import struct
@@ -24,10 +24,13 @@ from riffle_spark.state.formats import part_codec
 
 __all__ = ["BlockIndex", "BlockRange", "checksum_of_block", "encode_block_file", "read_index"]
 
-_MAGIC: Final = b"RFBLOCK1"
+_WITH_PARTS: Final = b"RFBLOCK1"
+_MAGIC: Final = b"RFBLOCK2"
 _LENGTH: Final = struct.Struct("<Q")
 _FOOTER: Final = struct.Struct("<Q8s")
 _COLUMNS: Final = 5
+_ROWS_END: Final = 1 << 32
+"""Indexes hold 32-bit integers."""
 
 
 class BlockRange(NamedTuple):
@@ -93,20 +96,22 @@ def encode_block_file(
     """Return a block file. ``rows`` are the bytes of the block, encrypted if parts are.
 
     The rows of ``key_groups[i]`` are ``starts[i]`` up to ``starts[i + 1]``. ``part_starts`` and ``part_checksums`` are
-    those of the parts in the object of a sealed delta.
+    those of the parts in the object of a sealed delta that is stored in parts.
     """
-    index = np.zeros((len(key_groups), _COLUMNS), np.int64)
-    index[:, 0] = key_groups
-    index[:, 1] = starts[:-1]
-    index[:, 2] = starts[1:]
-    if part_starts is not None and part_checksums is not None:
-        index[:, 3] = part_starts
-        index[:, 4] = part_checksums.view(np.int64)
+    index: npt.NDArray[np.int64] | npt.NDArray[np.uint32]
+    if part_starts is None or part_checksums is None:
+        assert starts[-1] < _ROWS_END, "a block holds what fits into the memory of a slot"
+        index = np.column_stack((key_groups, starts[1:])).astype("<u4")
+        magic = _MAGIC
+    else:
+        columns = (key_groups, starts[:-1], starts[1:], part_starts, part_checksums.view(np.int64))
+        index = np.column_stack(columns).astype("<i8")
+        magic = _WITH_PARTS
     body = b"".join((rows, index.tobytes(), _LENGTH.pack(index.nbytes)))
-    return body + _FOOTER.pack(part_codec.checksum(body), _MAGIC)
+    return body + _FOOTER.pack(part_codec.checksum(body), magic)
 
 
-def checksum_of_block(data: pa.Buffer) -> tuple[int, int]:
+def checksum_of_block(data: part_codec.Data) -> tuple[int, int]:
     """Return the checksum in the footer of a block file, and the checksum that its bytes have.
 
     Raises ``ValueError`` if it has no footer.
@@ -115,7 +120,7 @@ def checksum_of_block(data: pa.Buffer) -> tuple[int, int]:
     if len(view) < _FOOTER.size:
         raise ValueError("a block file without a footer")
     checksum, magic = _FOOTER.unpack_from(view, len(view) - _FOOTER.size)
-    if magic != _MAGIC:
+    if magic not in (_MAGIC, _WITH_PARTS):
         raise ValueError("a block file without a footer")
     return checksum, part_codec.checksum(view[: -_FOOTER.size])
 
@@ -124,13 +129,28 @@ def read_index(data: pa.Buffer) -> tuple[pa.Buffer, BlockIndex]:
     """Return the bytes of the rows of a verified block file, and its index. Raises ``ValueError`` for other bytes."""
     end = data.size - _FOOTER.size - _LENGTH.size
     (size,) = _LENGTH.unpack_from(memoryview(data), end) if end > 0 else (0,)
-    row_bytes = _COLUMNS * 8
+    has_parts = bytes(memoryview(data)[-len(_MAGIC) :]) == _WITH_PARTS
+    row_bytes = _COLUMNS * 8 if has_parts else 2 * 4
     if not 0 < size <= end or size % row_bytes:
         raise ValueError(f"a block file with an index of {size} bytes")
-    table = np.frombuffer(data.slice(end - size, size), np.int64).reshape(-1, _COLUMNS)
+    stored = data.slice(end - size, size)
+    table = (
+        np.frombuffer(stored, "<i8").reshape(-1, _COLUMNS)
+        if has_parts
+        else _widen(np.frombuffer(stored, "<u4").reshape(-1, 2))
+    )
     key_groups = table[:, 0]
     edges = table[:, 1:3]
     is_consecutive = edges[0, 0] == 0 and np.array_equal(edges[1:, 0], edges[:-1, 1])
     if not is_consecutive or np.any(edges[:, 1] < edges[:, 0]) or np.any(np.diff(key_groups) <= 0):
         raise ValueError("a block file with an invalid index")
     return data.slice(0, end - size), BlockIndex(table, data.size)
+
+
+def _widen(pairs: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Return the rows of an index with five columns, of key-groups and the ends of their rows."""
+    table = np.zeros((len(pairs), _COLUMNS), np.int64)
+    table[:, 0] = pairs[:, 0]
+    table[:, 2] = pairs[:, 1]
+    table[1:, 1] = pairs[:-1, 1]
+    return table

@@ -75,6 +75,10 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed with zstd: opening a compressor ten times costs more than the saved bytes."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4. It takes a fifth of the time of zstd."""
+_HEADERS_MAX = 1 / 8
+"""The rows of a delta are stored as one block if the headers of its parts would be more than this share of them."""
+_STORED_BLOCK_BYTES_MAX = 64 << 20
+"""A reader of one key-group gets the whole block, so a larger delta is stored in parts."""
 _RATIO_MAX = 0.9
 """A part stays uncompressed if compression does not reduce it to this share. Then it can be read in place."""
 
@@ -108,7 +112,7 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
 
 def encode_slices(table: pa.Table, starts: Offsets, due: str | None = None) -> tuple[list[bytes], bytes]:
     """Return the bytes of each part of a delta, as ``encode`` returns them for its rows, and those of a block with all
-    rows.
+    rows. Return no parts if the block should be stored instead of them: they are small, so each would mostly be header.
 
     The rows of part ``i`` are ``starts[i]`` up to ``starts[i + 1]``. All parts are encoded at once, because an Arrow
     writer for each takes longer than the rows.
@@ -119,10 +123,12 @@ def encode_slices(table: pa.Table, starts: Offsets, due: str | None = None) -> t
     if due is not None:
         rows, spans = add_due_orders(table, due, DELETED, starts)
     batches = rows.to_batches()
-    is_plain = VARIABLE not in table.column_names and not any(map(_may_take_no_bytes, table.schema.types))
-    if not is_plain or len(batches) != 1:
-        parts = [encode(table.slice(*part), due, packed=True) for part in ranges]
-        return parts, encode_block(rows, starts, packed=True)
+    block = encode_block(rows, starts, packed=True)
+    may_take_no_bytes = any(map(_may_take_no_bytes, table.schema.types))
+    if _is_better_as_block(batches, len(ranges), block) and (not may_take_no_bytes or _is_readable(block)):
+        return [], block
+    if VARIABLE in table.column_names or may_take_no_bytes or len(batches) != 1:
+        return [encode(table.slice(*part), due, packed=True) for part in ranges], block
     headers: dict[tuple[int, int] | None, bytes] = {}
     parts = list[bytes]()
     for (start, count), span in zip(ranges, spans, strict=True):
@@ -132,7 +138,15 @@ def encode_slices(table: pa.Table, starts: Offsets, due: str | None = None) -> t
         if span not in headers:
             headers[span] = _plain_header(rows.schema, span)
         parts.append(b"".join((headers[span], batches[0].slice(start, count).serialize(), _END_OF_STREAM)))
-    return parts, encode_block(rows, starts)
+    return parts, block
+
+
+def _is_better_as_block(batches: list[pa.RecordBatch], parts: int, block: bytes) -> bool:
+    """Return whether the headers of so many parts would take much of the bytes of the rows in ``batches``."""
+    if not batches:
+        return True
+    header_bytes = batches[0].schema.serialize().size + pa.ipc.get_record_batch_size(batches[0].slice(0, 0))
+    return bool(len(block) <= min(parts * header_bytes / _HEADERS_MAX, _STORED_BLOCK_BYTES_MAX))
 
 
 def _plain_header(schema: pa.Schema, due_span: tuple[int, int] | None) -> bytes:
@@ -154,6 +168,15 @@ def encode_block(table: pa.Table, starts: Offsets, due: str | None = None, *, pa
     if VARIABLE in table.column_names:
         return _compress(table, _PACKED, _BLOCK, _PACK_FROM_BYTES if packed else None)
     return bytes(_write_stream(table, _PLAIN, _BLOCK))
+
+
+def _is_readable(data: bytes) -> bool:
+    """Return whether a reader accepts the size of these bytes."""
+    try:
+        check_sizes(memoryview(data))
+    except ValueError:
+        return False
+    return True
 
 
 def _check_readable(data: bytes) -> None:

@@ -1,18 +1,29 @@
 """Entries and links as JSON: columns of plain numbers, a table of heads, and a table of links of merged deltas.
 
 A link has the index of its head. An index from the number of heads on is that of a row in the table of merged deltas,
-which has the head, id, level and size.
+which has the head, id, level and size. If the object is a block, its row also has the block's size, rows and checksum
+(of a merged delta: rows and checksum), and its links have only their key-group and rows.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import add
-from typing import cast
+from typing import NamedTuple, cast
 
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, MergedDelta, Snapshot
+from riffle_spark.state.log.manifest import (
+    EMPTY_HEAD,
+    Address,
+    Block,
+    Entry,
+    Head,
+    Link,
+    MergedDelta,
+    Snapshot,
+    link_in_block,
+)
 
 __all__ = [
     "NUMBERS_END",
@@ -21,6 +32,7 @@ __all__ = [
     "check_link",
     "entries_from_json",
     "entries_to_json",
+    "has_blocks",
     "is_possible",
     "link_from_json",
     "link_to_json",
@@ -60,13 +72,20 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
     rows: dict[str, list[list[object]]] = {}
     merged_rows: dict[tuple[Head, MergedDelta], int] = {}
     merged_places: list[tuple[list[int | str], int, int]] = []
+    blocks: dict[Head, list[int | str]] = {}
     for (store, key_group), entry in sorted(entries.items()):
         numbers: list[int | str] = []
-        for head, start, length, checksum, count, merged in entry.chain:
+        for head, start, length, checksum, count, merged, block in entry.chain:
             if merged is not None:
                 row = merged_rows.setdefault((head, merged), len(merged_rows))
                 merged_places.append((numbers, len(numbers), row))
-            numbers += (index_of(head, len(indexes)), start, length, f"{checksum:016x}", count)
+            if block is None:
+                numbers += (index_of(head, len(indexes)), start, length, f"{checksum:016x}", count)
+                continue
+            numbers += (index_of(head, len(indexes)), start, 0, "0", count)
+            source = head if merged is None else merged.head
+            if source not in blocks:
+                blocks[source] = [*block, f"{checksum:016x}"]
         snapshot: list[object] | None = None
         if entry.snapshot is not None:
             id, head, length, checksum, count = entry.snapshot
@@ -75,10 +94,17 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
         rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, numbers, cut])
     for numbers, place, row in merged_places:
         numbers[place] = len(indexes) + row
-    columns: dict[str, object] = {"heads": [[head.version, head.attempt] for head in indexes], "stores": rows}
+    columns: dict[str, object] = {"heads": [[*head, *blocks.get(head, ())] for head in indexes], "stores": rows}
     if merged_rows:
-        columns["merged"] = [[indexes[head], *merged] for head, merged in merged_rows]
+        columns["merged"] = [[indexes[head], *merged, *blocks.get(merged.head, ())[1:]] for head, merged in merged_rows]
     return columns
+
+
+def has_blocks(columns: Mapping[str, object]) -> bool:
+    """Return whether entries that ``entries_to_json`` wrote list a block."""
+    heads = cast("list[list[object]]", columns["heads"])
+    merged_rows = cast("list[list[object]]", columns.get("merged", []))
+    return any(len(row) > 2 for row in heads) or any(len(row) > 4 for row in merged_rows)
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
@@ -86,23 +112,25 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
 
     Other JSON raises ``KeyError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the values.
     """
-    heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
+    head_rows = cast("list[tuple[int, str]]", columns["heads"])
+    heads = [Head(row[0], row[1]) for row in head_rows]
     merged_rows = cast("list[tuple[int, str, int, int]]", columns.get("merged", []))
-    places: list[tuple[Head, MergedDelta | None]] = [(head, None) for head in heads]
-    places += [(heads[head], MergedDelta(id, level, size)) for head, id, level, size in merged_rows]
+    places = [_Place(head, None, *_parse_block(row[2:])) for head, row in zip(heads, head_rows, strict=True)]
+    places += [
+        _Place(heads[row[0]], MergedDelta(*row[1:4]), *_parse_block(row[3:] if len(row) > 4 else ()))
+        for row in merged_rows
+    ]
+    has_tables = bool(merged_rows) or has_blocks(columns)
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
         fives = cast("Iterable[tuple[int, int, int, str, int]]", zip(*[iter(flat)] * 5, strict=True))
-        if merged_rows:
+        if has_tables:
             return tuple(
-                [
-                    Link(places[place][0], start, length, int(sum_, 16), rows, places[place][1])
-                    for place, start, length, sum_, rows in fives
-                ]
+                [places[place].make_link(start, length, sum_, rows) for place, start, length, sum_, rows in fives]
             )
         return tuple(
             [
-                _make_link((heads[head], start, length, int(sum_, 16), rows, None))
+                _make_link((heads[head], start, length, int(sum_, 16), rows, None, None))
                 for head, start, length, sum_, rows in fives
             ]
         )
@@ -126,18 +154,49 @@ def changed_entries_from_json(columns: dict[str, object], version: int, epoch: i
 
     Raises the errors of ``entries_from_json`` for other JSON; call ``check_entries`` for the values.
     """
-    heads = {
-        index: Head(version, attempt)
-        for index, (head_version, attempt) in enumerate(cast("list[tuple[int, str]]", columns["heads"]))
-        if head_version == version and attempt.startswith(f"{epoch}-")
+    places = {
+        index: _Place(Head(version, row[1]), None, *_parse_block(row[2:]))
+        for index, row in enumerate(cast("list[tuple[int, str]]", columns["heads"]))
+        if row[0] == version and row[1].startswith(f"{epoch}-")
     }
     changed: dict[Address, Entry] = {}
     for store, rows in cast("dict[str, list[_Row]]", columns["stores"]).items():
         for key_group, timer, _, links, _ in rows:
-            if links and (head := heads.get(cast(int, links[-5]))) is not None:
-                start, length, checksum, count = cast("tuple[int, int, str, int]", tuple(links[-4:]))
-                changed[store, key_group] = Entry(None, (Link(head, start, length, int(checksum, 16), count),), timer)
+            if links and (place := places.get(cast(int, links[-5]))) is not None:
+                numbers = cast("tuple[int, int, str, int]", tuple(links[-4:]))
+                changed[store, key_group] = Entry(None, (place.make_link(*numbers),), timer)
     return changed
+
+
+class _Place(NamedTuple):
+    """A head, and the object that leads to it: a delta or a merged delta, and its block with the checksum."""
+
+    head: Head
+    merged: MergedDelta | None
+    block: Block | None
+    checksum: int
+
+    def make_link(self, start: int, length: int, checksum: str, rows: int) -> Link:
+        """Return the link of these numbers."""
+        if self.block is None:
+            return Link(self.head, start, length, int(checksum, 16), rows, self.merged)
+        if type(rows) is not int:
+            raise TypeError(f"a link has {rows!r} rows")
+        return link_in_block(self.head, start, self.checksum, rows, self.block, self.merged)
+
+
+def _parse_block(numbers: Sequence[object]) -> tuple[Block | None, int]:
+    """Return the block and its checksum in a row of a table, ``None`` and 0 for a row without a block.
+
+    Raises ``TypeError`` or ``ValueError`` for other values.
+    """
+    if not numbers:
+        return None, 0
+    size, rows, checksum = numbers
+    for number in (size, rows):
+        if type(number) is not int or not 0 <= number < NUMBERS_END:
+            raise ValueError(f"invalid block of {size!r} bytes with {rows!r} rows")
+    return Block(cast(int, size), cast(int, rows)), int(cast(str, checksum), 16)
 
 
 def check_entries(entries: Mapping[Address, Entry]) -> None:
@@ -176,7 +235,7 @@ def _check_links(links: list[Link]) -> None:
         return
     for head in {id(link.head): link.head for link in links}.values():
         _check_head(head)
-    _, starts, lengths, checksums, rows, _ = zip(*links, strict=True)
+    _, starts, lengths, checksums, rows, _, _ = zip(*links, strict=True)
     columns = (starts, lengths, checksums, rows)
     are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in columns)
     if not are_numbers or max(chain(map(add, starts, lengths), rows)) >= NUMBERS_END:

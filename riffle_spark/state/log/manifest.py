@@ -25,6 +25,7 @@ __all__ = [
     "EMPTY",
     "EMPTY_HEAD",
     "Address",
+    "Block",
     "Entry",
     "Head",
     "Link",
@@ -33,6 +34,7 @@ __all__ = [
     "Replacement",
     "Size",
     "Snapshot",
+    "link_in_block",
 ]
 
 Address = tuple[str, int]
@@ -73,9 +75,19 @@ class MergedDelta(NamedTuple):
         return Head(int(version), attempt)
 
 
+class Block(NamedTuple):
+    """The bytes and the rows of a block, the first bytes of its object (``state.formats.blocks``)."""
+
+    size: int
+    rows: int
+
+
 class Link(NamedTuple):
     """A key-group's part of a delta or merged delta: the head that it leads to, byte range, checksum (XXH3-64), and
     number of changed rows. ``merged`` is the merged delta, ``None`` for a delta.
+
+    If the object is a block, its key-groups share ``block`` and ``checksum``, which is that of the block. Then
+    ``start`` is the key-group, and ``length`` its share of the bytes (``link_in_block``).
     """
 
     head: Head
@@ -84,6 +96,7 @@ class Link(NamedTuple):
     checksum: int
     rows: int
     merged: MergedDelta | None = None
+    block: Block | None = None
 
     @property
     def object(self) -> str:
@@ -107,6 +120,13 @@ class Link(NamedTuple):
     def level(self) -> int:
         """How often the rows were merged: 0 for a delta."""
         return 0 if self.merged is None else self.merged.level
+
+
+def link_in_block(
+    head: Head, key_group: int, checksum: int, rows: int, block: Block, merged: MergedDelta | None = None
+) -> Link:
+    """Return the link of a key-group's rows in a block."""
+    return Link(head, key_group, block.size * rows // max(block.rows, 1), checksum, rows, merged, block)
 
 
 class Replacement(NamedTuple):

@@ -19,6 +19,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
 __all__ = [
+    "BLOCK",
     "FAR",
     "LOG",
     "MAILBOX",
@@ -45,6 +46,7 @@ __all__ = [
     "parse_record_name",
     "record_name",
     "savepoint_name",
+    "sealed_block_name",
     "shared_root",
     "snapshot_id",
     "snapshot_name",
@@ -52,6 +54,8 @@ __all__ = [
     "snapshot_prefix",
 ]
 
+BLOCK = ".block"
+"""How the names of local block files end (``state.formats.blocks``)."""
 LOG = "log/"
 MAILBOX = "requests.json"
 STATUS = "status.json"
@@ -193,8 +197,16 @@ def merged_place(store: str, key_group: int, unique: str) -> Place:
 
 
 def block_place(store: str, name: str) -> Place:
-    """Return where a block is stored, for its encryption: in a local file with this unique name."""
+    """Return where a block is stored, for its encryption: in a local file with this unique name.
+
+    A delta or merged delta has the name of its local file: its version and attempt (``sealed_block_name``).
+    """
     return Place(f"block/{store}/{name}", f"block/{store}/{name}")
+
+
+def sealed_block_name(version: int, attempt: str) -> str:
+    """Return the name of the local file with a sealed delta, or a merged delta of this member, as a block."""
+    return f"{version}-{attempt}{BLOCK}"
 
 
 def snapshot_id(version: int, attempt: str) -> str:

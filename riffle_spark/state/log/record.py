@@ -36,8 +36,10 @@ __all__ = [
     "manifest_of_record",
 ]
 
-FORMAT = 9
+FORMAT = 10
 """The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_SAVEPOINTS_FORMAT = 9
+"""The format with savepoints."""
 _MERGED_FORMAT = 8
 """The format with merged deltas."""
 _EDITS_FORMAT = 7
@@ -223,15 +225,16 @@ def encode(record: Record) -> bytes:
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    record_format = max(_format_of(record), _MERGED_FORMAT if _MERGED in entries else 0)
+    entries_format = _MERGED_FORMAT if _MERGED in entries else 0
+    record_format = FORMAT if entry_rows.has_blocks(entries) else max(_format_of(record), entries_format)
     header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
 
 
 def _format_of(record: Record) -> int:
-    """Return the oldest format that can express a record without merged deltas."""
+    """Return the oldest format that can express a record without its entries."""
     if record.savepoints or record.previous_offsets is not None or record.kind == "savepoint":
-        return FORMAT  # older packages would delete what the savepoints keep
+        return _SAVEPOINTS_FORMAT  # older packages would delete what the savepoints keep
     if record.edit or record.purged:
         return _EDITS_FORMAT
     if record.moves:

@@ -5,8 +5,8 @@ Theory of operation.
 1. The merged part of a key-group has the newest row of each key that its links changed, and the rows that delete keys.
    So a copy at any head before the last link may apply it. Nothing below the links is needed.
 2. The parts of the links are local files if this member sealed or merged them. Others are fetched.
-3. All key-groups are merged at once, as columns. The object has one part for each of them, as a delta has, and this
-   member keeps the same rows as a local block.
+3. All key-groups are merged at once, as columns. The object is a block or has a part for each of them, as a delta, and
+   this member keeps the same rows as a local block.
 4. The result counts only once a record lists it. Until then the links stay.
 """
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.disk import DamagedCopy, sealed_block_name
+from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_runs import merge_key_groups
 from riffle_spark.state.copies.run import RunsOfKeyGroup
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import blocks, part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Head, Link, MergedDelta, Replacement
+from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, link_in_block
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.copy_plan import plan_by_entry
 from riffle_spark.state.restore.reader import Reader, fetch_links, group_into_bounded_runs
@@ -94,25 +94,33 @@ class DeltaMerger:
             store = self._schema.store
             places = [paths.merged_delta_place(store, key_group, merged_id) for key_group in key_groups]
             datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
-            block = encrypt(block, paths.block_place(store, sealed_block_name(version, attempt)))
-        merged = MergedDelta(merged_id, level, sum(map(len, datas)))
+            block = encrypt(block, paths.block_place(store, paths.sealed_block_name(max(version, 0), attempt)))
         heads = [entries[key_group].head for key_group in key_groups]
-        links = _make_links(heads, datas, np.diff(starts).tolist(), merged)
-        return Merged(
-            merged_id,
-            b"".join(datas),
-            {
-                key_group: Replacement(entries[key_group].base, link)
-                for key_group, link in zip(key_groups, links, strict=True)
-            },
-            blocks.encode_block_file(
+        rows = np.diff(starts).tolist()
+        if datas:
+            data = b"".join(datas)
+            links = _make_links(heads, datas, rows, MergedDelta(merged_id, level, len(data)))
+            block = blocks.encode_block_file(
                 block,
                 np.array(key_groups, np.int32),
                 starts,
                 np.array([link.start for link in links], np.int64),
                 np.array([link.checksum for link in links], np.uint64),
-            ),
-        )
+            )
+        else:
+            data = block = blocks.encode_block_file(block, np.array(key_groups, np.int32), starts)
+            merged = MergedDelta(merged_id, level, len(data))
+            checksum, _ = blocks.checksum_of_block(data)
+            stored = Block(len(data), int(starts[-1]))
+            links = [
+                link_in_block(head, key_group, checksum, count, stored, merged)
+                for head, key_group, count in zip(heads, key_groups, rows, strict=True)
+            ]
+        replacements = {
+            key_group: Replacement(entries[key_group].base, link)
+            for key_group, link in zip(key_groups, links, strict=True)
+        }
+        return Merged(merged_id, data, replacements, block)
 
     def _advance_copies(self, entries: Mapping[int, Entry]) -> None:
         """Bring this member's copies on the chains of the entries to their heads."""

@@ -9,6 +9,7 @@ files. Of deltas only the needed parts are stored, parts of one object in one fi
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,9 +24,10 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import threads_within_limit
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import checksum_of_block, read_index
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
@@ -38,6 +40,7 @@ __all__ = [
     "fetch_links",
     "fetch_snapshots",
     "group_into_bounded_runs",
+    "name_range",
     "next_range_bytes",
     "span_bytes",
     "split_into_ranges",
@@ -91,16 +94,49 @@ class Reader:
 
     def fetch_run(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
         """Fetch a run, links of one object with small gaps, with one GET. Return the bytes of each link, or its error.
+        Links in a block have its bytes (``open_links``).
 
         Raises ``CorruptStateError`` if the object is missing.
         """
         view = memoryview(self._get_run(run))
         parts: dict[Link, memoryview | CorruptStateError] = {}
+        if run[0].block is not None:
+            error = _find_damage(view, run[0])
+            return dict.fromkeys(run, view if error is None else error)
         for link in run:
             data = view[link.start - run[0].start :][: link.length]
             is_intact = part_codec.checksum(data) == link.checksum
-            parts[link] = data if is_intact else part_codec.altered_error(_name_range(link))
+            parts[link] = data if is_intact else part_codec.altered_error(name_range(link))
         return parts
+
+    def open_links(
+        self, store: str, fetched: Mapping[Link, memoryview], key_groups: Mapping[Link, int]
+    ) -> dict[Link, pa.Table]:
+        """Return the rows of a store's links, with hashes and due order, from the bytes of ``fetch_run``.
+
+        Raises ``CorruptStateError`` for rows that cannot be decoded, ``RefusedError`` if a key is missing.
+        """
+        first = next(iter(fetched), None)
+        if first is None or first.block is None:
+            return {
+                link: part_codec.open_part(
+                    self.decrypt(data, link.place(store, key_groups[link]), name_range(link)), name_range(link)
+                )
+                for link, data in fetched.items()
+            }
+        where = first.object
+        try:
+            rows, index = read_index(pa.py_buffer(fetched[first]))
+            ranges = [index.ranges[key_groups[link]] for link in fetched]
+        except (ValueError, KeyError) as error:
+            raise part_codec.altered_error(where) from error
+        place = paths.block_place(store, paths.sealed_block_name(*first.source))
+        table = part_codec.open_block(self.decrypt(rows, place, where), where)
+        return {link: table.slice(span.start, span.rows) for link, span in zip(fetched, ranges, strict=True)}
+
+    def decrypt(self, data: part_codec.Data, place: Place, where: str) -> part_codec.Data:
+        """Return the decrypted bytes of a part, or ``data`` if there are no keys."""
+        return data if self.keys is None else self.keys.decrypt(data, place, where)
 
     def _read_run(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
         """Return the output rows of each link of a run, fetched with one GET."""
@@ -113,19 +149,16 @@ class Reader:
 
         Raises ``CorruptStateError`` if they are damaged.
         """
-        where = _name_range(link)
-        keys = self.keys
-        if keys is None:
-            return part_codec.decode(data, link.checksum, where)
+        where = name_range(link)
         place = paths.output_place(store, *link.head)
-        return part_codec.decode(data, link.checksum, where, lambda data: keys.decrypt(data, place, where))
+        return part_codec.decode(data, link.checksum, where, lambda data: self.decrypt(data, place, where))
 
     def _get_run(self, run: list[Link]) -> bytes:
         """Return the bytes from the start to the end of a run.
 
         Raises ``CorruptStateError`` if the object is missing.
         """
-        data = self._objects.get(run[0].object, run[0].start, span_bytes(run))
+        data = self._objects.get(run[0].object, 0 if run[0].block else run[0].start, span_bytes(run))
         if data is None:
             raise missing_object_error(run[0].object)
         with self._counting:
@@ -182,10 +215,14 @@ def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> lis
 
 
 def join_into_runs(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-    """Group links of one object into runs with gaps of at most ``gap_bytes``. Each run is one ranged GET."""
+    """Group links of one object into runs with gaps of at most ``gap_bytes``. Each run is one ranged GET.
+
+    All links in a block are one run.
+    """
     runs: list[list[Link]] = []
     for link in parts:
-        if runs and link.start - _end(runs[-1]) <= gap_bytes:
+        is_near = bool(runs) and (link.block is not None or link.start - _end(runs[-1]) <= gap_bytes)
+        if is_near and runs[-1][0].block == link.block:
             runs[-1].append(link)
         else:
             runs.append([link])
@@ -220,13 +257,13 @@ def choose_range_bytes(total: int) -> int:
 
 
 def span_bytes(run: list[Link]) -> int:
-    """Return the bytes from the start of a run's first part to the end of its last."""
-    return _end(run) - run[0].start
+    """Return the bytes from the start of a run's first part to the end of its last, or those of its block."""
+    return run[0].block.size if run[0].block is not None else _end(run) - run[0].start
 
 
 def _group_by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
     """Return the distinct links of each object, in order, oldest object first."""
-    ordered = sorted(set(links), key=lambda link: (link.source, link.start))
+    ordered = sorted(set(links), key=lambda link: (link.source, link.block is None, link.start))
     return (list(parts) for _, parts in groupby(ordered, key=lambda link: link.source))
 
 
@@ -246,9 +283,18 @@ def missing_object_error(name: str) -> CorruptStateError:
     )
 
 
-def _name_range(link: Link) -> str:
-    """Return the name and byte range of a link for errors."""
-    return f"{link.object}[{link.start}:{link.start + link.length}]"
+def name_range(link: Link) -> str:
+    """Return the name and byte range of a link for errors. In a block it is the range of the block."""
+    start, length = (link.start, link.length) if link.block is None else (0, link.block.size)
+    return f"{link.object}[{start}:{start + length}]"
+
+
+def _find_damage(data: memoryview, link: Link) -> CorruptStateError | None:
+    """Return the error for the bytes of a link's block, ``None`` if they have its checksum."""
+    with suppress(ValueError):
+        if checksum_of_block(data) == (link.checksum, link.checksum):
+            return None
+    return part_codec.altered_error(name_range(link))
 
 
 class SnapshotFile(NamedTuple):
@@ -263,6 +309,9 @@ class SnapshotFile(NamedTuple):
 def group_into_bounded_runs(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
     """Yield the links as runs, one per GET, of at most ``RANGE_BYTES`` unless one link is longer."""
     for run in reader.group_into_runs(links):
+        if run[0].block is not None:
+            yield run
+            continue
         first = 0
         for index in range(1, len(run)):
             if span_bytes(run[first : index + 1]) > RANGE_BYTES:
@@ -296,8 +345,12 @@ def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, 
     if not parts:
         return {}
     first = next(iter(parts))
-    path = folder.new_fetched_path(*first.source, is_merged=first.merged is not None)
+    is_block = first.block is not None
+    path = folder.new_fetched_path(*first.source, is_merged=first.merged is not None, is_block=is_block)
     name = f"{path.parent.name}/{path.name}"
+    if is_block:
+        path.write_bytes(parts[first])
+        return {link: StackedPart(name, 0, link.length, link.checksum, link.rows, link.head.epoch) for link in parts}
     written: dict[Link, StackedPart] = {}
     start = 0
     with path.open("wb") as file:

@@ -12,11 +12,11 @@ from riffle_spark.errors import RiffleError
 from riffle_spark.state.copies.disk import (
     DamagedCopy,
     disk_refused_error,
-    sealed_block_name,
 )
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, encryption_place, merge_rows
+from riffle_spark.state.copies.part_files import PartFiles, merge_rows
 from riffle_spark.state.copies.part_runs import merge_into_block
+from riffle_spark.state.copies.places import encryption_place
 from riffle_spark.state.copies.run import Run, RunsOfKeyGroup
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.copies.stacks import Stacks
@@ -79,22 +79,26 @@ class StackParts:
         """
         folder = self._folder.sealed.name
         sources = {link.source for link in links}
-        blocks = {source: self._files.read_block_index(f"{folder}/{sealed_block_name(*source)}") for source in sources}
+        names = {source: f"{folder}/{paths.sealed_block_name(*source)}" for source in sources}
+        blocks = {source: self._files.read_block_index(name) for source, name in names.items()}
         parts: dict[Link, StackedPart] = {}
         for link in links:
             source = link.source
             block = blocks[source]
-            if block is None:
+            if block is None and link.block is None:
                 name = f"{folder}/{source.version}-{source.attempt}"
                 part = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
                 if self._files.is_intact(part):
                     parts[link] = part
+            if block is None:
                 continue
             index, checksum = block
-            place = index.by_part.get((link.start, link.checksum))
+            if link.block is None:
+                place = index.by_part.get((link.start, link.checksum))
+            else:
+                place = index.ranges.get(link.start) if checksum == link.checksum else None
             if place is not None and place.rows == link.rows:
-                name = f"{folder}/{sealed_block_name(*source)}"
-                parts[link] = StackedPart(name, 0, place.length, checksum, link.rows, link.head.epoch)
+                parts[link] = StackedPart(names[source], 0, place.length, checksum, link.rows, link.head.epoch)
         return parts
 
     def read_runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:

@@ -7,7 +7,17 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, MergedDelta, Snapshot
+from riffle_spark.state.log.manifest import (
+    Address,
+    Block,
+    Entry,
+    Head,
+    Link,
+    Manifest,
+    MergedDelta,
+    Snapshot,
+    link_in_block,
+)
 from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
@@ -20,7 +30,7 @@ NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_
 IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), max_size=12)
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
-LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS, st.none())
+LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS, st.none(), st.none())
 MERGED_LINKS = st.builds(
     lambda link, attempt, level, size: link._replace(
         merged=MergedDelta(f"{link.head.version:020d}-{attempt}", level, size)
@@ -54,6 +64,23 @@ SAVEPOINTS = st.builds(
 )  # fmt: skip
 
 
+def _in_blocks(entries: dict[Address, Entry]) -> dict[Address, Entry]:
+    """Return the entries with the links of every second object in a block."""
+    return {
+        (store, key_group): replace(entry, chain=tuple(_in_block(link, key_group) for link in entry.chain))
+        for (store, key_group), entry in entries.items()
+    }
+
+
+def _in_block(link: Link, key_group: int) -> Link:
+    """Return a link as one in a block, unless its object is stored in parts. The object's name decides."""
+    number = int(link.source.attempt.partition("-")[2], 16) % 2**40
+    if number % 2:
+        return link
+    block = Block(number if link.merged is None else link.merged.size, number // 2)
+    return link_in_block(link.head, key_group, number, link.rows, block, link.merged)
+
+
 def _in_order(record: Record) -> Record:
     """Return a record that names none after itself."""
     return replace(
@@ -66,7 +93,8 @@ RECORDS = st.builds(
     Record, NUMBERS, st.sampled_from(KINDS), IDS, IDS, IDS, NUMBERS,
     IDS,
     st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), IDS, NUMBERS,
-    entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
+    entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6).map(_in_blocks),
+    target=st.none() | NUMBERS, offsets=st.none() | NAMES,
     input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
     schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),
     owners=st.dictionaries(TASKS, NAMES, max_size=3),

@@ -132,12 +132,24 @@ def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
     counts = [table.num_rows for table in tables]
     starts = positions_of(np.array(counts))
     whole = pa.concat_tables(tables).combine_chunks()
-    parts, _ = part_codec.encode_slices(whole, starts, schema.due)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # no block is small enough
+        parts, _ = part_codec.encode_slices(whole, starts, schema.due)
     slices = [whole.slice(start, count) for start, count in zip(starts.tolist(), counts, strict=False)]
-    for part, rows in zip(parts, slices, strict=True):
+    for part, rows in zip(parts, slices, strict=len(whole) > 0):
         table = part_codec.open_part(part, "together")
         alone = part_codec.open_part(part_codec.encode(rows, schema.due, packed=True), "alone")
         assert table.equals(alone, check_metadata=True)
+
+
+@pytest.mark.parametrize(("rows", "is_block"), [(0, True), (3, True), (2000, False)])
+def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None:
+    """Otherwise their headers would be more than an eighth of the rows."""
+    tables = [rows_of(PAIRS, {(number, kg): 5 for number in range(rows)}) for kg in range(8)]
+    starts = positions_of(np.array([table.num_rows for table in tables]))
+    parts, block = part_codec.encode_slices(pa.concat_tables(tables).combine_chunks(), starts)
+    assert len(parts) == (0 if is_block else 8)
+    assert part_codec.open_block(block, "").num_rows == 8 * rows
 
 
 def test_hashes_that_differ_in_their_last_bits_only_are_told_apart() -> None:

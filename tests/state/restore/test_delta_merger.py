@@ -6,6 +6,7 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import CorruptStateError
@@ -13,8 +14,9 @@ from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.folder import Folder, claim_folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import checksum_of_block, read_index
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Link, Replacement
+from riffle_spark.state.log.manifest import Block, Entry, Link, Replacement
 from riffle_spark.state.restore.delta_merger import DeltaMerger
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_parts import StackParts
@@ -109,7 +111,7 @@ def test_a_merged_part_keeps_deletions(place: Place) -> None:
     (replacement,) = merge(place, {0: last_links(place.entries[0], 2)}).values()
     data = place.store.get(replacement.link.object)
     assert data is not None
-    table = part_codec.open_part(data, "")
+    table = part_codec.open_block(read_index(pa.py_buffer(data))[0], "")
     assert sorted(zip(table["k"].to_pylist(), table[part_codec.DELETED].to_pylist(), strict=True)) == [
         ("a", True),
         ("b", False),
@@ -201,8 +203,11 @@ def test_a_damaged_object_is_refused_and_nothing_is_put(place: Place) -> None:
     assert place.store.list("") == names
 
 
-def test_an_object_has_one_part_per_key_group_and_its_own_size(place: Place) -> None:
+def test_an_object_of_large_parts_has_one_per_key_group_and_its_own_size(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parts follow each other, and the record has the size of the object, so that unlisted bytes are known."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: no rows are too few for parts
     for version in (0, 1):
         place.seal(version, {kg: {"a": version} for kg in range(4)})
     replacements = merge(place, {kg: last_links(entry, 2) for kg, entry in place.entries.items()})
@@ -214,3 +219,17 @@ def test_an_object_has_one_part_per_key_group_and_its_own_size(place: Place) -> 
     assert parsed == ("merged", 1, 1)
     assert {link.merged.size for link in links if link.merged} == {len(data)} == {sum(link.length for link in links)}
     assert [link.start for link in links] == [sum(one.length for one in links[:n]) for n in range(4)]
+
+
+def test_an_object_of_small_parts_is_a_block(place: Place) -> None:
+    """All key-groups have its checksum, and shares of its size."""
+    for version in (0, 1):
+        place.seal(version, {kg: {"a": version} for kg in range(4)})
+    replacements = merge(place, {kg: last_links(entry, 2) for kg, entry in place.entries.items()})
+    links = {key_group: replacement.link for key_group, replacement in replacements.items()}
+    data = place.store.get(links[0].object)
+    assert data is not None
+    assert {link.block for link in links.values()} == {Block(len(data), 4)}
+    assert {(link.checksum, link.length) for link in links.values()} == {(checksum_of_block(data)[0], len(data) // 4)}
+    assert {key_group: link.start for key_group, link in links.items()} == {kg: kg for kg in range(4)}
+    place.bring()

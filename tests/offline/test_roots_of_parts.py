@@ -1,0 +1,125 @@
+"""A root whose deltas and merged deltas are stored in parts is read, continued with blocks, and rolled back."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.verify import verify
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import root_id
+from tests.kit.folders import DATA
+from tests.kit.simulated.world import Oracle, World, drawn_batch
+
+ARCHIVE = DATA / "roots" / "0.1-records8"
+SETTINGS: dict[str, Any] = {"num_standbys": 1, "snapshot_chain_links": 16, "retained_versions": 20}
+
+
+class Query:
+    """The query that wrote the old root, started again below ``folder`` with the code of today."""
+
+    def __init__(self, folder: Path, *, copies: bool) -> None:
+        with tarfile.open(ARCHIVE / "encrypted.tar.gz") as packed:
+            packed.extractall(folder, filter="data")
+        self.root, self.local, self.keys = f"file://{folder}/state", folder / "local", f"file:{folder}/keys"
+        (members,) = self.local.iterdir()
+        members.rename(members.with_name(f"{root_id(self.root)}-{members.name.partition('-')[2]}"))
+        if not copies:
+            shutil.rmtree(self.local)
+        self.told: dict[str, Any] = json.loads((ARCHIVE / "expected.json").read_text())
+        self.version: int = self.told["batches"]
+        self.oracle = self.oracle_at(self.version - 1)
+        self.start()
+
+    def oracle_at(self, version: int) -> Oracle:
+        """Return the oracle as it was after a batch of the old version."""
+        state = self.told["states"][str(version)]
+        oracle = Oracle()
+        oracle.totals = {key: tuple(values) for key, values in state["totals"].items()}
+        oracle.tails = state["tails"]
+        return oracle
+
+    def start(self) -> None:
+        """Start a driver of this version."""
+        self.world = World(self.local, root=self.root, encryption_keys=self.keys, **SETTINGS)
+
+    def run(self, batches: int) -> None:
+        """Run more batches, also on the oracle."""
+        chance = random.Random(self.version)
+        for _ in range(batches):
+            rows = drawn_batch(chance, self.version)
+            self.oracle.feed(rows)
+            self.world.batch(self.version, rows)
+            self.version += 1
+
+    def check(self) -> None:
+        """Compare the state in the objects with the oracle's."""
+        assert self.world.state("totals") == self.oracle.totals
+        assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
+
+    def count_links(self) -> tuple[int, int]:
+        """Return the number of listed links of parts, and of links in blocks."""
+        links = [link for entry in self.world.log().manifest.entries.values() for link in entry.chain]
+        in_blocks = sum(link.block is not None for link in links)
+        return len(links) - in_blocks, in_blocks
+
+    def format(self) -> int:
+        """Return the format of the newest record."""
+        tail = self.world.log().tail
+        assert tail is not None
+        line = (self.world.memory.get(paths.record_name(tail.sequence)) or b"").partition(b"\n")[0]
+        return int(json.loads(line)["format"])
+
+
+def checkpoint_of(folder: Path, batches: int) -> str:
+    """Write a checkpoint as Spark would have written it."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+        for batch in range(batches):
+            (folder / name / str(batch)).write_text(f"offsets-{batch}" if name == "offsets" else "v1\n{}")
+    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
+    """A chain may have parts and blocks. With local copies or without, the state is right after each restart."""
+    query = Query(tmp_path, copies=copies)
+    query.check()
+    parts, in_blocks = query.count_links()
+    assert (parts > 0, in_blocks, query.format()) == (True, 0, 8)
+    query.run(6)
+    query.check()
+    parts, in_blocks = query.count_links()
+    assert (parts > 0, in_blocks > 0, query.format()) == (True, True, 10)
+    query.world.cluster.lose("2", disk=True)
+    query.world.cluster.add("4")
+    query.run(20)
+    query.check()
+    query.start()
+    query.run(2)
+    query.check()
+    assert not verify(query.root, encryption_keys=query.keys).findings
+
+
+@pytest.mark.parametrize("batches", [0, 6])
+def test_it_is_rolled_back(tmp_path: Path, batches: int) -> None:
+    """To a batch before the upgrade, before and after this version has written, and it continues from there."""
+    query = Query(tmp_path, copies=True)
+    query.run(batches)
+    checkpoint = checkpoint_of(tmp_path / "checkpoint", query.version)
+    rollback(query.root, 38, checkpoint, execute=True)
+    query.oracle, query.version = query.oracle_at(38), 39
+    query.start()
+    query.check()
+    query.run(20)
+    query.check()
+    verified = verify(query.root, encryption_keys=query.keys)
+    assert not verified.findings
