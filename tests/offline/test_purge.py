@@ -135,6 +135,20 @@ def readable(query: Harness) -> list[dict[str, Any]]:
     return list(query.table().to_pylist())
 
 
+def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
+    """It has no state, but the deltas of its key-group have it, and are not listed any more."""
+    ids = made_ids(20)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows(ids))
+        delete_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        assert objects_with(query, ids[:1])
+        steps = purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True).steps
+        assert steps[0].startswith("remove 0 of 1 given keys")
+        assert objects_with(query, ids[:1]) == set()
+        assert objects_with(query, ids[1:2])
+
+
 def test_local_files_that_are_left_go_at_the_next_start() -> None:
     """The command runs on another machine, so it cannot remove them. The first claim of a folder does."""
     ids = made_ids(50)
