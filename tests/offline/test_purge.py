@@ -168,6 +168,19 @@ def test_local_files_that_are_left_go_at_the_next_start() -> None:
         assert query.state()[(ids[4],)] == {"visits": 4, "most": 1}
 
 
+def test_timers_of_other_keys_fire_after_a_purge() -> None:
+    """The new snapshots of their key-groups say when the first one is due."""
+    ids = made_ids(8)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+    with Harness(processors(), IDS, now_ms=100_000, key_groups=2) as query:
+        query.feed(pa.table({"id": ids}, schema=IDS))
+        purge_keys(query.root, next(iter(tail_of(query).schemas)), KeyChoice(text), WHY, execute=True)
+        query.restart()
+        query.advance(30)
+        fired = {row["id"]: row["shown"] for row in query.feed()}
+        assert fired == dict.fromkeys(ids[1:], "fired 130000")
+
+
 def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
     """The new snapshots are encrypted, and decrypt to rows without the purged ids."""
     file = tmp_path / "keys.txt"

@@ -78,6 +78,24 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     assert missing(world) == []
 
 
+def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint: Path) -> None:
+    """The record before the rollback is of a later batch, so the log has no offsets of the batch before."""
+    Savepoints(world.home.root).create("a")
+    world.start()
+    feed_six_keys(world, 6, 60)
+    rollback(world.home.root, "savepoint:a", str(checkpoint), execute=True)
+    Savepoints(world.home.root).create("b")
+    world.start()
+    feed_six_keys(world, 6, 30)
+    for folder in ("offsets", "commits"):
+        for version in (4, 5):
+            (checkpoint / folder / str(version)).unlink(missing_ok=True)
+    (checkpoint / "offsets" / "30").write_text("offsets-30")
+    (checkpoint / "commits" / "30").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
+    assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
+
+
 @pytest.mark.parametrize("when", ["create", "delete"])
 def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, when: str) -> None:
     """A driver that still runs is told so by its next commit; the next one carries the savepoints on."""
