@@ -96,6 +96,20 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
 
 
+def test_a_savepoint_keeps_the_sealed_output_of_its_batch(tmp_path: Path) -> None:
+    """A rollback to it delivers these rows again."""
+    query = World(tmp_path, snapshot_chain_links=2, deliver_after_commit=True)
+    feed_six_keys(query, 0, 5)
+    Savepoints(query.home.root).create("a")
+    query.start()
+    feed_six_keys(query, 6, 30)
+    tail = query.log().tail
+    assert tail is not None
+    outputs = {link.object for _, link in read_savepoint(query.memory, tail.savepoints[0]).outputs}
+    assert outputs
+    assert outputs <= {*query.memory.list("")}
+
+
 @pytest.mark.parametrize("when", ["create", "delete"])
 def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, when: str) -> None:
     """A driver that still runs is told so by its next commit; the next one carries the savepoints on."""
@@ -362,6 +376,16 @@ class TestCommands:
             created = run_command("savepoint", "create", world.home.root, "--name", name)
             assert created.exit_code == 0, created.output
         assert run_command("savepoint", "delete", world.home.root, "a").exit_code == 0
+
+    def test_a_driver_that_has_started_since_the_status_is_left_alone(self, world: World) -> None:
+        """The status is that of the driver before, which stopped. A record of the command would stop the new one."""
+        write_status(world, state="stopped", epoch=1)
+        world.start()
+        feed_six_keys(world, 6, 6)
+        before = world.memory.list("")
+        refused = run_command("savepoint", "create", world.home.root, "--name", "a")
+        assert (refused.exit_code, "It is unknown whether" in refused.output) == (1, True), refused.output
+        assert world.memory.list("") == before
 
     def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
         """A record of the command would stop it."""
