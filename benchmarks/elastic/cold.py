@@ -107,4 +107,4 @@ def _spans(manifest: Manifest, key_groups: Collection[int], prefix: str) -> Iter
         if entry.snapshot is not None:
             yield Span(prefix + paths.snapshot_name(STORE, key_group, entry.snapshot.id), 0, entry.snapshot.length)
         for link in entry.chain:
-            yield Span(prefix + link.object, link.start, link.start + link.length)
+            yield Span(prefix + link.object, *link.byte_range)

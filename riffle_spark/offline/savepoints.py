@@ -271,8 +271,7 @@ def object_sizes(record: Record) -> dict[str, int]:
     sizes: dict[str, int] = {}
     links = [link for entry in record.entries.values() for link in entry.chain]
     for link in (*links, *(link for _, link in record.outputs)):
-        end = link.start + link.length if link.block is None else link.block.size
-        sizes[link.object] = max(sizes.get(link.object, 0), end)
+        sizes[link.object] = max(sizes.get(link.object, 0), link.byte_range[1])
     for (store, key_group), entry in record.entries.items():
         if entry.snapshot is not None:
             sizes[paths.snapshot_name(store, key_group, entry.snapshot.id)] = entry.snapshot.length

@@ -188,7 +188,7 @@ def _count_by_key(objects: ObjectStore, record: Record, manifest: Manifest) -> l
     ``manifest`` is that of ``record``.
     """
     links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in record.outputs]
-    parts = [(link.object, 0 if link.block else link.start, link.length) for link in links]
+    parts = [(link.object, link.byte_range[0], link.length) for link in links]
     for address, entry in manifest.entries.items():
         if entry.snapshot is not None:
             parts.append((paths.snapshot_name(*address, entry.snapshot.id), 0, entry.snapshot.length))

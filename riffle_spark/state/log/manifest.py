@@ -106,10 +106,17 @@ class Link(NamedTuple):
         return paths.delta_name(self.head.version, self.head.attempt)
 
     def place(self, store: str, key_group: int) -> Place:
-        """Return where this part of a store's key-group is stored, for its encryption."""
+        """Return where this part of a store's key-group, or its block, is stored, for its encryption."""
+        if self.block is not None:
+            return paths.block_place(store, paths.sealed_block_name(*self.source))
         if self.merged is not None:
             return paths.merged_delta_place(store, key_group, self.merged.id)
         return paths.delta_place(store, key_group, *self.head)
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """The first byte and the end of the part, or of its block, in the object."""
+        return (self.start, self.start + self.length) if self.block is None else (0, self.block.size)
 
     @property
     def source(self) -> Head:

@@ -130,8 +130,7 @@ class Reader:
             ranges = [index.ranges[key_groups[link]] for link in fetched]
         except (ValueError, KeyError) as error:
             raise part_codec.altered_error(where) from error
-        place = paths.block_place(store, paths.sealed_block_name(*first.source))
-        table = part_codec.open_block(self.decrypt(rows, place, where), where)
+        table = part_codec.open_block(self.decrypt(rows, first.place(store, first.start), where), where)
         return {link: table.slice(span.start, span.rows) for link, span in zip(fetched, ranges, strict=True)}
 
     def decrypt(self, data: part_codec.Data, place: Place, where: str) -> part_codec.Data:
@@ -158,7 +157,7 @@ class Reader:
 
         Raises ``CorruptStateError`` if the object is missing.
         """
-        data = self._objects.get(run[0].object, 0 if run[0].block else run[0].start, span_bytes(run))
+        data = self._objects.get(run[0].object, run[0].byte_range[0], span_bytes(run))
         if data is None:
             raise missing_object_error(run[0].object)
         with self._counting:
@@ -285,8 +284,8 @@ def missing_object_error(name: str) -> CorruptStateError:
 
 def name_range(link: Link) -> str:
     """Return the name and byte range of a link for errors. In a block it is the range of the block."""
-    start, length = (link.start, link.length) if link.block is None else (0, link.block.size)
-    return f"{link.object}[{start}:{start + length}]"
+    start, end = link.byte_range
+    return f"{link.object}[{start}:{end}]"
 
 
 def _find_damage(data: memoryview, link: Link) -> CorruptStateError | None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow as pa
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.log.record import encode
 from tests.kit.simulated.world import World, one
 
@@ -138,20 +140,27 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
         data[start : start + length] = new = change(bytes(data[start : start + length]))
         return part_codec.checksum(new)
 
+    @cache
+    def changed_block(size: int) -> int:
+        body = change(bytes(data[: size - 16]))
+        data[:size] = body + part_codec.checksum(body).to_bytes(8, "little") + bytes(data[size - 8 : size])
+        return part_codec.checksum(body)
+
+    def changed_link(link: Link) -> Link:
+        if link.object != name:
+            return link
+        if link.block is not None:
+            return link._replace(checksum=changed_block(link.block.size))
+        return link._replace(checksum=changed(link.start, link.length))
+
     entries = dict(log.manifest.entries)
     for address, entry in log.manifest.entries.items():
-        chain = tuple(
-            link._replace(checksum=changed(link.start, link.length)) if link.object == name else link
-            for link in entry.chain
-        )
+        chain = tuple(map(changed_link, entry.chain))
         snapshot = entry.snapshot
         if snapshot is not None and paths.snapshot_name(*address, snapshot.id) == name:
             snapshot = snapshot._replace(checksum=changed(0, snapshot.length))
         entries[address] = replace(entry, chain=chain, snapshot=snapshot)
-    outputs = tuple(
-        (store, link._replace(checksum=changed(link.start, link.length)) if link.object == name else link)
-        for store, link in log.tail.outputs
-    )
+    outputs = tuple((store, changed_link(link)) for store, link in log.tail.outputs)
     record = replace(log.tail, entries=entries, outputs=outputs, full=log.tail.sequence)
     return put_back(world, {name: bytes(data), paths.record_name(record.sequence): encode(record)})
 

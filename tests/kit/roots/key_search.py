@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.state.formats.blocks import read_index
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry
@@ -22,6 +23,7 @@ from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["find_files", "find_objects", "has_any", "made_ids"]
 
+_BLOCK = b"RFBLOCK2"
 _STREAM = b"\xff\xff\xff\xff"
 _Range = tuple[int, int]
 
@@ -63,6 +65,8 @@ def find_objects(
             texts.append(_body(data))
         for (start, end), place in parts.get(name, {}).items():
             part = data[start:end]
+            if part.endswith(_BLOCK):
+                part = bytes(read_index(pa.py_buffer(part))[0])
             texts += _decoded(part if keys is None else bytes(keys.decrypt(part, place, name)))
         if keys is None:
             texts += _decoded(data)
@@ -96,14 +100,14 @@ def _listed_parts(objects: ObjectStore, root: str) -> dict[str, dict[_Range, Pla
         for (store, key_group), entry in entries.items():
             for link in entry.chain:
                 place = link.place(store, key_group)
-                parts.setdefault(link.object, {})[link.start, link.start + link.length] = place
+                parts.setdefault(link.object, {})[link.byte_range] = place
             snapshot = entry.snapshot
             if snapshot is not None:
                 name = paths.snapshot_name(store, key_group, snapshot.id)
                 parts[name] = {(0, snapshot.length): paths.snapshot_place(store, key_group, snapshot.id)}
         for store, link in record.outputs:
             place = paths.output_place(store, *link.head)
-            parts.setdefault(link.object, {})[link.start, link.start + link.length] = place
+            parts.setdefault(link.object, {})[link.byte_range] = place
     return parts
 
 

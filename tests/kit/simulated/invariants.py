@@ -14,6 +14,7 @@ from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import checksum_of_block
 from riffle_spark.state.formats.due_times import first_ms_of, in_milliseconds
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -283,7 +284,12 @@ class History:
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object)
         assert data is not None, f"I5: {link.object} is gone"
-        self._check_bytes(link.object, data, link.start, link.length, link.checksum)
+        start, end = link.byte_range
+        if link.block is not None:
+            footer, actual = checksum_of_block(data[:end])
+            assert (footer, actual) == (link.checksum, link.checksum), f"I5: {link.object} was overwritten"
+            return
+        self._check_bytes(link.object, data, start, end - start, link.checksum)
 
     def _check_bytes(self, name: str, data: bytes, start: int, length: int, checksum: int) -> None:
         """Compare a part of an object with its checksum, once for the same bytes: those in memory never change."""
