@@ -31,14 +31,25 @@ while len(query.reports) < 5:
     query.awaitTermination(1)
 query.stop()
 """
+JOB_GROUP = "DAGScheduler: Failed to cancel job group"
 SPARKS = (
     "NativeCodeLoader: Unable to load native-hadoop library",
     "ResolveWriteToStream: spark.sql.adaptive.enabled is not supported in streaming",
-    "DAGScheduler: Failed to cancel job group",
+    JOB_GROUP,
     "Utils: Your hostname",
     "Utils: Set SPARK_LOCAL_IP",
 )
-"""Warnings of each streaming query that Spark runs alone and that is stopped."""
+"""Warnings that Spark may print for each streaming query that it runs alone and that is stopped."""
+ALONE = f"""
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+rates = spark.readStream.format("rate").load()
+query = rates.writeStream.format("console").option("checkpointLocation", "{FOLDER}/checkpoint").start()
+while query.lastProgress is None:
+    query.awaitTermination(1)
+query.stop()
+"""
 LEVEL = re.compile(r"\b(?:WARN|ERROR)\b (.*)")
 
 
@@ -48,15 +59,32 @@ def readme() -> str:
     return block.code
 
 
+def lines_of(program: str, folder: Path) -> list[str]:
+    """Run a program in a folder of its own and return the lines that it logs."""
+    ran = subprocess.run(
+        [sys.executable, "-c", program.replace(FOLDER, str(folder))],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return [line for text in ran.stderr.splitlines() for line in text.split("\r")]
+
+
+def warnings_of(lines: list[str]) -> list[str]:
+    """Return the texts of warnings and errors."""
+    return [match[1] for match in map(LEVEL.search, lines) if match is not None]
+
+
 @pytest.mark.parametrize("program", [readme(), WRAPPED], ids=["readme", "wrapped"])
 def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp_path: Path) -> None:
     """Its output is Spark's alone: no traceback, and no warning that names no action."""
-    code = program.replace(FOLDER, str(tmp_path))
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True
-    )
-    lines = [line for text in ran.stderr.splitlines() for line in text.split("\r")]
-    warned = [match[1] for match in map(LEVEL.search, lines) if match is not None]
+    lines = lines_of(program, tmp_path)
+    warned = warnings_of(lines)
     assert [line for line in warned if not line.startswith(SPARKS)] == []
     assert [line for line in lines if line.startswith(("\tat ", "Traceback", "java.", "py4j."))] == []
     print(f"{len(lines)} lines on stderr, {len(warned)} of them warnings")
+
+
+@pytest.mark.needs_spark4("warnings of stopped job groups")
+def test_spark_alone_warns_twice_of_the_job_group_of_a_stopped_query(tmp_path: Path) -> None:
+    """So these warnings are not ours. Spark cancels the jobs of each query that stops, also if it has none."""
+    stopped = [line for line in warnings_of(lines_of(ALONE, tmp_path)) if line.startswith(JOB_GROUP)]
+    assert len(stopped) == 2

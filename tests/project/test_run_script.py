@@ -37,6 +37,17 @@ def test_what_it_does_not_know_is_an_error() -> None:
         assert run(*arguments).returncode == 1
 
 
+def test_the_help_of_benchmarks_names_them() -> None:
+    """A name that looks like an option is an unknown name."""
+    answer = run("bench", "--help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert {"Names:", "throughput", "pairs"} <= set(answer.stdout.split())
+    for name in ("-e", "--version", ""):
+        answer = run("bench", name)
+        assert answer.returncode == 1
+        assert answer.stderr.startswith(f"run: unknown benchmark: {name}. Known: ")
+
+
 @pytest.mark.parametrize(("old", "new"), [("soak", "./run dst --seed 7"), ("house", "./run structure --seed 7")])
 def test_a_renamed_subcommand_is_refused_with_its_new_name(old: str, new: str) -> None:
     """The message is the command to run instead, with the options that were passed."""

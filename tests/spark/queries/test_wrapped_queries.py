@@ -446,6 +446,19 @@ def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession
         assert query_start._root_in(spark, checkpoint) == root
 
 
+@pytest.mark.long
+def test_metrics_are_observed_before_the_operator(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Those of ``observe`` after it are in no progress report."""
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    rows = F.count("*").alias("rows")
+    found = Batches()
+    query = played(keeping(by_page(events.observe("before", rows)).observe("after", rows), found, tmp_path / "ours"))
+    metrics = [dict(each["observedMetrics"]) for each in query.recentProgress]
+    assert sum(each["before"]["rows"] for each in metrics if each) == 25 * FILES
+    assert not any("after" in each for each in metrics)
+    assert len(found) == FILES
+
+
 def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
     """It has no delivery ids."""
     writer = riffle_spark.on(feed.stream(spark)).writeStream.foreachBatch(lambda _, __, ___: None)
