@@ -92,27 +92,12 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     Savepoints(world.home.root).create("b")
     world.start()
     feed_six_keys(world, 6, 30)
-    for folder in ("offsets", "commits"):
-        for version in (4, 5):
-            (checkpoint / folder / str(version)).unlink(missing_ok=True)
+    for file in [*checkpoint.glob("*/4"), *checkpoint.glob("*/5")]:
+        file.unlink()
     (checkpoint / "offsets" / "30").write_text("offsets-30")
     (checkpoint / "commits" / "30").write_text('v1\n{"nextBatchWatermarkMs":0}')
     rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
-
-
-def test_a_savepoint_keeps_the_sealed_output_of_its_batch(tmp_path: Path) -> None:
-    """A rollback to it delivers these rows again."""
-    query = World(tmp_path, snapshot_chain_links=2, deliver_after_commit=True)
-    feed_six_keys(query, 0, 5)
-    Savepoints(query.home.root).create("a")
-    query.start()
-    feed_six_keys(query, 6, 30)
-    tail = query.log().tail
-    assert tail is not None
-    outputs = {link.object for _, link in read_savepoint(query.memory, tail.savepoints[0]).outputs}
-    assert outputs
-    assert outputs <= {*query.memory.list("")}
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
@@ -316,8 +301,7 @@ class TestTimes:
         Savepoints(world.home.root).create("b")
         tail = world.log().tail
         assert tail is not None
-        older, newer = tail.savepoints
-        assert older.written_ms < newer.written_ms
+        newer = tail.savepoints[1]
         world.start()
         feed_six_keys(world, 8, 30)
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
