@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +29,10 @@ from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
+CREATION_REQUESTS = [
+    (method, call) for method, calls in {"list": 2, "head": 2, "get": 4, "put": 3}.items() for call in range(calls)
+]
+"""The requests of ``create`` by method, each with its number among those of the method."""
 
 
 @pytest.fixture
@@ -126,8 +131,7 @@ def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> Non
     assert Savepoints(world.home.root).tail.savepoints == ()
 
 
-@pytest.mark.parametrize("method", ["put", "get", "head", "list"])
-@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize(("method", "call"), CREATION_REQUESTS)
 def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
@@ -148,6 +152,14 @@ def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated
     assert tail is not None
     assert [savepoint.version for savepoint in tail.savepoints] == [5]
     assert missing(world) == []
+
+
+def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the test above lets fail are all."""
+    store = FaultyStore(world.memory)
+    monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
+    Savepoints(world.home.root).create("a")
+    assert Counter(method for method, _ in store.calls) == Counter(method for method, _ in CREATION_REQUESTS)
 
 
 def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
