@@ -6,7 +6,7 @@ Most checkpoints are of Spark 3.5 and stored with the tests. So few queries run,
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_pa
 def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Path) -> None:
     """The function declares timeouts, and sets one for some of its keys alone."""
 
-    def some_end(key: tuple[Any, ...], _: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def some_end(key: tuple[Any, ...], _: Iterable[Any], state: Any) -> Iterator[Any]:
         state.update((1,))
         if key[0] == "c":
             state.setTimeoutTimestamp(10**15)
