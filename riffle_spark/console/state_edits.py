@@ -83,7 +83,7 @@ def delete_command(  # noqa: PLR0913 - the command's options
     if (purge and variable) or ((delivered or checkpoint) and not purge):
         raise click.UsageError("--delivered and --checkpoint require --purge, and --variable excludes it.")
     with usage_errors():
-        editor = Editor.of_process(reason)
+        editor = Editor.of_process(reason, key)
     settings = read_settings(conf_file, s3_endpoint)
     if request:
         if key is None or purge:
@@ -185,7 +185,7 @@ def set_command(  # noqa: PLR0913 - the command's options
     from riffle_spark.worker.member_folders import options_of
 
     with usage_errors():
-        editor = Editor.of_process(reason)
+        editor = Editor.of_process(reason, key)
     settings = read_settings(conf_file, s3_endpoint)
     if request:
         _request(root, settings, (store, key, value, editor, variable), execute=execute, as_json=as_json)

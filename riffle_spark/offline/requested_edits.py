@@ -1,6 +1,5 @@
 """Request a change of state from a running query (`riffle state delete --request`, `riffle state set --request`)."""
 
-from riffle_spark.errors import ConfigError
 from riffle_spark.offline.state_edits import Editor, parse_value
 from riffle_spark.offline.steering import Mailroom
 from riffle_spark.protocol.batch.mailbox import CHANGES_OF_STATE, MailboxRequest
@@ -28,13 +27,6 @@ def request_edit(
     keys = parse_key(key, schema_of_text(store, tail.schemas[store]).key, store)
     parsed = () if value is None else (parse_value(value),)
     check_edit(EditOfState(store, keys, variable, parsed), tail.schemas[store])
-    if key in editor.reason:
-        raise ConfigError(
-            "The reason contains the key, and the log keeps the reason.",
-            remedy="Give a reason without the key.",
-            where="--reason",
-            id="RIFFLE-1609",
-        )
     if not execute:
         return None
     arguments = {

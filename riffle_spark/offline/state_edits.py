@@ -7,6 +7,7 @@ and no key.
 
 import getpass
 import json
+import re
 import socket
 import time
 import uuid
@@ -69,14 +70,24 @@ class Editor:
     host: str = ""
 
     @classmethod
-    def of_process(cls, reason: str) -> "Editor":
-        """Return the user and host of this process with a reason. Raises ``ConfigError`` for an unusable reason."""
+    def of_process(cls, reason: str, key: str | None = None) -> "Editor":
+        """Return the user and host of this process with a reason.
+
+        Raises ``ConfigError`` for an unusable reason, or one that has ``key`` as a word.
+        """
         if not reason.strip() or len(reason) > _REASON_MAX or not reason.isprintable():
             raise ConfigError(
                 "The reason is empty, longer than 200 characters, or has unprintable characters.",
                 remedy="Give a short reason, such as the number of a ticket. Do not write keys into it.",
                 where="--reason",
                 id="RIFFLE-1595",
+            )
+        if key and re.search(rf"(?<!\w){re.escape(key)}(?!\w)", reason):
+            raise ConfigError(
+                "The reason names the key, and the log keeps the reason.",
+                remedy="Give a reason without the key. If it is the number of a ticket, attach it to a word: ticket_7.",
+                where="--reason",
+                id="RIFFLE-1609",
             )
         try:
             user = getpass.getuser()

@@ -22,7 +22,7 @@ from riffle_spark.offline.recovery import Plan, adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.log import paths
 from tests.kit.roots.damaged_root import written_checkpoint
-from tests.kit.simulated.switched_state import BATCHES, contents, expected, filled, partition_of, tail_of
+from tests.kit.simulated.switched_state import BATCHES, contents, expected, partition_of, tail_of
 from tests.kit.simulated.world import Oracle, World, one
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
@@ -30,21 +30,9 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
 @pytest.fixture
-def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
-    """A query and what its state should hold."""
-    return filled(tmp_path)
-
-
-@pytest.fixture
 def world(filled_world: tuple[World, Oracle]) -> World:
     """The query."""
     return filled_world[0]
-
-
-@pytest.fixture
-def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
-    """What its state should hold."""
-    return filled_world[1]
 
 
 @pytest.fixture

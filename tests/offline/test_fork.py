@@ -13,8 +13,10 @@ import pytest
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, RefusedError
 from riffle_spark.offline import fork as fork_module
 from riffle_spark.offline.fork import fork
+from riffle_spark.offline.purge import purge_keys
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.savepoints import Savepoints
+from riffle_spark.offline.state_edits import Editor, KeyChoice
 from riffle_spark.offline.switch import switch_keys
 from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
@@ -22,35 +24,20 @@ from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import read_json, run_command
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
-State = dict[object, tuple[object, ...]]
 KEYS = "env:KEYS_OF_FORK"
 
 
-def feed(world: World, first: int, last: int, states: dict[int, State] | None = None) -> None:
-    """Run batches of six keys, and note the state after each."""
-    for version in range(first, last + 1):
-        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
-        if states is not None:
-            states[version] = world.state("totals")
-
-
 @pytest.fixture
-def states() -> dict[int, State]:
-    """The state after each batch."""
-    return {}
-
-
-@pytest.fixture
-def world(tmp_path: Path, states: dict[int, State]) -> World:
+def world(tmp_path: Path, states: States) -> World:
     """A query after eight batches, with a savepoint of the sixth, on files."""
     query = World(tmp_path / "local", root=f"file://{tmp_path}/root", snapshot_chain_links=2, retained_versions=4)
-    feed(query, 0, 5, states)
+    feed_six_keys(query, 0, 5, states)
     Savepoints(query.home.root).create("a")
     query.start()
-    feed(query, 6, 7, states)
+    feed_six_keys(query, 6, 7, states)
     return query
 
 
@@ -64,7 +51,7 @@ def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
     return world
 
 
-def check_continues(world: World, source: State) -> None:
+def check_continues(world: World, source: dict[object, tuple[object, ...]]) -> None:
     """Let the other query run on a fork, and compare its state with that of the source and its own rows."""
     expected = {key: tuple(values) for key, values in source.items()}
     for version in range(12):
@@ -73,9 +60,7 @@ def check_continues(world: World, source: State) -> None:
     assert world.state("totals") == expected
 
 
-def test_a_fork_of_a_savepoint_is_the_state_of_another_query(
-    tmp_path: Path, world: World, states: dict[int, State]
-) -> None:
+def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, world: World, states: States) -> None:
     """It has the objects of the batch and one record; both queries go on, each with its own."""
     new_root = f"file://{tmp_path}/new"
     plan = fork(world.home.root, new_root, "savepoint:a")
@@ -86,7 +71,7 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(
     names = open_store(new_root).list("")
     assert [name for name in names if name.startswith(paths.LOG)] == [paths.record_name(0)]
     before = states[5]
-    feed(world, 8, 20, states)
+    feed_six_keys(world, 8, 20, states)
     check_continues(adopted(tmp_path, new_root, 5), before)
     assert world.state("totals") == states[20]
 
@@ -97,15 +82,23 @@ def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: W
     fork(world.home.root, new_root, 7, execute=True)
     same = World(tmp_path / "same", root=new_root)
     with pytest.raises(ConflictError, match="RIFFLE-0210"):
-        feed(same, 8, 8)
+        feed_six_keys(same, 8, 8)
     shown = read_json("log", new_root)
     assert [(each["kind"], each["version"]) for each in shown["records"]] == [("adopt", 7)]
 
 
+def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None:
+    """The log of the fork starts anew, so its first record refers to no record of the purged log."""
+    purge_keys(world.home.root, "totals", KeyChoice("k1"), Editor("ticket 7", "ann", "laptop"), execute=True)
+    state = world.state("totals")
+    new_root = f"file://{tmp_path}/new"
+    fork(world.home.root, new_root, 7, execute=True)
+    assert verify(new_root).findings == ()
+    check_continues(adopted(tmp_path, new_root, 7), state | {"k1": (0, 0)})
+
+
 @pytest.mark.parametrize("at", [6, "record:8"])
-def test_a_retained_batch_or_record_can_be_forked(
-    tmp_path: Path, world: World, states: dict[int, State], at: int | str
-) -> None:
+def test_a_retained_batch_or_record_can_be_forked(tmp_path: Path, world: World, states: States, at: int | str) -> None:
     """As a rollback could return to it."""
     new_root = f"memory://{uuid.uuid4().hex}"
     version = fork(world.home.root, new_root, at, execute=True).version
@@ -141,7 +134,7 @@ def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
-    tmp_path: Path, world: World, states: dict[int, State], monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, world: World, states: States, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Until its end no query can start on the new root, and nothing of the source is touched."""
     monkeypatch.setattr(fork_module, "in_parallel", lambda work, items: [work(item) for item in items])
@@ -161,7 +154,7 @@ def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
                 objects = open_store(new_root)
                 if objects.list("") and not objects.exists(paths.record_name(0)):
                     with pytest.raises(ConfigError, match="RIFFLE-0411"):
-                        feed(World(tmp_path / f"half-{dies_at}", root=new_root), 0, 0)
+                        feed_six_keys(World(tmp_path / f"half-{dies_at}", root=new_root), 0, 0)
         if not open_store(new_root).exists(paths.record_name(0)):
             fork(world.home.root, new_root, "savepoint:a", execute=True)
         assert verify(new_root).findings == ()
@@ -197,7 +190,7 @@ def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -
     with pytest.raises(ConfigError, match="RIFFLE-1588"):
         fork(root, other, 7, execute=execute)
     used = World(tmp_path / "used")
-    feed(used, 0, 0)
+    feed_six_keys(used, 0, 0)
     with pytest.raises(ConfigError, match="RIFFLE-1588"):
         fork(root, used.home.root, 7, execute=execute)
 
@@ -210,7 +203,7 @@ def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log
     run = fork_module._Copy.run
 
     def meanwhile(copy: fork_module._Copy, names: Sequence[str]) -> None:
-        feed(world, 8, 40)
+        feed_six_keys(world, 8, 40)
         run(copy, names)
 
     with monkeypatch.context() as patch:
@@ -224,13 +217,13 @@ def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log
 
 
 def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
-    tmp_path: Path, states: dict[int, State], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts are bound to their names below a root, and to no root. The command needs no key."""
     keys = ["old = " + "A" * 43 + "=", "new = " + "B" * 42 + "A="]
     monkeypatch.setenv("KEYS_OF_FORK", keys[0])
     world = World(tmp_path / "local", encryption_keys=KEYS, snapshot_chain_links=2)
-    feed(world, 0, 5, states)
+    feed_six_keys(world, 0, 5, states)
     monkeypatch.delenv("KEYS_OF_FORK")
     new_root = f"memory://{uuid.uuid4().hex}"
     fork(world.home.root, new_root, 5, execute=True)
@@ -248,7 +241,7 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
 def test_a_fork_to_another_service_is_read_and_written(
     tmp_path: Path,
     world: World,
-    states: dict[int, State],
+    states: States,
     object_server: ObjectServer,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,

@@ -135,6 +135,20 @@ def readable(query: Harness) -> list[dict[str, Any]]:
     return list(query.table().to_pylist())
 
 
+def test_a_key_that_was_deleted_before_is_in_no_object_afterwards() -> None:
+    """It has no state, but the deltas of its key-group have it, and are not listed any more."""
+    ids = made_ids(20)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+    with Harness(aggregates(), ROWS) as query:
+        query.feed(rows(ids))
+        delete_keys(query.root, "totals", KeyChoice(text), WHY, execute=True)
+        assert objects_with(query, ids[:1])
+        steps = purge_keys(query.root, "totals", KeyChoice(text), WHY, execute=True).steps
+        assert steps[0].startswith("remove 0 of 1 given keys")
+        assert objects_with(query, ids[:1]) == set()
+        assert objects_with(query, ids[1:2])
+
+
 def test_local_files_that_are_left_go_at_the_next_start() -> None:
     """The command runs on another machine, so it cannot remove them. The first claim of a folder does."""
     ids = made_ids(50)
@@ -152,6 +166,19 @@ def test_local_files_that_are_left_go_at_the_next_start() -> None:
         query.feed(rows(ids))
         assert query.state()[(ids[3],)] == {"visits": 1, "most": 1}
         assert query.state()[(ids[4],)] == {"visits": 4, "most": 1}
+
+
+def test_timers_of_other_keys_fire_after_a_purge() -> None:
+    """The new snapshots of their key-groups say when the first one is due."""
+    ids = made_ids(8)
+    text = json.dumps({"base64": base64.b64encode(ids[0]).decode()})
+    with Harness(processors(), IDS, now_ms=100_000, key_groups=2) as query:
+        query.feed(pa.table({"id": ids}, schema=IDS))
+        purge_keys(query.root, next(iter(tail_of(query).schemas)), KeyChoice(text), WHY, execute=True)
+        query.restart()
+        query.advance(30)
+        fired = {row["id"]: row["shown"] for row in query.feed()}
+        assert fired == dict.fromkeys(ids[1:], "fired 130000")
 
 
 def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:

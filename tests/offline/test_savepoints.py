@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,32 +25,21 @@ from riffle_spark.state.log import paths, record
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from tests.kit.root_commands import read_json, run_command, write_status
 from tests.kit.roots.damaged_root import written_checkpoint
-from tests.kit.simulated.world import Crash, World, rows_of, totals
+from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
-State = dict[object, tuple[object, ...]]
-
-
-def feed(world: World, first: int, last: int, states: dict[int, State] | None = None) -> None:
-    """Run batches of six keys, and note the state after each."""
-    for version in range(first, last + 1):
-        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
-        if states is not None:
-            states[version] = world.state("totals")
+CREATION_REQUESTS = [
+    (method, call) for method, calls in {"list": 2, "head": 2, "get": 4, "put": 3}.items() for call in range(calls)
+]
+"""The requests of ``create`` by method, each with its number among those of the method."""
 
 
 @pytest.fixture
-def states() -> dict[int, State]:
-    """The state after each batch."""
-    return {}
-
-
-@pytest.fixture
-def world(tmp_path: Path, states: dict[int, State]) -> World:
+def world(tmp_path: Path, states: States) -> World:
     """A query after six batches, which keeps two records."""
     query = World(tmp_path / "local", snapshot_chain_links=2)
-    feed(query, 0, 5, states)
+    feed_six_keys(query, 0, 5, states)
     return query
 
 
@@ -73,13 +63,11 @@ def missing(world: World) -> list[str]:
     return sorted(needed - {*world.memory.list("")})
 
 
-def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(
-    world: World, checkpoint: Path, states: dict[int, State]
-) -> None:
+def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, checkpoint: Path, states: States) -> None:
     """State, offsets and checkpoint are those of the batch, and the query goes on from there; the savepoint stays."""
     Savepoints(world.home.root).create("release")
     world.start()
-    feed(world, 6, 60, states)
+    feed_six_keys(world, 6, 60, states)
     assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
     plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
     assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
@@ -88,11 +76,28 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(
     assert Checkpoint(str(checkpoint)).next_batch() == 6
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
     world.start()
-    feed(world, 6, 30)
+    feed_six_keys(world, 6, 30)
     assert world.state("totals") == states[30]
     rollback(world.home.root, "savepoint:release", str(checkpoint), execute=True)
     assert world.state("totals") == states[5]
     assert missing(world) == []
+
+
+def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint: Path) -> None:
+    """The record before the rollback is of a later batch, so the log has no offsets of the batch before."""
+    Savepoints(world.home.root).create("a")
+    world.start()
+    feed_six_keys(world, 6, 60)
+    rollback(world.home.root, "savepoint:a", str(checkpoint), execute=True)
+    Savepoints(world.home.root).create("b")
+    world.start()
+    feed_six_keys(world, 6, 30)
+    for file in [*checkpoint.glob("*/4"), *checkpoint.glob("*/5")]:
+        file.unlink()
+    (checkpoint / "offsets" / "30").write_text("offsets-30")
+    (checkpoint / "commits" / "30").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
+    assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
@@ -102,13 +107,13 @@ def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, whe
     savepoints.create("a")
     if when == "delete":
         world.start()
-        feed(world, 6, 6)
+        feed_six_keys(world, 6, 6)
         Savepoints(world.home.root).delete("a")
     version = 6 if when == "create" else 7
     with pytest.raises(FencedError):
-        feed(world, version, version)
+        feed_six_keys(world, version, version)
     world.start()
-    feed(world, version, 20)
+    feed_six_keys(world, version, 20)
     assert [each.name for each in Savepoints(world.home.root).tail.savepoints] == (["a"] if when == "create" else [])
     assert missing(world) == []
 
@@ -116,18 +121,17 @@ def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, whe
 def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> None:
     """Its record's number is taken; the object that it put is no savepoint, and goes."""
     savepoints = Savepoints(world.home.root)
-    feed(world, 6, 6)
+    feed_six_keys(world, 6, 6)
     with pytest.raises(FencedError, match="RIFFLE-0508"):
         savepoints.create("a")
     for first, last in ((7, 8), (9, 14)):  # the object has the epoch of the next driver; the one after that deletes it
         world.start()
-        feed(world, first, last)
+        feed_six_keys(world, first, last)
     assert world.memory.list(paths.SAVEPOINTS) == []
     assert Savepoints(world.home.root).tail.savepoints == ()
 
 
-@pytest.mark.parametrize("method", ["put", "get", "head", "list"])
-@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize(("method", "call"), CREATION_REQUESTS)
 def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
@@ -143,11 +147,19 @@ def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated
         if not savepoints.tail.savepoints:
             savepoints.create("a")
     world.start()
-    feed(world, 6, 20)
+    feed_six_keys(world, 6, 20)
     tail = world.log().tail
     assert tail is not None
     assert [savepoint.version for savepoint in tail.savepoints] == [5]
     assert missing(world) == []
+
+
+def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the test above lets fail are all."""
+    store = FaultyStore(world.memory)
+    monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
+    Savepoints(world.home.root).create("a")
+    assert Counter(method for method, _ in store.calls) == Counter(method for method, _ in CREATION_REQUESTS)
 
 
 def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +171,10 @@ def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypat
             world.log()
         world.start()
         with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
-            feed(world, 6, 6)
+            feed_six_keys(world, 6, 6)
     Savepoints(world.home.root).delete("a")
     world.start()
-    feed(world, 6, 6)
+    feed_six_keys(world, 6, 6)
     newest = world.log().tail
     assert newest is not None
     data = world.memory.get(paths.record_name(newest.sequence)) or b""
@@ -173,7 +185,7 @@ def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoin
     """Each copies them from the newest record, whatever it makes of the state."""
     Savepoints(world.home.root).create("a")
     world.start()
-    feed(world, 6, 8)
+    feed_six_keys(world, 6, 8)
     rollback(world.home.root, 7, str(checkpoint), execute=True)
     switch_dispatch(world.home.root, "key_group", key_groups=4, execute=True)
     other = written_checkpoint(tmp_path / "other", query_id="other")
@@ -194,7 +206,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
     assert world.memory.list(paths.SAVEPOINTS) == []
     assert Savepoints(world.home.root).tail.savepoints == ()
     world.start()
-    feed(world, 6, 12)
+    feed_six_keys(world, 6, 12)
     assert verify(world.home.root).findings == ()
 
 
@@ -206,7 +218,7 @@ def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     assert (costs.only_objects, costs.only_bytes) == (0, 0)
     assert all(each.objects > 0 for each in costs.savepoints)
     world.start()
-    feed(world, 6, 40)
+    feed_six_keys(world, 6, 40)
     costs = Savepoints(world.home.root).measure()
     kept = savepoint_objects(read_savepoint(world.memory, costs.savepoints[0].savepoint))
     assert costs.only_objects == len(kept) == costs.savepoints[0].objects
@@ -221,7 +233,7 @@ def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
     """A missing object of its batch breaks a rollback, and so does its own object."""
     Savepoints(world.home.root).create("a")
     world.start()
-    feed(world, 6, 30)
+    feed_six_keys(world, 6, 30)
     assert verify(world.home.root).findings == ()
     (savepoint,) = Savepoints(world.home.root).tail.savepoints
     lost = sorted(savepoint_objects(read_savepoint(world.memory, savepoint)))[0]
@@ -273,13 +285,28 @@ class TestTimes:
         """Retention has released it; the savepoint is older."""
         Savepoints(world.home.root).create("a")
         world.start()
-        feed(world, 6, 30)
+        feed_six_keys(world, 6, 30)
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
             rollback(world.home.root, self.text(max(written.values()) + 0.5), str(checkpoint))
         assert "savepoint a" in refused.value.remedy
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
             rollback(world.home.root, self.text(0), str(checkpoint))
         assert "savepoint a" not in refused.value.remedy
+
+    def test_of_several_older_savepoints_the_newest_is_named(self, world: World, checkpoint: Path) -> None:
+        """It is the one that gives up the fewest batches before the time."""
+        Savepoints(world.home.root).create("a")
+        world.start()
+        feed_six_keys(world, 6, 7)
+        Savepoints(world.home.root).create("b")
+        tail = world.log().tail
+        assert tail is not None
+        newer = tail.savepoints[1]
+        world.start()
+        feed_six_keys(world, 8, 30)
+        with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
+            rollback(world.home.root, self.text(newer.written_ms / 1000 + 0.0004), str(checkpoint))
+        assert "savepoint b" in refused.value.remedy
 
     def test_a_time_in_the_future_is_refused(self, world: World, checkpoint: Path) -> None:
         """It is most likely of another zone."""
@@ -300,7 +327,7 @@ class TestTimes:
         """The state at that time is taken from the history that led to the newest record."""
         world.settings = world.settings.but(retained_versions=100)
         world.start()
-        feed(world, 6, 9)
+        feed_six_keys(world, 6, 9)
         tail = world.log().tail
         assert tail is not None
         given_up = world.log().read(tail.sequence - 1)
@@ -345,6 +372,16 @@ class TestCommands:
             created = run_command("savepoint", "create", world.home.root, "--name", name)
             assert created.exit_code == 0, created.output
         assert run_command("savepoint", "delete", world.home.root, "a").exit_code == 0
+
+    def test_a_driver_that_has_started_since_the_status_is_left_alone(self, world: World) -> None:
+        """The status is that of the driver before, which stopped. A record of the command would stop the new one."""
+        write_status(world, state="stopped", epoch=1)
+        world.start()
+        feed_six_keys(world, 6, 6)
+        before = world.memory.list("")
+        refused = run_command("savepoint", "create", world.home.root, "--name", "a")
+        assert (refused.exit_code, "It is unknown whether" in refused.output) == (1, True), refused.output
+        assert world.memory.list("") == before
 
     def test_a_running_query_without_control_is_left_alone(self, world: World) -> None:
         """A record of the command would stop it."""
@@ -414,16 +451,16 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
-    tmp_path: Path, states: dict[int, State], stride: int
+    tmp_path: Path, states: States, stride: int
 ) -> None:
     """Between any two requests and any two changes of the checkpoint."""
     crash_at, died = 1, True
     while died:
         world = World(tmp_path / f"{crash_at}", snapshot_chain_links=2)
-        feed(world, 0, 5, states)
+        feed_six_keys(world, 0, 5, states)
         Savepoints(world.home.root).create("a")
         world.start()
-        feed(world, 6, 14)
+        feed_six_keys(world, 6, 14)
         folder = written_checkpoint(tmp_path / f"checkpoint-{crash_at}")
         for version in range(11, 15):
             (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
@@ -438,7 +475,7 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
         assert sorted(p.name for p in (folder / "offsets").iterdir()) == ["4", "5"]
         assert sorted(p.name for p in (folder / "commits").iterdir()) == ["5"]
         world.start()
-        feed(world, 6, 7)
+        feed_six_keys(world, 6, 7)
         assert missing(world) == []
         crash_at += stride
     assert crash_at > 15
@@ -451,7 +488,7 @@ def test_ten_thousand_batches_later_a_rollback_is_exact_and_nothing_else_stays(
     """The root holds what retained records and the savepoint list, and nothing more."""
     monkeypatch.undo()
     world = World(tmp_path / "local", executors=["1"], operators=[totals()], retained_versions=2, key_groups=2)
-    feed(world, 0, 9)
+    feed_six_keys(world, 0, 9)
     expected = world.state("totals")
     Savepoints(world.home.root).create("a")
     world.start()

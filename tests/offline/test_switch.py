@@ -35,7 +35,6 @@ from tests.kit.simulated.switched_state import (
     PARTITIONS,
     contents,
     expected,
-    filled,
     partition_of,
     shards_of,
     tail_of,
@@ -47,21 +46,9 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
 @pytest.fixture
-def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
-    """State that is worth a switch."""
-    return filled(tmp_path)
-
-
-@pytest.fixture
 def world(filled_world: tuple[World, Oracle]) -> World:
     """The query that wrote it."""
     return filled_world[0]
-
-
-@pytest.fixture
-def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
-    """What it holds."""
-    return filled_world[1]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from riffle_spark.state.copies import folder
 from riffle_spark.state.log import log
 from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.elastic_world import InOrder
-from tests.kit.simulated.world import World
+from tests.kit.simulated.switched_state import filled
+from tests.kit.simulated.world import Oracle, States, World
 
 
 @pytest.fixture
@@ -50,3 +51,21 @@ def names_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def world(tmp_path: Path) -> World:
     """A query of two stores on two executors."""
     return World(tmp_path)
+
+
+@pytest.fixture
+def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
+    """A query with snapshots, chains and deleted keys, and what its state should hold."""
+    return filled(tmp_path)
+
+
+@pytest.fixture
+def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
+    """What the state of ``filled_world`` should hold."""
+    return filled_world[1]
+
+
+@pytest.fixture
+def states() -> States:
+    """The state after each batch, which ``feed_six_keys`` notes."""
+    return {}

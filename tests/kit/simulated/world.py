@@ -31,6 +31,10 @@ ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 SETTINGS = {"key_groups": 8, "retained_versions": 2, "retained_for": 0, "snapshot_chain_links": 3}
 
 
+States = dict[int, dict[object, tuple[object, ...]]]
+"""The state of a store by key, after each batch."""
+
+
 class Crash(BaseException):
     """The driver's process is gone."""
 
@@ -255,3 +259,11 @@ class World:
             for row in table.to_pylist()
         ]
         return sorted(rows, key=repr)
+
+
+def feed_six_keys(world: World, first: int, last: int, states: States | None = None) -> None:
+    """Run batches of six keys, and note the state after each."""
+    for version in range(first, last + 1):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
+        if states is not None:
+            states[version] = world.state("totals")
