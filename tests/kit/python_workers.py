@@ -8,7 +8,6 @@ and looks at all their objects when it collects garbage after each task.
 from __future__ import annotations
 
 import gc
-import sys
 
 import pandas  # noqa: F401 - loaded for the workers
 import pyarrow.compute  # noqa: F401 - as above
@@ -19,7 +18,6 @@ import riffle_spark.spark.engine.task
 import riffle_spark.worker.slot  # noqa: F401 - as above
 
 if __name__ == "__main__":
-    assert sys.argv[1:], "Spark names the module of its workers"
     gc.collect()
     gc.freeze()
     daemon.manager()
