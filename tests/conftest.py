@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests to no garbage collection: they stay, and each collection would look at all of them.
+    """Exclude modules and tests from garbage collection: they stay, and each collection would look at all of them.
 
     Python's own first threshold of 700 objects is for programs with few. Here it costs a quarter of the time of tests
     that parse all sources.

@@ -67,9 +67,9 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
 
 
 def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the settings that a query has, too."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    """By the same settings as for a query."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     settings = {"spark.riffle.s3_endpoint": "http://127.0.0.1:9", "spark.riffle.s3_patience": "1 s"}
     for name, value in settings.items():
         spark.conf.set(name, value)
