@@ -203,8 +203,9 @@ def history_command(
         echo(json.dumps({"root": root, "store": table.store, "variable": table.variable, "states": shown}))
         return
     for state in states:
-        since = "at or before batch" if state.is_oldest else "since batch"
-        echo(f"{since} {state.version}, {show_time(state.time_ms)}")
+        batch = "the first batch" if state.version < 0 else f"batch {state.version}"
+        since = "since" if not state.is_oldest else "before" if state.version < 0 else "at or before"
+        echo(f"{since} {batch}, {show_time(state.time_ms)}")
         for row in to_json_rows(state.rows) or [{"": "no state"}]:
             echo("  " + ", ".join(f"{name} = {_show(value)}" if name else _show(value) for name, value in row.items()))
 

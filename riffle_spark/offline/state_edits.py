@@ -82,7 +82,8 @@ class Editor:
                 where="--reason",
                 id="RIFFLE-1595",
             )
-        if key and re.search(rf"(?<!\w){re.escape(key)}(?!\w)", reason):
+        word = (key or "").strip('"')  # a text may be given as JSON
+        if word and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reason):
             raise ConfigError(
                 "The reason names the key, and the log keeps the reason.",
                 remedy="Give a reason without the key. If it is the number of a ticket, attach it to a word: ticket_7.",

@@ -9,10 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.routing import spark_schema
+from riffle_spark.spark.job_wiring import settings_of
 from riffle_spark.spark.state_request import StateRequest, read_pieces
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state_tables.requested_keys import Keys
 from riffle_spark.state_tables.table_pieces import ChangesPiece, TablePiece
+from riffle_spark.worker.member_folders import options_of
 
 __all__ = ["register_state_source", "state_frame"]
 
@@ -49,7 +51,8 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
         key_groups: only the rows of these key-groups.
         changes: the first and the last batch of a change feed, both inclusive; ``None`` for the newest. The frame then
             has the columns ``batch_id`` and ``change_type`` (``update`` or ``delete``) in place of ``version``.
-        options: how to reach the object store.
+        options: how to reach the object store. By default as ``spark.riffle.*`` of the session and ``conf/riffle.toml``
+            say.
         encryption_keys: the setting of the same name. The executors read the keys from the same source.
 
     Returns:
@@ -72,7 +75,7 @@ def state_frame(  # noqa: PLR0913 - one argument for each thing that may be chos
         has_changes=changes is not None,
         first_batch=None if changes is None else changes[0],
         last_batch=None if changes is None else changes[1],
-        options=options or StoreOptions(),
+        options=options or options_of(settings_of(spark, None)),
         encryption_keys=encryption_keys,
     )
     pieces = request.split()

@@ -25,7 +25,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from tests.kit.root_commands import query_with_standbys, read_json, run_command, write_status
+from tests.kit.root_commands import query_with_standbys, read_json, run_command, stored_query, write_status
 from tests.kit.servers.object_server import ObjectServer
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.state.drawn_records import PLAIN
@@ -36,6 +36,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
+    return stored_query(tmp_path / "local")
+
+
+@pytest.fixture
+def running_query(tmp_path: Path) -> Elastic:
+    """Such a query, which can run further batches."""
     return query_with_standbys(tmp_path / "local")
 
 
@@ -209,13 +215,13 @@ def test_the_log_lists_records_with_what_a_rollback_may_go_to(query: Elastic) ->
     assert str(tail.version) in text
 
 
-def test_the_log_shows_which_key_groups_moved(query: Elastic) -> None:
+def test_the_log_shows_which_key_groups_moved(running_query: Elastic) -> None:
     """A lost executor: its key-groups have another owner in the next record."""
-    query.cluster.lose("2")
-    query.feed(3)
-    records = read_json("log", query.home.root, "--limit", 4)["records"]
+    running_query.cluster.lose("2")
+    running_query.feed(3)
+    records = read_json("log", running_query.home.root, "--limit", 4)["records"]
     moved = [move for record in records for move in record["owner_moves"]]
-    tail = Log(query.memory, query.home.root).open()
+    tail = Log(running_query.memory, running_query.home.root).open()
     assert tail is not None
     assert moved
     assert all(tail.owners[task] == owner for task, _, owner in moved)

@@ -71,6 +71,8 @@ def test_all_states_of_a_key_are_shown(query: World) -> None:
     states = run("history", query.home.root, "b", "--store", "tails")["states"]
     assert [(s["version"], [row["last"] for row in s["rows"]]) for s in states] == [(2, []), (0, [[2]]), (-1, [])]
     shown = CliRunner().invoke(main, ["state", "history", query.home.root, "b", "--store", "tails"]).output
+    states_shown = [line.partition(",")[0] for line in shown.splitlines() if not line.startswith("  ")]
+    assert states_shown == ["since batch 2", "since batch 0", "before the first batch"]
     assert "no state" in shown
     assert len(run("history", query.home.root, "b", "--store", "tails", "--limit", 1)["states"]) == 1
 

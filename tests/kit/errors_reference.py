@@ -107,6 +107,11 @@ class Source:
         return ast.parse(self.text)
 
     @cached_property
+    def statements(self) -> Sequence[tuple[ast.stmt, ast.FunctionDef | None, Sequence[ast.AST]]]:
+        """Each statement with the function around it and its own nodes."""
+        return [(statement, function, [*own_nodes(statement)]) for statement, function in statements(self.tree)]
+
+    @cached_property
     def constants(self) -> dict[str, ast.expr]:
         """Module-level constants by name."""
         return dict(assignments(self.tree.body))
@@ -163,14 +168,14 @@ class Reader:
         """Yield the messages of one module."""
         source = self.source(path)
         place = str(path.relative_to(CHECKOUT))
-        for statement, function in statements(source.tree):
+        for statement, function, nodes in source.statements:
             names = source.names_in(function)
-            for call in (node for node in own_nodes(statement) if isinstance(node, ast.Call)):
+            for call in (node for node in nodes if isinstance(node, ast.Call)):
                 if id := _id_of(call):
                     where = f"{place}:{call.lineno}"
                     yield self._error(source, call, id, function, where, source.cause(statement.lineno))
-            logged = logged_values(statement)
-            for text in (node for node in own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
+            logged = logged_values(nodes)
+            for text in (node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
                     template = self._filled(source, template, logged.get(text, ()), names)
@@ -253,8 +258,8 @@ class Reader:
         calls = defaultdict[str, list[tuple[Source, ast.FunctionDef | None, ast.Call]]](list)
         for path in sorted((CHECKOUT / "riffle_spark").rglob("*.py")):
             source = self.source(path)
-            for statement, function in statements(source.tree):
-                for node in own_nodes(statement):
+            for _, function, nodes in source.statements:
+                for node in nodes:
                     if isinstance(node, ast.Call):
                         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
                         calls[name].append((source, function, node))

@@ -1,8 +1,11 @@
 """Run commands that read a root, as a user does, and write the status that they show."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -16,7 +19,7 @@ from riffle_spark.state.log.log import FULL_EVERY
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World
 
-__all__ = ["query_with_standbys", "read_json", "run_command", "write_status"]
+__all__ = ["query_with_standbys", "read_json", "run_command", "stored_query", "write_status"]
 
 
 def query_with_standbys(folder: Path) -> Elastic:
@@ -24,9 +27,31 @@ def query_with_standbys(folder: Path) -> Elastic:
 
     ``folder`` gets the local copies.
     """
-    world = Elastic(folder, executors=("1", "2"), num_standbys=1)
+    world = _two_executors(folder)
     world.feed(FULL_EVERY + 2)
     return world
+
+
+def stored_query(folder: Path) -> Elastic:
+    """Return such a query before its first batch, on a root with all objects of one that ran.
+
+    Commands read only the root. It is made once in a process: its batches take a second.
+    """
+    world = _two_executors(folder)
+    for name, data in _objects_of_query().items():
+        assert world.memory.put_if_absent(name, data)
+    return world
+
+
+def _two_executors(folder: Path) -> Elastic:
+    return Elastic(folder, executors=("1", "2"), num_standbys=1)
+
+
+@cache
+def _objects_of_query() -> Mapping[str, bytes]:
+    with TemporaryDirectory() as folder:
+        store = query_with_standbys(Path(folder)).memory
+        return {name: store.get(name) or b"" for name in store.list("")}
 
 
 def run_command(*arguments: object) -> Result:

@@ -36,6 +36,8 @@ CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 """Spark's usual one starts a dozen small programs a batch (``chmod``, ``readlink``); another one writes the same files
 with a few.
 """
+WORKERS = {"spark.python.daemon.module": "tests.kit.python_workers"}
+"""Starts Python workers faster. Executors of clusters start them as users' do."""
 JARS = "spark.jars"
 
 
@@ -141,7 +143,9 @@ def _started(kind: Kind) -> SparkSession:
     is_pinned = pyspark.__version__.startswith(("3.5.", "4.0."))
     room = "" if is_pinned else ".checkpointing"
     files = {CHECKPOINTS: f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"}
-    quick = QUICK if is_pinned and kind.master.startswith("local[") else {}
-    for name, value in {**SMALL, **files, **quick, **dict(kind.conf)}.items():
+    is_local = kind.master.startswith("local[")
+    quick = QUICK if is_pinned and is_local else {}
+    workers = WORKERS if is_local else {}
+    for name, value in {**SMALL, **files, **quick, **workers, **dict(kind.conf)}.items():
         builder = builder.config(name, value)
     return riffle_spark.configure(builder, kafka=False).getOrCreate()

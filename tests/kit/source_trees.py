@@ -65,9 +65,9 @@ def results(function: ast.FunctionDef) -> Iterator[Sequence[ast.expr]]:
             yield node.value.elts
 
 
-def logged_values(statement: ast.stmt) -> Mapping[ast.expr, Sequence[ast.expr]]:
-    """Return the arguments that follow each argument of a call, by that argument."""
-    calls = (node for node in own_nodes(statement) if isinstance(node, ast.Call))
+def logged_values(nodes: Iterable[ast.AST]) -> Mapping[ast.expr, Sequence[ast.expr]]:
+    """Return the arguments that follow each argument of the calls among a statement's own nodes, by that argument."""
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     return {argument: call.args[index + 1 :] for call in calls for index, argument in enumerate(call.args)}
 
 

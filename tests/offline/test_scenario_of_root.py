@@ -18,7 +18,7 @@ from riffle_spark.offline.scenario_of_root import (
 from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
-from tests.kit.root_commands import query_with_standbys, run_command
+from tests.kit.root_commands import run_command, stored_query
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.partitioned_query import Played
 from tests.kit.simulated.world import World, totals
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 @pytest.fixture
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
-    return query_with_standbys(tmp_path / "local")
+    return stored_query(tmp_path / "local")
 
 
 def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:

@@ -8,11 +8,10 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from tests.planted.copies import SECONDS, Outcome, run_plants
-from tests.planted.patches import PATCHES, Plant, PlantError, check_patches_apply, select_plants
+from tests.planted.patches import PATCHES, PlantError, check_patches_apply, select_plants
 
 __all__ = ["main"]
 
@@ -28,8 +27,7 @@ def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:
     try:
         plants = select_plants(options.names, folder)
         check_patches_apply(plants)
-        playable = _playable(plants)
-        for outcome in run_plants(playable, options.processes, options.schedules, options.seconds):
+        for outcome in run_plants(plants, options.processes, options.schedules, options.seconds):
             outcomes.append(outcome)
             print(_line(outcome), file=sys.stderr if options.json else sys.stdout, flush=True)
     except PlantError as error:
@@ -43,17 +41,6 @@ def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:
     if any(outcome.error for outcome in outcomes):
         return UNUSABLE
     return LOST if any(not outcome.is_found and not outcome.plant.missed for outcome in outcomes) else AS_RECORDED
-
-
-def _playable(plants: Sequence[Plant]) -> list[Plant]:
-    """Return the bugs in code that the installed Spark runs. Print how many are left out."""
-    version = metadata.version("pyspark")
-    playable = [plant for plant in plants if version.startswith(plant.spark)]
-    if not playable:
-        raise PlantError(f"Spark {version} runs none of this code. Run it with Spark {plants[0].spark}.")
-    if left_out := len(plants) - len(playable):
-        print(f"{left_out} bugs are left out, because Spark {version} does not run their code", file=sys.stderr)
-    return playable
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from tests.kit.folders import CHECKOUT
 __all__ = ["PATCHES", "Plant", "PlantError", "apply_patch", "check_patches_apply", "read_plants", "select_plants"]
 
 PATCHES = Path(__file__).parent
-KEYS = ("what", "tests", "schedules", "found before", "missed", "spark")
+KEYS = ("what", "tests", "schedules", "found before", "missed")
 _HEADER = re.compile(r"^# ([a-z ]+): *(.*)$")
 _CHANGED_FILE = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 
@@ -36,8 +36,6 @@ class Plant:
     """Whether tests found it that existed before it was planted. ``None``: not recorded."""
     missed: str = ""
     """Why no test finds it. Empty: it is recorded as found."""
-    spark: str = ""
-    """The line of Spark, such as 3.5, that alone runs the code. Empty: each does."""
 
     @property
     def files(self) -> list[str]:
@@ -103,7 +101,6 @@ def _read_plant(path: Path) -> Plant:
         int(header.get("schedules", "0")),
         {"yes": True, "no": False}.get(header.get("found before", "")),
         header.get("missed", ""),
-        header.get("spark", ""),
     )
     if not plant.description:
         raise PlantError(f"{path} does not say what goes wrong. Add a line '# what: ...' in front.")

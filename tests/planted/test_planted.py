@@ -62,25 +62,6 @@ def test_a_bug_that_is_recorded_as_missed_fails_nothing(
     assert "known protocol: recorded" in capsys.readouterr().out
 
 
-def test_a_bug_of_another_line_of_spark_is_not_played(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is left out of the figures. Without any other bug nothing is known."""
-    monkeypatch.setattr("tests.planted.__main__.metadata.version", lambda _: "4.0.5")
-    monkeypatch.setattr(
-        "tests.planted.__main__.run_plants",
-        lambda plants, *_: [Outcome(plant, is_found=True, first="", seconds=0) for plant in plants],
-    )
-    write_comment(tmp_path, "other", f"{SHARDS_TEST}# spark: 3.5\n")
-    assert main([], tmp_path) == 2
-    assert "Run it with Spark 3.5." in capsys.readouterr().err
-    write_comment(tmp_path, "same", f"{SHARDS_TEST}# spark: 4.0\n")
-    assert main([], tmp_path) == 0
-    printed = capsys.readouterr()
-    assert "1 bugs are left out" in printed.err
-    assert printed.out.splitlines()[-1].split()[:3] == ["all", "1", "1"]
-
-
 @pytest.mark.parametrize(
     ("header", "first_line", "message"),
     [

@@ -92,7 +92,7 @@ def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.needs_spark4("data sources in Python")
-def test_offsets_follow_the_clock() -> None:
+def test_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its offsets step by the interval, never back, and it has nothing to read between them."""
     from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
 
@@ -102,7 +102,11 @@ def test_offsets_follow_the_clock() -> None:
     assert 0 <= time.time_ns() // 1_000_000 - first < 120_000
     assert beats.initialOffset() == {HEARTBEAT: 0}
     assert beats.partitions(beats.initialOffset(), beats.latestOffset()) == []
-    assert beats.latestOffset()[HEARTBEAT] >= first
+    newest = beats.latestOffset()[HEARTBEAT]
+    assert newest >= first
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: (newest - 120_000) * 1_000_000)
+        assert beats.latestOffset()[HEARTBEAT] == newest
     assert Heartbeat({}).streamReader(StructType([])).latestOffset()[HEARTBEAT] % 1_000 == 0
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from riffle_spark import Settings, register_state_source
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.compat import error_of_class, spark35
+from riffle_spark.spark.compat import error_of_class, spark35, stateful_processor
 from riffle_spark.spark.imports.command import run_import
 
 SLOT = pa.schema([("place", pa.int32()), ("slot", pa.int32()), ("value", pa.string())])
@@ -42,6 +42,17 @@ def test_a_slot_gets_the_rows_of_all_record_batches_once() -> None:
 def test_a_slot_without_rows_gets_none() -> None:
     """The row that the join leaves of such a slot has only its number."""
     assert rows_in([(3, None, None)]) == []
+
+
+def test_a_slot_gets_its_only_row() -> None:
+    """It is not taken for the row of a slot without rows, also if its value is null."""
+    assert rows_in([(3, 3, None)]) == [{"slot": 3, "value": None, "key": 3}]
+
+
+def test_a_processor_gets_the_time_and_the_watermark() -> None:
+    """Each is that of the batch."""
+    values = stateful_processor.TimerValues(5_000, 3_000)
+    assert (values.getCurrentProcessingTimeInMs(), values.getCurrentWatermarkInMs()) == (5_000, 3_000)
 
 
 @pytest.mark.parametrize(

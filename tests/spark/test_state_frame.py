@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import read_state, register_state_source, state_frame
-from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError
 from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.spark.state_request import parse_options
 from riffle_spark.state.objects.open import open_store
@@ -64,6 +64,21 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
     assert content(changes.where("batch_id = 3")) == {
         key: value for key, value in expected(world, "totals", 3).items() if key in {f"k{n}" for n in range(3, 8)}
     }
+
+
+def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same settings as for a query."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    settings = {"spark.riffle.s3_endpoint": "http://127.0.0.1:9", "spark.riffle.s3_patience": "1 s"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        with pytest.raises(RiffleError, match=r"127\.0\.0\.1:9"):
+            state_frame(spark, "s3://bucket/state", "totals")
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
 
 
 def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:

@@ -38,9 +38,9 @@ def recorded(shape: Shape, version: str = pyspark.__version__) -> Played:
     return Played(found["columns"], found["steps"], found["watermarks"])
 
 
-def is_recorded(shape: Shape) -> bool:
-    """Return whether there is a recording of the Spark that is installed."""
-    return _path(shape, pyspark.__version__).exists()
+def is_recorded(shape: Shape, version: str = pyspark.__version__) -> bool:
+    """Return whether there is a recording of a version of Spark: of the installed one unless it is named."""
+    return _path(shape, version).exists()
 
 
 def digest_of(shape: Shape, version: str) -> str:

@@ -194,7 +194,7 @@ def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatc
     """It checks key and value first, and `riffle requests` lists the request without them."""
     monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)  # private: no answer arrives during the command
     common = (world.home.root, "--store", "totals", "--key", SECRET, "--request")
-    assert run_command("state", "delete", *common, "--reason", f"of {SECRET}").exit_code == 1
+    assert run_command("state", "delete", *common, "--reason", f"of {SECRET}").exit_code == 2
     wrong = run_command("state", "set", *common, "--reason", "r", "--value", '{"total": "x"}', "--execute")
     assert "total must be int64" in wrong.output
     assert "Add --execute" in run_command("state", "delete", *common, "--reason", "r").output

@@ -1,17 +1,20 @@
-"""The state that `riffle import` writes, row by row, from checkpoints of Spark 3.5 that are stored with the tests.
+"""The state that `riffle import` writes, row by row.
 
-No query runs, so these tests are quick.
+Most checkpoints are of Spark 3.5 and stored with the tests. So few queries run, and the tests are quick.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
 from riffle_spark import Settings
@@ -23,7 +26,8 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.objects.open import open_store
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import move
+from tests.kit.queries.played_query import move, play_native_part
+from tests.kit.queries.query_shape import Frames, beside
 from tests.kit.queries.record_checkpoints import unpack
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.needs_spark4("the source statestore")]
@@ -85,6 +89,37 @@ def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_pa
         ("a", at(41), 1, True, first_ms_after(46)),
         ("b", at(45), 1, False, first_ms_after(50)),
     ]
+
+
+def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Path) -> None:
+    """The function declares timeouts, and sets one for some of its keys alone."""
+
+    def some_end(key: tuple[Any, ...], _: Iterable[Any], state: Any) -> Iterator[Any]:
+        state.update((1,))
+        if key[0] == "c":
+            state.setTimeoutTimestamp(10**15)
+        yield pd.DataFrame({"k": [key[0]]})
+
+    def build(given: Frames) -> DataFrame:
+        grouped = given.timed().groupBy("k")
+        return grouped.applyInPandasWithState(some_end, "k string", "c long", "update", "EventTimeTimeout")
+
+    shape = replace(SHAPES["groups_until_quiet"], build=build)
+    play_native_part(spark, shape, tmp_path, range(2), {})
+    settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
+    move(spark, shape, tmp_path, settings)
+    ends = rows_of(only_root(f"file://{tmp_path}/state"), "k", "due_ms")
+    assert ends == [("a", None), ("b", None), ("c", 10**15 + 1)]
+
+
+def test_a_joined_row_with_a_fraction_of_a_millisecond_ends_after_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Its end is rounded up: rounded down, a row of the other side at the same microsecond would not meet it."""
+    shape = replace(SHAPES["outer_full"], batches=beside(("10.0001a1", "10.0001b1"), ("11a1", "11b1")))
+    play_native_part(spark, shape, tmp_path, range(1), {})
+    root = f"file://{tmp_path}/state"
+    move(spark, shape, tmp_path, Settings(root=root, local_dir=f"{tmp_path}/local", key_groups=8))
+    assert rows_of(only_root(root), "k", "due_ms", variable="left") == [("a", first_ms_after(20) + 1)]
+    assert rows_of(only_root(root), "k", "due_ms", variable="right") == [("b", first_ms_after(15) + 1)]
 
 
 def test_a_query_that_commits_a_batch_meanwhile_is_not_moved(

@@ -37,7 +37,7 @@ KINDS = (
     "tumbling",
     "within",
 )
-OFTEN = ("tumbling_append",)
+OFTEN = ("tumbling_append", "null_struct_key")
 """Shapes that every run of the tests moves. `--all` moves all others."""
 FORMATS = {
     "partitions": {"spark.sql.shuffle.partitions": "3"},
@@ -73,7 +73,7 @@ REFUSED = dict.fromkeys(
 """Shapes whose state is in Spark's own binary form or lacks a result that no later part reads, or that have none."""
 
 
-LATER = ("chain_counted_then_joined", "chain_joined_ever_then_counted", "form_union")
+LATER = ("chain_counted_then_joined", "chain_joined_after_then_counted", "chain_joined_ever_then_counted", "form_union")
 """Shapes whose results arrive later after any restart."""
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyspark
 import pytest
 from pandas.testing import assert_frame_equal
 from pyspark.errors import PySparkTypeError, PySparkValueError
 
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
-from riffle_spark.spark import compat
 from riffle_spark.spark.processors import pandas_form
 from riffle_spark.spark.processors.pandas_conf import pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
@@ -63,7 +63,7 @@ def frame(**columns: Any) -> pd.DataFrame:
 def test_columns_have_the_types_that_pyspark_gives() -> None:
     """What pandas infers from Python's values, as PySpark 4.1 and newer build their frames from tuples."""
     ((found,),) = given(ROWS, [0, 4], timezone="Europe/Berlin")
-    times = "datetime64[ns]" if compat.TO_PANDAS.get("coerce_temporal_nanoseconds") else "datetime64[us]"
+    times = "datetime64[us]" if pyspark.__version__.startswith("3.") else "datetime64[ns]"
     assert found.dtypes.astype(str).to_dict() == {
         "s": "object", "i": "int64", "n": "float64", "f": "float64", "b": "bool", "d": "object",
         "t": times, "u": "datetime64[ns]", "p": "object", "a b": "object", "r": "object",

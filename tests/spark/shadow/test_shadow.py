@@ -31,6 +31,7 @@ from riffle_spark.spark.shadow.shadow_run import ShadowReport, shadow
 from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import QUICK, ROCKSDB, configured
 from tests.kit.queries.query_shape import Frames, Shape
+from tests.kit.queries.record_shapes import is_recorded
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -89,7 +90,7 @@ def of_shapes() -> list[object]:
             id=shape.name,
             marks=[
                 *([] if shape.name in OFTEN else [pytest.mark.long]),
-                *([pytest.mark.needs_spark4("transformWithState")] if shape.kind == "processor" else []),
+                *([] if is_recorded(shape, "3.5.9") else [pytest.mark.needs_spark4("what this query uses")]),
             ],
         )
         for shape in shapes
