@@ -1,6 +1,7 @@
 """The messages beside the batches: censuses, and orders and receipts of upkeep."""
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -120,11 +121,11 @@ class UpkeepOrder:
             entries = list(entries_from_json(body.pop("entries")).values())
             body["home"] = Home.from_json(body["home"])
             body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
-            rest = iter(entries)
-            body["follows"] = tuple(Follow(store, kg, next(rest)) for store, kg in body["follows"])
-            body["snapshots"] = tuple(SnapshotOrder(store, kg, next(rest)) for store, kg in body["snapshots"])
-            body["merges"] = tuple(MergeOrder(store, kg, next(rest), level) for store, kg, level in body["merges"])
-            if next(rest, None) is not None:
+            rest = deque(entries)
+            body["follows"] = tuple(Follow(store, kg, rest.popleft()) for store, kg in body["follows"])
+            body["snapshots"] = tuple(SnapshotOrder(store, kg, rest.popleft()) for store, kg in body["snapshots"])
+            body["merges"] = tuple(MergeOrder(store, kg, rest.popleft(), level) for store, kg, level in body["merges"])
+            if rest:
                 raise ValueError("entries without orders")
             return cls(**body)
 

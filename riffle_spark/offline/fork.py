@@ -153,7 +153,7 @@ def fork(
     log, tail = open_running_log(source, root)
     record = find_target(log, tail, at, source)
     manifest = log.manifest_of(record)
-    whole = replace(record, full=record.sequence, entries=manifest.entries, outputs=())
+    whole = replace(record, full=record.sequence, between=(), entries=manifest.entries, outputs=())
     copy = _Copy(source, target, object_sizes(whole))
     existing = target.list("")
     _check_unused(new_root, existing, copy.sizes)

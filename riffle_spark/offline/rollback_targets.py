@@ -15,7 +15,8 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.observe.units import show_time
 from riffle_spark.offline.periods import parse_time
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record import Record, manifest_of_record
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record_manifests import RecordManifests
 from riffle_spark.state.log.recorded_savepoints import check_savepoint_name, find_savepoint
 from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.store import ObjectStore
@@ -201,23 +202,21 @@ def current_history(log: Log, tail: Record) -> Iterator[Record]:
 
 
 def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, Record]]:
-    """Yield (number, record) of those records that are intact and whose full record is intact and fits."""
+    """Yield (number, record) of those records that are intact and whose bases are intact and fit."""
     records = read_intact(log, sequences)
-    fulls = records | read_intact(log, sorted({record.full for record in records.values()} - {*sequences}))
+    bases = records | read_intact(log, sorted({base for r in records.values() for base in r.bases} - {*sequences}))
+    manifests = RecordManifests(lambda numbers: [bases[number] for number in numbers])
     for sequence in sequences:
         record = records.get(sequence)
-        if record is None:
-            continue
-        full = record if record.full == record.sequence else fulls.get(record.full)
-        if full is not None and (full is record or _fits(record, full)):
+        if record is not None and _fits(manifests, record):
             yield sequence, record
 
 
-def _fits(record: Record, full: Record) -> bool:
-    """Return whether the changes of a record fit the full record that it refers to."""
+def _fits(manifests: RecordManifests, record: Record) -> bool:
+    """Return whether the changes of a record fit its bases, and all of them are intact."""
     try:
-        manifest_of_record(record, full.entries)
-    except CorruptStateError:
+        manifests.of(record)
+    except (KeyError, CorruptStateError):
         return False
     return True
 

@@ -22,8 +22,9 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.query_roots import only_root
-from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
+from riffle_spark.state.log.record import Record, decode, digest
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
+from riffle_spark.state.log.record_manifests import RecordManifests
 from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.open import masked, open_store
@@ -65,6 +66,11 @@ class _Verification:
     digests: dict[int, str] = field(default_factory=dict)
     unread: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     checked_bytes: int = 0
+    manifests: RecordManifests = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Let the manifests be made of the records that were read."""
+        self.manifests = RecordManifests(lambda sequences: [self.records[sequence] for sequence in sequences])
 
     def add(self, level: Level, where: str, problem: str, remedy: str) -> None:
         """Add a finding."""
@@ -196,7 +202,8 @@ def _lost_below(verification: _Verification, first: int, tail: Record | None) ->
     if tail is None:
         return set()
     promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
-    needed = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
+    bases = {base for record in (tail, *promised) for base in record.bases}
+    needed = {*bases, *range(tail.promised, first)[-_GAP_MAX:]}
     return {sequence for sequence in needed if sequence < first}
 
 
@@ -212,10 +219,10 @@ def _first_sequence(verification: _Verification, tail: Record | None) -> int:
 def _record_level(verification: _Verification, sequence: int, tail: Record | None) -> Level:
     """Return the level of a finding about a record: whether it breaks the newest state or only a rollback.
 
-    A driver that starts reads the newest record and its full record, checks that all in between exist, and compares the
+    A driver that starts reads the newest record and its bases, checks that all in between exist, and compares the
     digest of the second newest.
     """
-    if tail is None or sequence in (tail.sequence, tail.full) or sequence > tail.sequence:
+    if tail is None or sequence in (tail.sequence, *tail.bases) or sequence > tail.sequence:
         return "state"
     record_digest = verification.digests.get(sequence)
     if record_digest and sequence == tail.sequence - 1:
@@ -290,12 +297,11 @@ def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[s
 
 
 def _parts_of(verification: _Verification, record: Record, level: Level) -> Iterator[_Part]:
-    """Yield the parts that a record and its full record list together."""
-    full = record if record.full == record.sequence else verification.records.get(record.full)
-    if full is None:
+    """Yield the parts that a record and its bases list together."""
+    if not verification.records.keys() >= {*record.bases}:
         return  # already reported
     try:
-        manifest = manifest_of_record(record, full.entries)
+        manifest = verification.manifests.of(record)
     except CorruptStateError as error:
         verification.add_error(level, error, paths.record_name(record.sequence))
         return
@@ -447,9 +453,9 @@ def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]
 
     ``damaged`` are the places of findings.
     """
-    if {paths.record_name(record.sequence), paths.record_name(record.full)} & damaged:
+    if {*map(paths.record_name, (record.sequence, *record.bases))} & damaged:
         return False
-    if record.full not in verification.records:
+    if not verification.records.keys() >= {*record.bases}:
         return False
     needed: set[str] = set()
     for store, key_group, part in _parts_of(verification, record, "rollback"):

@@ -23,7 +23,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.log.record import Record, decode, manifest_of_record
+from riffle_spark.state.log.record import Record, decode
+from riffle_spark.state.log.record_manifests import RecordManifests
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
@@ -53,15 +54,11 @@ class RetainedRecords:
         self._root = root
         self.tail, first = _read_newest(objects, root)
         self._oldest = max(self.tail.promised, first)
-        self._full = self.tail
+        self._manifests = RecordManifests(lambda sequences: in_parallel(self._read, sequences))
 
     def manifest_of(self, record: Record) -> Manifest:
-        """Return the manifest of a record. Reads its full record unless that was the last one that this call read."""
-        if record.full == record.sequence:
-            return Manifest(record.entries)
-        if self._full.sequence != record.full:
-            self._full = self._read(record.full)
-        return manifest_of_record(record, self._full.entries)
+        """Return the manifest of a record. Reads its bases, except those of the record that this call was last for."""
+        return self._manifests.of(record)
 
     def find_batch(self, version: int) -> Record:
         """Return the newest retained record of batch ``version``. Reads a few records.

@@ -98,9 +98,10 @@ def seal(
 ) -> SealedDelta:
     """Return the delta of an attempt, with the output rows last if they are sealed too.
 
-    ``due`` names the due column, and ``keys`` encrypt the parts. Key-groups in ``lost`` that did not change get a part
-    without rows, so that old copies of lost state are behind it and are not used. Parts that one member will read
-    are adjacent, so that one ranged GET reads them all; otherwise key-groups ascend.
+    ``due`` names the due column, and ``keys`` encrypt the rows. Key-groups in ``lost`` that did not change get a part
+    without rows, so that old copies of lost state are behind it and are not used. Small changes are one block. Of
+    larger ones, parts that one member will read are adjacent, so that one ranged GET reads them all; otherwise
+    key-groups ascend.
     """
     counts = {key_group: end - start for key_group, start, end in spans_of(changes.key_groups)}
     key_groups = sorted(counts.keys() | lost)
@@ -122,7 +123,7 @@ def seal(
         checksum, _ = blocks.checksum_of_block(block)
         for key_group, count in zip(key_groups, np.diff(starts).tolist(), strict=True):
             link = link_in_block(EMPTY_HEAD, key_group, checksum, count, stored)
-            parts.append(Part(*link[1:2], *link[1:5]))
+            parts.append(Part(key_group, link.start, link.length, link.checksum, link.rows))
     else:
         data = b""
     parts = [part._replace(timer_ms=changes.timers.get(part.key_group)) for part in parts]

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.driver import CASES, MEASURED, MEASURED_OF_LARGE, WARM_UP, WARM_UP_OF_LARGE, batches_of
 from benchmarks.drivers.executors import CORES, CpuMeter
 from benchmarks.drivers.load import DriverLoad, Measured
-from riffle_spark.state.log.record import manifest_of_record
+from riffle_spark.state.log.log import Log
 
 
 def test_time_aside_does_not_count() -> None:
@@ -48,8 +48,10 @@ def test_made_up_executors_do_what_a_driver_orders() -> None:
     load = DriverLoad(executors=3, key_groups=24, num_standbys=1)
     load.run(40)
     measured = load.run(2)
-    newest, full = load.newest_records()
-    manifest = manifest_of_record(newest, full.entries)
+    log = Log(load.objects, load.root)
+    newest = log.open()
+    assert newest is not None
+    manifest = log.manifest
     assert newest.version == 41
     assert {entry.head.version for entry in manifest.entries.values()} == {41}
     assert len(manifest.entries) == len(newest.owners) == len(newest.standbys) == 24

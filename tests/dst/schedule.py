@@ -238,8 +238,8 @@ class Schedule(World):
             if self.server:
                 self.server.plant(patch)
             trusted_for(random.Random(f"{self.seed}/trusted").choice([0.0, 2.0, 2.0, 60.0]), patch)
-            patch.setattr(log, "FULL_EVERY", 4)
-            patch.setattr(retention, "FULL_EVERY", 4)
+            patch.setattr(log, "FULL_EVERY", 8)
+            patch.setattr(retention, "FULL_EVERY", 8)
             try:
                 self.scheduler.run(self._conduct)
                 self._compare()

@@ -134,7 +134,7 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
     log = Log(query.memory, query.home.root)
     record = log.open()
     assert record is not None
-    old = replace(record, members=(), full=record.sequence)
+    old = replace(record, members=(), full=record.sequence, between=())
     assert {each.id for each in recorded_members(log, old)} == set(record.owners.values())
 
 

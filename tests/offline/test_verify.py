@@ -17,7 +17,9 @@ from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, RiffleError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
+from riffle_spark.protocol.upkeep import retention
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
@@ -305,15 +307,18 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("nothing_is_young")
-def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
+def test_strange_numbers_are_told_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that came back below the log harms nothing; one with a far number would be the newest."""
+    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
+    monkeypatch.setattr(retention, "FULL_EVERY", 16)
     world = World(tmp_path, retained_versions=2)
     for version in range(45):
         world.batch(version, one(1))
     assert paths.record_name(2) not in world.memory.list(paths.LOG)
     tail = world.log().tail
     assert tail is not None
-    world.memory.put_if_absent(paths.record_name(2), encode(replace(tail, sequence=2, full=2, log_id="another")))
+    other = replace(tail, sequence=2, full=2, between=(), log_id="another")
+    world.memory.put_if_absent(paths.record_name(2), encode(other))
     (finding,) = verify(world.home.root).findings
     assert (finding.level, finding.where) == ("note", paths.record_name(2))
     far = f"{paths.LOG}{'9' * 20}"
@@ -332,7 +337,7 @@ def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tm
     assert tail is not None
     for far in (20_000, 10**18):
         root = f"memory://{tmp_path.name}-{far}"
-        damaged = encode(replace(tail, sequence=far, full=far, promised=0))
+        damaged = encode(replace(tail, sequence=far, full=far, between=(), promised=0))
         open_store(root).put_if_absent(paths.record_name(far), damaged)
         found = verify(root)
         assert {finding.level for finding in found.findings} == {"state", "rollback"}, "its objects are not there"
@@ -360,7 +365,7 @@ def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> Non
         taken = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
         records = {address: replace(entry, snapshot=taken) if address == (store, key_group) else one
                    for address, one in log.manifest.entries.items()}  # fmt: skip
-        told = replace(log.tail, entries=records, full=log.tail.sequence)
+        told = replace(log.tail, entries=records, full=log.tail.sequence, between=())
         (root_of(kept) / paths.record_name(log.tail.sequence)).write_bytes(encode(told))
         assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import random
 import re
 from collections import OrderedDict
@@ -21,7 +22,8 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.log import paths
+from riffle_spark.state.formats.blocks import read_index
+from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 from riffle_spark.state.objects.encryption import PLAIN, key_id_of
@@ -77,7 +79,7 @@ class Encrypted:
         assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield the store, place and bytes of each part that the newest record lists."""
+        """Yield the store, place and bytes of each part, or of the rows of its block, that the newest record lists."""
         for (store, key_group), entry in self.world.log().manifest.entries.items():
             if entry.snapshot:
                 name = paths.snapshot_name(store, key_group, entry.snapshot.id)
@@ -85,7 +87,9 @@ class Encrypted:
                 yield store, place.text, self.world.memory.get(name) or b""
             for link in entry.chain:
                 place = link.place(store, key_group)
-                yield store, place.text, self.world.memory.get(link.object, link.start, link.length) or b""
+                start, end = link.byte_range
+                data = self.world.memory.get(link.object, start, end - start) or b""
+                yield store, place.text, data if link.block is None else read_index(pa.py_buffer(data))[0].to_pybytes()
 
     def keys_used(self) -> set[str]:
         """Return the keys of all parts that the newest record lists."""
@@ -423,10 +427,22 @@ def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[byte
     link = entries[name].chain[-1]
     data = bytearray(query.world.memory.get(link.object) or b"")
     data[place(link)] ^= 1
+    start, end = link.byte_range
+    if link.block is None:
+        checksum = mend(bytes(data[start:end]))
+    else:
+        checksum = mend(bytes(data[: end - 16]))
+        data[end - 16 : end - 8] = checksum.to_bytes(8, "little")
     query.world.memory.delete([link.object])
     query.world.memory.put_if_absent(link.object, bytes(data))
-    mended = link._replace(checksum=mend(bytes(data[link.start : link.start + link.length])))
-    entries[name] = replace(entries[name], chain=(*entries[name].chain[:-1], mended))
+    for address, entry in entries.items():
+        chain = tuple(
+            other._replace(checksum=checksum)
+            if (other.object, other.byte_range) == (link.object, (start, end))
+            else other
+            for other in entry.chain
+        )
+        entries[address] = replace(entry, chain=chain)
     appended(log, entries)
 
 
@@ -437,12 +453,16 @@ def refusal(query: Encrypted) -> RiffleError:
     return caught.value
 
 
+@pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
 @pytest.mark.parametrize("swapped", ["key-groups", "stores"])
 @pytest.mark.parametrize("kind", ["links", "snapshots"])
-def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str, swapped: str) -> None:
+def test_a_part_in_the_place_of_another_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swapped: str, headers_max: float
+) -> None:
     """The parts of two key-groups, or of two stores with equal schemas, are swapped in the objects and in the log. The
     log's checksums are right. Reading raises, also of ``riffle verify``, and returns no row.
     """
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
     kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
     query = Encrypted(tmp_path, "a", num_standbys=0, operators=[totals(), totals("twins")], **kept)
     for version in range(9):
@@ -456,7 +476,13 @@ def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str
         with_swapped_snapshots(query, entries, those)
     else:
         entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
-    appended(query.world.log(), entries)
+    is_refused_by_log = kind == "links" and swapped == "key-groups" and entries[those[0]].chain[0].block is not None
+    log = query.world.log()
+    if is_refused_by_log:  # a link in a block has its key-group
+        with pytest.raises(ValueError, match="another key-group"):
+            entry_rows.check_entries(entries)
+        return
+    appended(log, entries)
     with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         query.world.state("totals")
     config = tmp_path / "riffle.toml"
@@ -509,15 +535,23 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
         reader.read_outputs("totals", [links["twins"]])
 
 
+@pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
 @pytest.mark.parametrize("at", ["ciphertext", "tag", "nonce", "salt"])
-def test_a_flipped_byte_is_refused_whatever_the_checksum_says(tmp_path: Path, at: str) -> None:
+def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, headers_max: float
+) -> None:
     """Bytes that were altered fail by their checksum, and, where that was mended in the log, by their tag."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
     query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
     query.run(3)
     place = {"ciphertext": 200, "tag": -1, "nonce": 35, "salt": 20}[at]
 
     def where(link: Link) -> int:
-        return link.start + (place if place >= 0 else link.length + place)
+        start, end = link.byte_range
+        if link.block is not None:
+            data = query.world.memory.get(link.object, 0, end) or b""
+            end = read_index(pa.py_buffer(data))[0].size
+        return start + place if place >= 0 else end + place
 
     flipped(query, where, part_codec.checksum)
     assert refusal(query).id == "RIFFLE-0430"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import stack_parts
 from tests.kit.worker.counted_slot import FEW, MANY, OneSlot, ending, sums, totals
 
@@ -21,8 +23,12 @@ def test_columns_cost_python_nothing_a_row(tmp_path: Path, compute: Computation,
     assert many.slot.is_like(few.slot), (many.slot, few.slot)
 
 
-def test_merging_and_restoring_cost_python_nothing_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
+def test_merging_and_restoring_cost_python_nothing_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
+) -> None:
     """Nor does what follows the answer, or a slot that finds no copies."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: few rows and many are stored alike
     monkeypatch.setattr(stack_parts, "_MERGED_BYTES_MIN", 0)  # private: small stacks are to be merged, too
     slots = {rows: OneSlot(tmp_path / str(rows), totals()) for rows in (FEW, MANY)}
     few, many = (slot.settled(rows, rows // 2).tidied for rows, slot in slots.items())

@@ -15,6 +15,8 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.merging.aggregates import aggregate, count, last, sum_
 from riffle_spark.protocol.operator import operator_of
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
@@ -79,8 +81,24 @@ def _nothing() -> pa.Table:
     return OUTPUT.empty_table()
 
 
-def test_one_object_holds_a_part_a_key_group(member: Member) -> None:
+def test_small_changes_are_one_block(member: Member) -> None:
+    """The object is the block that the member keeps, and every part of the receipt leads into it."""
+    member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
+    _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
+    assert receipt.block is not None
+    assert (receipt.block.rows, receipt.block.size) == (10, receipt.sealed_bytes)
+    assert [part.start for part in receipt.parts] == [part.key_group for part in receipt.parts]
+    assert len({part.checksum for part in receipt.parts}) == 1
+    assert sum(part.length for part in receipt.parts) <= receipt.sealed_bytes
+    data = member.store.inner.get(paths.delta_name(receipt.version, receipt.attempt))
+    local = next(Path(member.home.local_dir or "").rglob(paths.sealed_block_name(receipt.version, receipt.attempt)))
+    assert local.read_bytes() == data
+    assert sorted(str(row["k"]) for row in member.changes_sealed(receipt)) == sorted(f"k{n}" for n in range(0, 50, 5))
+
+
+def test_one_object_holds_a_part_a_key_group(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts lie side by side, key-groups ascending, and hold the new state of the changed keys only."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
     _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
     assert [part.key_group for part in receipt.parts] == sorted({part.key_group for part in receipt.parts})
@@ -199,8 +217,9 @@ def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path
     assert last.rows.column_names == ROWS.names
 
 
-def test_parts_that_one_member_reads_lie_together(tmp_path: Path) -> None:
+def test_parts_that_one_member_reads_lie_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby's parts are one range of the object, whatever key-groups it keeps; the others ascend before it."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
     kept = dict.fromkeys(range(0, TOTAL, 3), ("standby",))
     member = Member(tmp_path, kept_last(), followed_by=kept)
     _, receipt = member.answer(rows_of(*((f"k{n}", n, 0) for n in range(200))))

@@ -135,7 +135,7 @@ class PartFiles:
         try:
             rows, index = read_index(file.data)
             table = part_codec.open_block(self._decrypt(rows, part, schema.store, 0), part.file)
-            block = OpenBlock(schema.without_later_names(table, part.epoch), index, schema)
+            block = OpenBlock(table, index, schema, part.epoch)
         except (ConfigError, CorruptStateError) as error:
             raise damaged_copy_error(error.problem, self._folder / part.file) from error
         except ValueError as error:

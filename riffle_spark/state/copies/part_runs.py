@@ -27,14 +27,17 @@ __all__ = ["OpenBlock", "merge_into_block", "merge_key_groups", "split_into_runs
 class OpenBlock:
     """The rows of a verified block, opened for a schema."""
 
-    def __init__(self, table: pa.Table, index: BlockIndex, schema: StoreSchema) -> None:
-        """Split the rows. ``table`` holds them without later names.
+    def __init__(self, table: pa.Table, index: BlockIndex, schema: StoreSchema, epoch: int) -> None:
+        """Split the rows. ``epoch`` is that of the newest rows, for ``without_later_names``.
 
         Raises ``CorruptStateError`` if they do not fit the schema or the index.
         """
         self.index = index
-        self._table = table
         self._schema = schema
+        self._epoch = epoch
+        known = schema.without_later_names(table, epoch)
+        self._has_later_rows = known.num_rows < table.num_rows
+        self._table = table if self._has_later_rows else known
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._block: RunBlock | None = None
         if table.num_rows != index.starts[-1]:
@@ -46,7 +49,7 @@ class OpenBlock:
                 id="RIFFLE-1420",
             )
         with _misfit_as_corrupt_state(schema):
-            whole = schema.either(partial(_open_whole, table), lambda _: None) if table.num_rows else None
+            whole = schema.either(partial(_open_whole, known), lambda _: None) if table.num_rows else None
         if whole is not None:
             self._block = RunBlock(whole, index.starts)
 
@@ -63,7 +66,10 @@ class OpenBlock:
         if place is None or not place.rows:
             return ()
         if self._block is None:
-            return split_into_runs(self._table.slice(place.start, place.rows), self._schema)
+            table = self._table.slice(place.start, place.rows)
+            if self._has_later_rows:  # without them the rows are not where the index has them
+                table = self._schema.without_later_names(table, self._epoch)
+            return split_into_runs(table, self._schema)
         whole = self._block.whole
         rows = slice(place.start, place.end)
         deleted = None if whole.deleted is None else whole.deleted[rows]

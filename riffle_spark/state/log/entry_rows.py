@@ -72,7 +72,7 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
     rows: dict[str, list[list[object]]] = {}
     merged_rows: dict[tuple[Head, MergedDelta], int] = {}
     merged_places: list[tuple[list[int | str], int, int]] = []
-    blocks: dict[Head, list[int | str]] = {}
+    blocks: dict[Head | MergedDelta, list[int | str]] = {}
     for (store, key_group), entry in sorted(entries.items()):
         numbers: list[int | str] = []
         for head, start, length, checksum, count, merged, block in entry.chain:
@@ -83,7 +83,7 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
                 numbers += (index_of(head, len(indexes)), start, length, f"{checksum:016x}", count)
                 continue
             numbers += (index_of(head, len(indexes)), start, 0, "0", count)
-            source = head if merged is None else merged.head
+            source = merged or head
             if source not in blocks:
                 blocks[source] = [*block, f"{checksum:016x}"]
         snapshot: list[object] | None = None
@@ -96,7 +96,7 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
         numbers[place] = len(indexes) + row
     columns: dict[str, object] = {"heads": [[*head, *blocks.get(head, ())] for head in indexes], "stores": rows}
     if merged_rows:
-        columns["merged"] = [[indexes[head], *merged, *blocks.get(merged.head, ())[1:]] for head, merged in merged_rows]
+        columns["merged"] = [[indexes[head], *merged, *blocks.get(merged, ())[1:]] for head, merged in merged_rows]
     return columns
 
 
@@ -209,6 +209,8 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
         snapshot = entry.snapshot
         if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MAX:
             raise ValueError(f"store {store} has a key-group {key_group!r}")
+        if any(link.block is not None and link.start != key_group for link in entry.chain):
+            raise ValueError(f"key-group {key_group} of store {store} has a link in a block to another key-group")
         if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
             raise ValueError(f"invalid timer {entry.timer_ms!r}")
         if entry.cut is not None:

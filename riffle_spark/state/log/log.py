@@ -20,16 +20,17 @@ from operator import sub
 
 from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, manifest_of_record
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record, decode, digest, encode, is_record
 from riffle_spark.state.log.record_commits import RecordCommits
+from riffle_spark.state.log.record_manifests import RecordManifests, manifest_of_record
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "first_sequence"]
 
-FULL_EVERY = 16
-"""Every 16th record at least is full. The others hold the entries that changed since the full record."""
+FULL_EVERY = 64
+"""Every 64th record at least is full. The others have changes since earlier records (``record_manifests``)."""
 SURE_SECONDS = 60.0
 """For this time after a check a driver assumes that no other driver has continued and swept records."""
 _Clocks = Callable[[], tuple[float, ...]]
@@ -64,7 +65,7 @@ class Log:
         self._clocks = clocks
         self._checked_at = clocks()
         self._digest = ""
-        self._base: Mapping[Address, Entry] = {}
+        self._manifests = RecordManifests(self._read_all)
         self._full: Record | None = None
         self._unclear: _Append | None = None
         self.tail: Record | None = None
@@ -74,10 +75,10 @@ class Log:
     def open(self, *, broken: bool = False) -> Record | None:
         """Read and return the newest record, ``None`` if the log is empty.
 
-        Sends one LIST, which may lag, a HEAD and at most three GETs. With ``broken`` the newest record that can be read
-        is taken, for a rollback. Raises ``ConflictError`` if a record is missing in between, ``CorruptStateError`` if
-        one is damaged or does not follow the one before, ``UnavailableError`` if the query continued meanwhile, and
-        ``ConfigError`` if the root has foreign objects.
+        Sends one LIST, which may lag, a HEAD, and a GET for the newest record, the one before, and each base. With
+        ``broken`` the newest record that can be read is taken, for a rollback. Raises ``ConflictError`` if a record is
+        missing in between, ``CorruptStateError`` if one is damaged or does not follow the one before,
+        ``UnavailableError`` if the query continued meanwhile, and ``ConfigError`` if the root has foreign objects.
         """
         self._checked_at = self._clocks()
         sequences, foreign = self._list_records()
@@ -142,16 +143,15 @@ class Log:
             try:
                 data = last_data if sequence == last else self._get_twice(sequence)
                 record = decode(data, paths.record_name(sequence))
-                full = record if record.full == sequence else decode(self._get_twice(record.full), "")
-                manifest = manifest_of_record(record, full.entries)
+                bases = [decode(self._get_twice(base), paths.record_name(base)) for base in record.bases]
+                manifest = manifest_of_record(record, bases)
             except CorruptStateError:
                 continue
             if last - sequence > _UNLISTED_MAX:
                 raise paths.far_beyond_error(last)
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
             self.manifest = manifest
-            self._base = manifest.entries
-            self._full = full
+            self._full = bases[0] if bases else record
             self._digest = digest(last_data)
             return self.tail
         raise CorruptStateError(
@@ -200,7 +200,7 @@ class Log:
         if lost:
             further = len(lost) - 1
             others = f" and {further} more" if further else ""
-            target = newest.version if newest.full not in lost else "BATCH"
+            target = "BATCH" if {*newest.bases} & {*lost} else newest.version
             # Cause: A person or a lifecycle rule deleted objects of the log.
             raise ConflictError(
                 f"{self._root} has lost record {lost[0]}{others} of its log.",
@@ -225,11 +225,11 @@ class Log:
 
     def _set_tail(self, record: Record, data: bytes) -> None:
         """Make a record the tail, and read its manifest. ``data`` are the record's bytes."""
-        full = record if record.full == record.sequence else self.read(record.full)
-        self._base = full.entries
-        self._full = full
+        bases = self._read_all(record.bases)
+        self._manifests = RecordManifests(lambda _: bases)
+        self.manifest = self._manifests.of(record)
+        self._full = bases[0] if bases else record
         self.tail = record
-        self.manifest = manifest_of_record(record, self._base)
         self._digest = digest(data)
 
     def read(self, sequence: int) -> Record:
@@ -267,31 +267,28 @@ class Log:
         raise _endless_log_error(sequence + 1)
 
     def manifest_of(self, record: Record) -> Manifest:
-        """Return the manifest of a record, for which its full record is read."""
-        if record.full == record.sequence:
-            return Manifest(record.entries)
-        return manifest_of_record(record, self.read(record.full).entries)
+        """Return the manifest of a record, for which its bases are read."""
+        return manifest_of_record(record, self._read_all(record.bases))
+
+    def _read_all(self, sequences: Sequence[int]) -> list[Record]:
+        """Return the records with these numbers. Raises ``CorruptStateError`` if one is missing or damaged."""
+        return list(map(self.read, sequences))
 
     def listed_objects(self, records: Iterable[Record], first: int) -> Iterator[set[str]]:
         """Yield sets of object names whose union is all objects that the records list.
 
         Records with a full record before ``first``, the log's first record, are skipped. Raises ``CorruptStateError``
-        if another full record is missing.
+        if another base is missing.
         """
-        full: Record | None = None
-        is_full_listed = False
+        manifests = RecordManifests(self._read_all)
+        listed = set[int]()
         for record in records:
             if record.full < first:
                 continue
-            if record.full == record.sequence:
-                full = record
-                is_full_listed = True
-            elif full is None or full.sequence != record.full:
-                full = self.read(record.full)
-                is_full_listed = False
-            manifest = manifest_of_record(record, full.entries)
-            if is_full_listed:
-                manifest = Manifest(record.entries)
+            manifest = manifests.of(record)
+            if listed.issuperset(record.bases):
+                manifest = Manifest(record.entries)  # the rest is listed
+            listed = {*listed.intersection(record.bases), record.sequence}
             yield manifest.object_names() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
@@ -324,9 +321,10 @@ class Log:
     def append(self, draft: Record, manifest: Manifest, moves: Sequence[RecordedMoves] = ()) -> Record:
         """Append ``draft`` with ``manifest`` and ``moves``, and return the record as written.
 
-        Sets ``sequence``, ``previous``, ``full``, ``entries``, ``weights`` and ``members``. Raises ``FencedError`` if
-        another driver appended first, ``UnavailableError`` if the outcome is unknown (call ``settle_append`` first).
-        Records other than batches and operator requests also check that the store refuses a second put.
+        Sets ``sequence``, ``previous``, ``full``, ``between``, ``entries``, ``weights`` and ``members``. Raises
+        ``FencedError`` if another driver appended first, ``UnavailableError`` if the outcome is unknown (call
+        ``settle_append`` first). Records other than batches and operator requests also check that the store refuses a
+        second put.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         edit = draft.edit if draft.kind == "state" else {}
@@ -364,8 +362,8 @@ class Log:
             raise
         self._unclear = None
         self._checked_at = append.started
+        self._manifests.add(record, append.manifest)
         if record.full == record.sequence:
-            self._base = append.manifest.entries
             self._full = record
         self.tail = record
         self.manifest = append.manifest
@@ -398,14 +396,14 @@ class Log:
         )
         full_members = self._full.members if self._full else ()
         members = draft.members or full_members
-        base = self._base
-        changed = {a: e.cut_to_changes(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
+        bases = () if is_full else self._manifests.bases_of_next(sequence)
         return replace(
             draft,
             sequence=sequence,
             previous=self._digest,
-            full=sequence if is_full or self.tail is None else self.tail.full,
-            entries=manifest.entries if is_full else changed,
+            full=bases[0] if bases else sequence,
+            between=bases[1:],
+            entries=self._manifests.changes_since(bases[-1], manifest) if bases else manifest.entries,
             weights=self._weights_to_store(draft, is_full=is_full),
             members=members if is_full or members != full_members else (),
         )

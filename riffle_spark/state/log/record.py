@@ -9,7 +9,8 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
 from typing import Literal, cast, get_args
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ import xxhash
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
-from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
+from riffle_spark.state.log.manifest import Address, Entry, Link
+from riffle_spark.state.log.owner_columns import owners_from_json, owners_to_json
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
@@ -33,7 +35,6 @@ __all__ = [
     "digest",
     "encode",
     "is_record",
-    "manifest_of_record",
 ]
 
 FORMAT = 10
@@ -60,12 +61,18 @@ _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
-_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
-_SINCE_4 = ("stale_stores",)
-_SINCE_5 = ("row_counts",)
-_SINCE_6 = ("moves",)
-_SINCE_7 = ("edit", "purged")
-_SINCE_9 = ("savepoints", "previous_offsets")
+_FIELDS_SINCE: Mapping[int, tuple[str, ...]] = {
+    2: ("promised", "members", "weights", "watermarks", "orders", "delivers_as"),
+    4: ("stale_stores",),
+    5: ("row_counts",),
+    6: ("moves",),
+    7: ("edit", "purged"),
+    9: ("savepoints", "previous_offsets"),
+    10: ("between",),
+}
+"""The fields that were added, by format."""
+_LATER_FIELDS = ("delivers_as", *(name for since, names in _FIELDS_SINCE.items() if since > 2 for name in names))
+"""Fields that are written only if they have another value than the default."""
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -89,7 +96,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, (dict,)),
     **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms", "delivers_as"), (int, type(None))),
     **dict.fromkeys(("offsets", "input_digest", "previous_offsets"), (str, type(None))),
-    **dict.fromkeys(("outputs", "shards", "members", "moves", "savepoints"), (list,)),
+    **dict.fromkeys(("outputs", "shards", "members", "moves", "savepoints", "between"), (list,)),
     "delivers_after_commit": (bool,),
 }
 _VALUES: Mapping[str, tuple[type, type]] = {
@@ -105,6 +112,8 @@ _VALUES: Mapping[str, tuple[type, type]] = {
 _ENTRIES = {"heads", "stores"}
 _MERGED = "merged"
 """The links of merged deltas in the entries, since format 8."""
+_OF_TASKS = ("owners", "standbys")
+"""Maps that format 10 has as columns (``owner_columns``)."""
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
 
@@ -116,7 +125,8 @@ class Record:
     log_id               commit id of the log's first record; differs after a root was emptied and started again
     version              the newest committed batch, -1 for none
     full                 sequence of the full record that ``entries`` change, or the record's own if it is full
-    entries              all entries in a full record, otherwise the entries that changed since the full record
+    between              the records between the full record and this one that its manifest needs, in ascending order
+    entries              all entries in a full record, otherwise the entries that changed since the last of ``bases``
     offsets              Spark's offset-log entry of the batch, as text
     input_digest         digest of the batch's rows, if the offset log cannot be read
     outputs              sealed output rows; the sink gets them if ``delivers_after_commit`` is set
@@ -184,11 +194,25 @@ class Record:
     purged: int = 0
     savepoints: tuple[RecordedSavepoint, ...] = ()
     previous_offsets: str | None = None
+    between: tuple[int, ...] = ()
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The records whose changes come before ``entries``, the full record first. None in a full record."""
+        return () if self.full == self.sequence else (self.full, *self.between)
 
     @property
     def delivery_rollbacks(self) -> int:
         """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
+
+
+_DEFAULTS: Mapping[str, object] = {
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(Record)
+    if f.name != "entries" and (f.default is not MISSING or f.default_factory is not MISSING)
+}
+"""The fields with a default value. Records of the newest format have only those with another value."""
 
 
 def digest(data: bytes) -> str:
@@ -203,30 +227,21 @@ def encode(record: Record) -> bytes:
     body["entries"] = entries
     body["outputs"] = [[store, *entry_rows.link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
-    if record.delivers_as is None:
-        del body["delivers_as"]  # older versions refuse records with this field
-    if not record.stale_stores:
-        del body["stale_stores"]
-    if not record.row_counts:
-        del body["row_counts"]
     body["moves"] = [moves.to_json() for moves in record.moves]
-    if not record.moves:
-        del body["moves"]
-    if not record.edit:
-        del body["edit"]
-    if not record.purged:
-        del body["purged"]
     body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
-    if not record.savepoints:
-        del body["savepoints"]
-    if record.previous_offsets is None:
-        del body["previous_offsets"]
+    is_newest = bool(record.between) or entry_rows.has_blocks(entries)
+    for name in _DEFAULTS if is_newest else _LATER_FIELDS:  # older versions refuse the later fields
+        if getattr(record, name) == _DEFAULTS[name]:
+            del body[name]
+    if is_newest:
+        owners = {name: cast("Mapping[str, object]", body[name]) for name in _OF_TASKS if name in body}
+        body.update({name: owners_to_json(values) for name, values in owners.items()})
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
     entries_format = _MERGED_FORMAT if _MERGED in entries else 0
-    record_format = FORMAT if entry_rows.has_blocks(entries) else max(_format_of(record), entries_format)
+    record_format = FORMAT if is_newest else max(_format_of(record), entries_format)
     header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
 
@@ -352,8 +367,9 @@ def _record_of_body(
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
     """
-    later = ((2, _SINCE_2), (4, _SINCE_4), (5, _SINCE_5), (6, _SINCE_6), (7, _SINCE_7), (9, _SINCE_9))
-    later_fields = {name for since, names in later if record_format < since for name in names}
+    later_fields = {name for since, names in _FIELDS_SINCE.items() if record_format < since for name in names}
+    if record_format >= FORMAT:
+        body = {**body, **{name: owners_from_json(body[name]) for name in _OF_TASKS if name in body}}
     check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind), record_format)
     values: dict[str, object] = dict(body)
     entries: Mapping[Address, Entry] = {}
@@ -375,6 +391,7 @@ def _record_of_body(
     values["moves"] = tuple(map(RecordedMoves.from_json, cast("list[list[object]]", body.get("moves", []))))
     savepoints = cast("list[list[object]]", body.get("savepoints", []))
     values["savepoints"] = tuple(map(RecordedSavepoint.from_json, savepoints))
+    values["between"] = tuple(cast("list[int]", body.get("between", [])))
     record = Record(**values)  # type: ignore[arg-type]
     _check_references(record)
     assigned = record.weights.get("assigned")
@@ -386,10 +403,12 @@ def _record_of_body(
 
 
 def _check_references(record: Record) -> None:
-    """Raise ``ValueError`` if a record refers to later records, or to a full record far before it."""
+    """Raise ``ValueError`` if a record refers to later records or a far full record, or to bases that do not ascend."""
     earlier = (record.full, record.promised, record.target or 0, record.purged)
-    if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
-        raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
+    line = (*record.bases, record.sequence)
+    is_line = all(type(base) is int and base < later for base, later in pairwise(line))
+    if not is_line or not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
+        raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, (*earlier, *record.between)))}")
 
 
 def _parse_shard(row: list[object]) -> tuple[str, int]:
@@ -468,29 +487,3 @@ class RecordedMember:
             member_tags,
             cast("dict[str, object]", facts),
         )
-
-
-def _fits(entry: Entry, base: Entry) -> bool:
-    """Return whether a cut entry follows that of its full record: at its head, or with a merged delta from an earlier
-    head.
-    """
-    assert entry.cut is not None, "only cut entries have a base"
-    if entry.cut == base.head:
-        return True
-    has_merged = bool(entry.chain) and entry.chain[0].merged is not None
-    return has_merged and base.find_head(entry.cut) is not None
-
-
-def manifest_of_record(record: Record, base: Mapping[Address, Entry]) -> Manifest:
-    """Return the manifest of a record, given the entries of its full record."""
-    for address, entry in record.entries.items():
-        if entry.cut is not None and not _fits(entry, base.get(address, EMPTY)):
-            # Cause: One of the two records was restored from another backup.
-            raise CorruptStateError(
-                f"Record {record.sequence} does not fit its full record {record.full}.",
-                remedy="Restore both from one backup, or roll back (riffle rollback).",
-                where=paths.record_name(record.full),
-                id="RIFFLE-0420",
-            )
-    changes = {address: entry.restore_whole(base.get(address, EMPTY)) for address, entry in record.entries.items()}
-    return Manifest(changes if record.full == record.sequence else {**base, **changes})

@@ -102,6 +102,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
     kept = replace(
         record,
         full=record.sequence,
+        between=(),
         entries=(log.manifest if record is tail else log.manifest_of(record)).entries,
         orders={},
         moves=(),

@@ -92,8 +92,9 @@ class DeltaMerger:
         if self._reader.keys is not None:
             encrypt = self._reader.keys.new_encryption()
             store = self._schema.store
-            places = [paths.merged_delta_place(store, key_group, merged_id) for key_group in key_groups]
-            datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
+            if datas:
+                places = [paths.merged_delta_place(store, key_group, merged_id) for key_group in key_groups]
+                datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
             block = encrypt(block, paths.block_place(store, paths.sealed_block_name(max(version, 0), attempt)))
         heads = [entries[key_group].head for key_group in key_groups]
         rows = np.diff(starts).tolist()

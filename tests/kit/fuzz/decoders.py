@@ -56,8 +56,19 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, MergedDelta, Replacement, Snapshot
-from riffle_spark.state.log.record import Record, decode, encode, manifest_of_record
+from riffle_spark.state.log.manifest import (
+    Block,
+    Entry,
+    Head,
+    Link,
+    Manifest,
+    MergedDelta,
+    Replacement,
+    Snapshot,
+    link_in_block,
+)
+from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.log.record_manifests import manifest_of_record
 from riffle_spark.state.objects.encryption import (
     HEADER_BYTES_MAX,
     frame_version,
@@ -108,7 +119,22 @@ def _archived() -> Mapping[str, bytes]:
 def _records() -> list[bytes]:
     records = [data for name, data in _archived().items() if name.startswith("state/log/")]
     decoded = [decode(data, "seed") for data in records[:: max(1, len(records) // _MOST)]]
-    return [*records[:_MOST], *map(encode, decoded), encode(_told(decoded[-1]))]
+    return [*records[:_MOST], *map(encode, decoded), encode(_told(decoded[-1])), encode(_with_blocks(decoded[-1]))]
+
+
+def _with_blocks(record: Record) -> Record:
+    """Return a record of the newest format: its links are in blocks, and it refers to other records."""
+
+    def in_block(link: Link, key_group: int) -> Link:
+        return link_in_block(link.head, key_group, link.head.version, link.rows, Block(1_000, 50), link.merged)
+
+    entries = {
+        address: replace(entry, chain=tuple(in_block(link, address[1]) for link in entry.chain))
+        for address, entry in record.entries.items()
+    }
+    sequence = max(record.sequence, 20)
+    between = (sequence - 8, sequence - 4)
+    return replace(_told(record), sequence=sequence, full=sequence - 16, between=between, entries=entries)
 
 
 def _told(record: Record) -> Record:
@@ -141,7 +167,7 @@ def _logs() -> list[bytes]:
 
 def _record(data: bytes) -> None:
     record = decode(data, "record")
-    manifest_of_record(record, record.entries)
+    manifest_of_record(record, [replace(record, sequence=base, full=base, between=()) for base in record.bases])
     recorded_assignment(record)
     Weights().resume(record.weights, Groups())
     will = read_requests(record.orders)
@@ -265,7 +291,7 @@ def _block(data: bytes) -> None:
     table = part_codec.open_block(rows, "block")
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            block = part_runs.OpenBlock(schema.without_later_names(table, 1), index, schema)
+            block = part_runs.OpenBlock(table, index, schema, 1)
             for key_group in list(index.ranges)[:100]:
                 block.read_runs(key_group)
 
@@ -276,7 +302,9 @@ def _blocks() -> list[bytes]:
     for schema, table in zip((PLAIN, TIMED, VARIABLES), tables, strict=True):
         starts = np.array([0, 7, 7, table.num_rows])
         rows = part_codec.encode_block(table, starts, schema.due if schema is TIMED else None)
-        files.append(encode_block_file(rows, np.array([1, 5, 9], np.int32), starts))
+        key_groups = np.array([1, 5, 9], np.int32)
+        files.append(encode_block_file(rows, key_groups, starts))
+        files.append(encode_block_file(rows, key_groups, starts, starts[:-1], np.array([1, 2, 3], np.uint64)))
     return files
 
 

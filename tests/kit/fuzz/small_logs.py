@@ -21,7 +21,7 @@ from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record import Record, digest, encode
+from riffle_spark.state.log.record import FORMAT, Record, digest, encode
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -33,7 +33,14 @@ _LINES_MOST = 64
 def framed_record(body: bytes) -> bytes:
     """Return the bytes of a record with any body and the right checksum and length."""
     packed = cast(bytes, pa.compress(body, codec="zstd", asbytes=True))
-    line = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(body)}
+    is_newest = any(mark in body for mark in (b'"between":', b'"owners":[', b'"owners": ['))
+    number = FORMAT if is_newest else 2
+    line = {
+        "magic": "riffle-log",
+        "format": number,
+        "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}",
+        "length": len(body),
+    }
     return json.dumps(line).encode() + b"\n" + packed
 
 

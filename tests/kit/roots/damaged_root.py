@@ -161,7 +161,7 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
             snapshot = snapshot._replace(checksum=changed(0, snapshot.length))
         entries[address] = replace(entry, chain=chain, snapshot=snapshot)
     outputs = tuple((store, changed_link(link)) for store, link in log.tail.outputs)
-    record = replace(log.tail, entries=entries, outputs=outputs, full=log.tail.sequence)
+    record = replace(log.tail, entries=entries, outputs=outputs, full=log.tail.sequence, between=())
     return put_back(world, {name: bytes(data), paths.record_name(record.sequence): encode(record)})
 
 
@@ -173,7 +173,7 @@ def newest_without(world: World, name: str) -> int:
         record = log.read(sequence)
         if (
             name
-            not in {paths.record_name(sequence), paths.record_name(record.full)}
+            not in {paths.record_name(sequence), *map(paths.record_name, record.bases)}
             | log.manifest_of(record).object_names()
         ):
             return record.version

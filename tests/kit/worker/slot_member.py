@@ -7,15 +7,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import BlockComputation, Computation
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.receipts import changes_of
-from riffle_spark.state.log.manifest import Entry, Manifest
+from riffle_spark.state.log.manifest import Entry, Link, Manifest
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import home_of, routed
@@ -118,6 +120,11 @@ class Member:
 
     def changes_sealed(self, receipt: Receipt) -> list[dict[str, object]]:
         """Return the rows of all parts that an attempt sealed."""
-        links = [receipt.link(part) for part in receipt.parts]
-        tables = Reader(self.store).read_outputs("", links)
+        links = {receipt.link(part): part.key_group for part in receipt.parts}
+        reader = Reader(self.store)
+        tables: dict[Link, pa.Table] = {}
+        for run in reader.group_into_runs(links):
+            fetched = reader.fetch_run(run)
+            assert not any(isinstance(data, CorruptStateError) for data in fetched.values())
+            tables |= reader.open_links(receipt.store, cast("dict[Link, memoryview]", fetched), links)
         return [row for link in links for row in tables[link].to_pylist()]

@@ -4,6 +4,7 @@ copies that are gone. Driver, what runs beside it, and executors count each for 
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
 from pathlib import Path
@@ -16,6 +17,7 @@ from riffle_spark import transform_with_state
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.worker.member_folders import use_store
@@ -92,16 +94,22 @@ def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator:
         assert (report.requests, report.upkeep_requests) == ({"put": 1, "head": 1}, {})
 
 
+@pytest.mark.parametrize(
+    ("headers_max", "times"), [pytest.param(1e-9, 2, id="blocks"), pytest.param(math.inf, 1, id="parts")]
+)
 @BOTH_KINDS
-def test_a_standby_gets_its_parts_of_a_delta_at_once_and_no_others(tmp_path: Path, operator: Operator) -> None:
-    """Each member follows both others with one get each; every byte that was sealed is got once."""
+def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator, headers_max: float, times: int
+) -> None:
+    """Each member follows both others with one get each. Of parts every byte is got once, but each block by both."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
     query = Asking(tmp_path, operator, num_standbys=1)
     before = query.feed(SETTLED)
     for _ in range(3):
         report = query.feed()
         assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
         assert report.upkeep_requests == {"get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
-        assert report.upkeep_fetched_bytes == before.sealed_bytes
+        assert report.upkeep_fetched_bytes == times * before.sealed_bytes
         before = report
 
 

@@ -21,6 +21,7 @@ from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
+from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log.manifest import Head, Manifest
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.placement_invariants import view_now
@@ -128,10 +129,11 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
     world.check_state()
 
 
-def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What owners were chosen by is in the log, in between full records too: a restart under the same load moves
     nothing.
     """
+    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
     world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
     world.feed()
     skewed(world, 8)

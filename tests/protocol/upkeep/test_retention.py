@@ -418,7 +418,7 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
     tail = world.log().tail
     assert tail is not None
     assert tail.promised > sequence + 2
-    stray = replace(tail, sequence=sequence, full=sequence, written_ms=tail.written_ms - old_ms)
+    stray = replace(tail, sequence=sequence, full=sequence, between=(), written_ms=tail.written_ms - old_ms)
     assert world.memory.put_if_absent(paths.record_name(sequence), encode(stray))
     if restart:
         world.start()

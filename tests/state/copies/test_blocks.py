@@ -41,7 +41,7 @@ def block_of(schema: PlainColumns, changes: Changes) -> OpenBlock:
     starts = positions_of(np.array([table.num_rows for table in tables]))
     _, block = part_codec.encode_slices(pa.concat_tables(tables).combine_chunks(), starts, schema.due)
     rows, index = read_index(pa.py_buffer(encode_block_file(block, np.array(sorted(changes), np.int32), starts)))
-    return OpenBlock(part_codec.open_block(rows, "block"), index, schema)
+    return OpenBlock(part_codec.open_block(rows, "block"), index, schema, 1)
 
 
 def part_runs_of(schema: PlainColumns, changes: dict[Key, int | None], first_ms: int) -> tuple[Run, ...]:
@@ -106,7 +106,7 @@ def test_blocks_are_searched_and_merged_like_parts(
         groups = [RunsOfKeyGroup(key_group, in_blocks[key_group]) for key_group in GROUPS]
         data, key_groups, starts = merge_into_block(groups, schema, bottom=bottom)
         _, index = read_index(pa.py_buffer(encode_block_file(data, key_groups, starts)))
-        merged = OpenBlock(part_codec.open_block(data, "merged"), index, schema)
+        merged = OpenBlock(part_codec.open_block(data, "merged"), index, schema, 1)
         for key_group in GROUPS:
             wanted = merge_runs(in_parts[key_group], ["a", "b"], schema.row_schema, bottom=bottom)
             runs = merged.read_runs(key_group)

@@ -151,18 +151,23 @@ def test_each_record_names_the_one_before_i3() -> None:
 
 
 def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
-    """Every sixteenth record is full; the others hold what changed since the full one they name."""
+    """Every 64th record is full. The others have the changes since the last of their bases, at most six."""
     store = MemoryStore()
-    log = grown(store, 40)
-    fulls = [s for s in range(40) if log.read(s).full == s]
-    assert fulls == [0, FULL_EVERY, 2 * FULL_EVERY]
-    assert len(log.read(FULL_EVERY + 3).entries) == 3
-    assert len(log.read(FULL_EVERY).entries) == 8
+    log = grown(store, 2 * FULL_EVERY + 1)
+    records = [log.read(sequence) for sequence in range(2 * FULL_EVERY + 1)]
+    assert [record.sequence for record in records if not record.bases] == [0, FULL_EVERY, 2 * FULL_EVERY]
+    assert len(records[FULL_EVERY].entries) == 8
+    assert records[FULL_EVERY + 3].bases == (FULL_EVERY, FULL_EVERY + 2)
+    assert len(records[FULL_EVERY + 3].entries) == 1
+    assert records[FULL_EVERY + 6].bases == (FULL_EVERY, FULL_EVERY + 4)
+    assert len(records[FULL_EVERY + 6].entries) == 2
+    assert max(len(record.bases) for record in records) == 6
+    assert records[FULL_EVERY - 1].bases == (0, 32, 48, 56, 60, 62)
 
 
-@pytest.mark.parametrize("count", [1, 16, 18])
-def test_a_reader_of_two_records_knows_everything(count: int) -> None:
-    """Whatever the newest record is, opening the log anew gives the writer's manifest with one list and three gets."""
+@pytest.mark.parametrize(("count", "bases"), [(1, 0), (17, 1), (19, 2), (64, 6), (65, 0)])
+def test_opening_a_log_reads_the_newest_record_and_its_bases(count: int, bases: int) -> None:
+    """It gives the writer's manifest, with one LIST, and a GET for each of them and for the record before."""
     store = MemoryStore()
     log = grown(store, count)
     before = dict(store.requests)
@@ -170,7 +175,7 @@ def test_a_reader_of_two_records_knows_everything(count: int) -> None:
     assert again.manifest == log.manifest
     assert again.tail == log.tail
     assert store.requests["list"] - before["list"] == 1
-    assert store.requests["get"] - before["get"] <= 3
+    assert store.requests["get"] - before["get"] == bases + min(count, 2)
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())

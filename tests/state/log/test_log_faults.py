@@ -8,11 +8,18 @@ from dataclasses import replace
 import pytest
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, UnavailableError
+from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.printed_commands import printed
 from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
+
+
+@pytest.fixture(autouse=True)
+def _full_every_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record 16 is full."""
+    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
 
 
 def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
@@ -28,7 +35,7 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     """A gap between the full record and the newest is a lost record; told to go on, the log opens."""
     store = MemoryStore()
     grown(store, 6)
-    store.delete([paths.record_name(3), paths.record_name(4)])
+    store.delete([paths.record_name(2), paths.record_name(3)])
     with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
         opened(store)
     newest = Log(store, ROOT).open(broken=True)
@@ -36,6 +43,20 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     assert newest.sequence == 5
     (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
     assert told[told.index("--to") + 1] == str(newest.version), "which is whole: nothing has to be guessed"
+
+
+def test_a_lost_base_of_the_newest_record_needs_an_earlier_target() -> None:
+    """The newest record cannot be read then, so the remedy does not name its batch."""
+    store = MemoryStore()
+    grown(store, 6)
+    store.delete([paths.record_name(4)])
+    with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
+        opened(store)
+    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert told[told.index("--to") + 1] == "BATCH"
+    newest = Log(store, ROOT).open(broken=True)
+    assert newest is not None
+    assert newest.version == 2
 
 
 def test_what_lies_among_the_records_is_named() -> None:

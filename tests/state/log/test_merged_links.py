@@ -24,6 +24,7 @@ from riffle_spark.state.log.manifest import (
     Replacement,
     Snapshot,
 )
+from riffle_spark.state.log.record_manifests import manifest_of_record
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.state.drawn_records import PLAIN, ROOT, attempt, drafted, link, opened
 
@@ -139,7 +140,7 @@ class Line:
             cut = self.entry.cut_to_changes(before)
             assert cut.restore_whole(before) == self.entry
             if cut.cut is not None:
-                manifest = records.manifest_of_record(_record({ADDRESS: cut}), {ADDRESS: before})
+                manifest = manifest_of_record(_record({ADDRESS: cut}), [replace(PLAIN, entries={ADDRESS: before})])
                 assert manifest.entries[ADDRESS] == self.entry
             removed, added = self.entry.changed_links(before)
             assert {*before.chain} - {*removed} | {*added} == {*self.entry.chain}
@@ -294,4 +295,4 @@ def test_a_cut_that_does_not_fit_its_full_record_is_refused() -> None:
         Entry(None, (), cut=link(1).head),
     ):
         with pytest.raises(CorruptStateError, match="does not fit"):
-            records.manifest_of_record(_record({ADDRESS: entry}), base)
+            manifest_of_record(_record({ADDRESS: entry}), [replace(PLAIN, entries=base)])

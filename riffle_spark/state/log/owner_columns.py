@@ -1,0 +1,28 @@
+"""Owners and standbys as JSON columns. Each member is listed once, because its name is most of the bytes."""
+
+import json
+from collections.abc import Mapping
+
+__all__ = ["owners_from_json", "owners_to_json"]
+
+
+def owners_to_json(owners: Mapping[str, object]) -> list[object]:
+    """Return owners, or lists of standbys, by task as three lists: tasks, different values, and each task's index.
+
+    The tasks are ``None`` if they are 0, 1, 2 and so on.
+    """
+    texts = [json.dumps(owner) for owner in owners.values()]
+    indexes = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    are_numbers = [*owners] == [*map(str, range(len(owners)))]
+    return [None if are_numbers else [*owners], [json.loads(text) for text in indexes], [indexes[t] for t in texts]]
+
+
+def owners_from_json(columns: object) -> dict[str, object]:
+    """Return the map that ``owners_to_json`` wrote. Raises ``TypeError`` or ``ValueError`` for other JSON."""
+    if type(columns) is not list or type(columns[1]) is not list:
+        raise TypeError(f"owners are {columns!r}")
+    tasks, different, indexes = columns
+    if any(type(index) is not int or not 0 <= index < len(different) for index in indexes):
+        raise ValueError("a task has an owner that is not listed")
+    names = map(str, range(len(indexes))) if tasks is None else tasks
+    return dict(zip(names, [different[index] for index in indexes], strict=True))

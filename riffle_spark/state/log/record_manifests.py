@@ -1,0 +1,100 @@
+"""The manifests of records. A record has only the changes since its last *base*, a record that it refers to.
+
+The first base is the full record, and each further base has the changes since the one before. Which records a new one
+refers to is chosen as in a binary indexed tree (Fenwick, 1994). So of 64 records since the full one, each refers to at
+most six, and lists the changes of three batches on average. If each listed all changes since the full record, it would
+be those of 32 batches. If each listed only its own, reading the state would take up to 64 records.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.log.record import Record
+
+__all__ = ["RecordManifests", "manifest_of_record"]
+
+_Entries = Mapping[Address, Entry]
+
+
+class RecordManifests:
+    """Reads the manifests of records. It keeps those of the last record and its bases, which later records refer to."""
+
+    def __init__(self, read: Callable[[Sequence[int]], Sequence[Record]]) -> None:
+        """Create it with a function that returns the records with these numbers.
+
+        ``read`` may raise ``CorruptStateError`` for a record that is missing or damaged.
+        """
+        self._read = read
+        self._known: dict[int, _Entries] = {}
+
+    def of(self, record: Record) -> Manifest:
+        """Return the manifest of a record. Reads those of its bases that are not known.
+
+        Raises ``CorruptStateError`` if a base is missing or damaged, or if the record does not fit it.
+        """
+        known = {sequence: self._known[sequence] for sequence in record.bases if sequence in self._known}
+        missing = [sequence for sequence in record.bases if sequence not in known]
+        for base in self._read(missing) if missing else ():
+            known[base.sequence] = _entries_of(base, known)
+        entries = _entries_of(record, known)
+        self._known = {**known, record.sequence: entries}
+        return Manifest(entries)
+
+    def add(self, record: Record, manifest: Manifest) -> None:
+        """Make the manifest of a new record known. Its bases must be known."""
+        known = {sequence: self._known[sequence] for sequence in record.bases}
+        self._known = {**known, record.sequence: manifest.entries}
+
+    def bases_of_next(self, sequence: int) -> tuple[int, ...]:
+        """Return the numbers of the bases of the next record, which is not full. At least one record must be known."""
+        known = sorted(self._known)
+        full = known[0]
+        number = sequence - full
+        last = full + (number & (number - 1))
+        return tuple(base for base in known if base <= last)
+
+    def changes_since(self, base: int, manifest: Manifest) -> dict[Address, Entry]:
+        """Return the entries that changed since the known record with the number ``base``, cut to their changes."""
+        entries = self._known[base]
+        return {
+            address: entry.cut_to_changes(entries.get(address, EMPTY))
+            for address, entry in manifest.entries.items()
+            if entries.get(address) is not entry
+        }
+
+
+def manifest_of_record(record: Record, bases: Sequence[Record]) -> Manifest:
+    """Return the manifest of a record, given its bases. Raises ``CorruptStateError`` if one does not fit another."""
+    return RecordManifests(lambda _: bases).of(record)
+
+
+def _entries_of(record: Record, known: Mapping[int, _Entries]) -> _Entries:
+    """Return the entries of a record's manifest, given those of its last base.
+
+    Raises ``CorruptStateError`` if the record does not fit it.
+    """
+    if not record.bases:
+        return record.entries
+    base = known[record.bases[-1]]
+    for address, entry in record.entries.items():
+        if entry.cut is not None and not _fits(entry, base.get(address, EMPTY)):
+            # Cause: One of the two records was restored from another backup.
+            raise CorruptStateError(
+                f"Record {record.sequence} does not fit record {record.bases[-1]}, whose state it changes.",
+                remedy="Restore both from one backup, or roll back (riffle rollback).",
+                where=paths.record_name(record.bases[-1]),
+                id="RIFFLE-0420",
+            )
+    changes = {address: entry.restore_whole(base.get(address, EMPTY)) for address, entry in record.entries.items()}
+    return {**base, **changes}
+
+
+def _fits(entry: Entry, base: Entry) -> bool:
+    """Return whether a cut entry follows that of its base: at its head, or with a merged delta from an earlier head."""
+    assert entry.cut is not None, "only cut entries have a base"
+    if entry.cut == base.head:
+        return True
+    has_merged = bool(entry.chain) and entry.chain[0].merged is not None
+    return has_merged and base.find_head(entry.cut) is not None
