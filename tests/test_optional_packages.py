@@ -128,6 +128,7 @@ def test_other_optional_packages_are_named_before_they_are_used(
 
 
 @pytest.mark.parametrize("package", ["scipy", "datasketches", "cryptography", "rich", "matplotlib", "pandas"])
+@pytest.mark.sample(step=3)
 def test_the_package_can_be_imported_without_any_optional_one(package: str) -> None:
     """No module that a query without these needs imports one of them."""
     names = "Settings, Stateful, aggregate, count, on, sum_, together"

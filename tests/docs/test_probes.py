@@ -102,6 +102,7 @@ def test_the_page_has_one_command_in_all_places() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
+@pytest.mark.sample("liveness", "cron")
 def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
     machine: Machine, query: World, name: str
 ) -> None:

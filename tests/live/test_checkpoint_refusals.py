@@ -130,6 +130,7 @@ def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path
     assert fresh.run() == {**expected, 3: {"rows": 1, "total": 100}}
 
 
+@pytest.mark.long
 def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
     """State that lost its last batches takes Spark's offsets back with it, and the batches run again."""
     put_back(query, original, "state")

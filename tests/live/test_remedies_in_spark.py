@@ -303,12 +303,14 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
 
 
 @pytest.mark.parametrize("mistake", sampled(MISTAKES.values(), 2), ids=MISTAKES)
+@pytest.mark.sample(step=4)
 def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake is refused; a query that is written as the remedy says runs."""
     check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))
 
 
 @pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
+@pytest.mark.sample("state that is gone", "another key of a wrapped query")
 def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake between two runs is refused; after the remedy the query goes on."""
     place = Place(spark, tmp_path)

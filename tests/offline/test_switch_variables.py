@@ -85,6 +85,7 @@ def known(name: str) -> list[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.parametrize("name", sampled(CASES, 4))
+@pytest.mark.sample(step=3)
 def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Switched after every batch, with the old copies at hand or gone."""
     case = CASES[name]
@@ -99,6 +100,7 @@ def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypat
 
 
 @pytest.mark.parametrize("name", sampled(LATER, 4))
+@pytest.mark.sample(step=3)
 def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
     """To partitions, to their hashes, back to keys, and there again: as an undisturbed query of key-groups."""
     case = CASES[name]

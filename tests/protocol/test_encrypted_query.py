@@ -323,6 +323,7 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
     ],
 )
 @pytest.mark.parametrize("disk", [True, False])
+@pytest.mark.sample(step=2)
 def test_without_the_right_key_nothing_is_read_or_written(
     tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
 ) -> None:
@@ -439,6 +440,7 @@ def refusal(query: Encrypted) -> RiffleError:
 
 @pytest.mark.parametrize("swapped", ["key-groups", "stores"])
 @pytest.mark.parametrize("kind", ["links", "snapshots"])
+@pytest.mark.sample(step=2)
 def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str, swapped: str) -> None:
     """The parts of two key-groups, or of two stores with equal schemas, are swapped in the objects and in the log. The
     log's checksums are right. Reading raises, also of ``riffle verify``, and returns no row.

@@ -29,6 +29,7 @@ RUNNING = aggregate(rows=count(), total=sum_("v"), least=min_("v"), greatest=max
 SPARKS = {"rows": "count(1)", "total": "sum(v)", "least": "min(v)", "greatest": "max(v)", "average": "avg(v)"}
 
 
+@pytest.mark.long
 def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSession, tmp_path: Path) -> None:
     """After four batches the newest row of every key equals Spark's groupBy, types included."""
     chance = random.Random(7)
@@ -47,6 +48,7 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted batches give what they would in plain, executors read sealed output with keys of their own, and no
     object or local file has anything of a row.
@@ -251,6 +253,7 @@ NESTED = pa.schema(
 )
 
 
+@pytest.mark.long
 def test_nested_columns_with_times_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     """Arrays, structs and maps of timestamps reach a function, its state and the sink in any session time zone."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")

@@ -68,6 +68,7 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
     assert kept.calls == [(n, f"{query.id}/0/{n}") for n in range(3)]
 
 
+@pytest.mark.long
 def test_processing_time_builds_the_placed_frame_once(
     spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
 
 
+@pytest.mark.long
 def test_two_halves_in_two_threads_are_refused_too(spark: SparkSession, tmp_path: Path) -> None:
     """Whichever comes second, though it began before the first one was done."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
@@ -269,6 +271,7 @@ def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkS
     assert kept.latest("k") == {1: {"rows": 1}}
 
 
+@pytest.mark.long
 def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever is known of the root is in the root. By hand, jobs that have one root are told apart by their rows."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()

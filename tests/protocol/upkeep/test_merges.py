@@ -219,6 +219,7 @@ def end_batch(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sample(step=3)
 def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
     """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
     I5), copies hold what was committed, and only what records list is left.

@@ -390,6 +390,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("more", range(4))
+@pytest.mark.sample(step=2)
 def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
     """The scan of a start gets past records at the old end whose full record was swept before."""
     world = grown_root(tmp_path, retained_versions=6)
@@ -407,6 +408,7 @@ def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, mo
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("old_ms", [0, 10_000_000])
 @pytest.mark.parametrize("sequence", [0, 9])
+@pytest.mark.sample(step=3)
 def test_a_record_that_came_back_below_the_log_stops_no_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, old_ms: int, restart: bool
 ) -> None:

@@ -34,6 +34,7 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 @pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
+@pytest.mark.sample(step=2)
 def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
     """Whatever its key is: a column in another case, or a field."""
     sink = Kept()

@@ -138,6 +138,7 @@ def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path:
     assert sum(report.late_rows for report in job.reports) > 0
 
 
+@pytest.mark.long
 def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path) -> None:
     """What a batch brings is in force with its own commit, so a later run's rows are late by it."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp")
@@ -156,6 +157,7 @@ def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path)
     assert job.reports[-1].late_rows == 1
 
 
+@pytest.mark.long
 def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path) -> None:
     """Spark takes such a column for UTC, wherever the session is."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp_ntz")

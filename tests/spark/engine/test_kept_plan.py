@@ -110,6 +110,7 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
     assert rows.latest("k")[0] == {"rows": 6, "total": 15}
 
 
+@pytest.mark.long
 def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("name", cases())
+@pytest.mark.sample(step=3)
 def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, name: str) -> None:
     """And the same rows have the same one, in any order and in whatever zone the session is."""
     one, other = (

@@ -121,6 +121,7 @@ def test_a_listener_gets_the_state_operators_of_a_job(
     assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
 
 
+@pytest.mark.long
 def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
     """Spark knows the newest offsets of some sources only. Without them a batch has no source lag, and commits."""
     rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))

@@ -174,6 +174,7 @@ def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> N
     assert query.ran() == [Seen(0, 2, []), Seen(1, 0, [5]), Seen(2, 1, []), Seen(3, 0, [45])]
 
 
+@pytest.mark.long
 def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
     """Where the query ended between a batch that moved the watermark and the next one, the start is a tick; where the
     batch itself comes again, it is its end.
@@ -207,6 +208,7 @@ def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa
     return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 500] * len(keys), pa.int64()))
 
 
+@pytest.mark.long
 def test_processing_time_passes_without_rows(query: Query) -> None:
     """A batch comes once it is time, none before and none after; and one with a start, as nobody knows what is due."""
     compute = arrow_function(

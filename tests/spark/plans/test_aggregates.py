@@ -98,6 +98,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sample(step=2)
 def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
     """Rows and their order of columns are Spark's, and stores are called by their keys."""
     query, stores = SHAPES[name]
@@ -186,6 +187,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
     assert greatest.buffers[0].type == pa.float64()
 
 
+@pytest.mark.long
 def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
     """No id of Spark's is in them, and a key can name its store."""
     query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
@@ -288,6 +290,7 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize("query", sampled([estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions], 2))
+@pytest.mark.sample("of_users")
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
     found, _ = answer(query(events), rows, batches=2)

@@ -290,6 +290,7 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
     ("base", "edit"),
     [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
+@pytest.mark.sample(step=3)
 def test_an_edit_keeps_migrates_or_refuses(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
@@ -314,6 +315,7 @@ def test_an_edit_keeps_migrates_or_refuses(
 @pytest.mark.parametrize(
     ("option", "setting"), [("c", "distinct.page-n"), pytest.param("distinct.page-n", "", marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
     """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted. The
     query's option adds to the setting.

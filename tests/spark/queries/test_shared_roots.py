@@ -91,6 +91,7 @@ class TwoQueries:
         return rows
 
 
+@pytest.mark.long
 def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
     spark: SparkSession, events: DataFrame, feed: Feed, tmp_path: Path
 ) -> None:

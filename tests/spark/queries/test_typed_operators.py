@@ -197,6 +197,7 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
         ],
     ],
 )
+@pytest.mark.sample(step=4)
 def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     sql: str, use: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     ],
     ids=str,
 )
+@pytest.mark.sample(step=3)
 def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
     part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
 ) -> None:

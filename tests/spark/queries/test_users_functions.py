@@ -144,6 +144,7 @@ def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, 
     )
 
 
+@pytest.mark.long
 def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
     """As in Spark, a batch runs for them alone."""
     feed = Feed(tmp_path / "in", "k string")

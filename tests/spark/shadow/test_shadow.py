@@ -98,6 +98,7 @@ def of_shapes() -> list[object]:
 
 
 @pytest.mark.parametrize("shape", of_shapes())
+@pytest.mark.long
 def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """All rows are read, and both return the same ones."""
     conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **shape.conf}
@@ -222,6 +223,7 @@ def of_odd_queries() -> list[object]:
 
 
 @pytest.mark.parametrize("name", of_odd_queries())
+@pytest.mark.long
 def test_a_query_of_odd_values_is_equal_on_both(spark: SparkSession, name: str, tmp_path: Path) -> None:
     """Text that is not UTF-8, NULL structs of NOT NULL fields, NULL variants, and NULL without a type."""
     mode, build = ODD_QUERIES[name]
@@ -298,6 +300,7 @@ def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) ->
     assert report.differences[1].spark_examples == ({"n": 3, "count": 2},)
 
 
+@pytest.mark.long
 def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path) -> None:
     """Equal values under other names are a difference."""
     calls: list[None] = []
@@ -331,6 +334,7 @@ def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path)
     assert raised.value.id == "RIFFLE-1685"
 
 
+@pytest.mark.long
 def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> None:
     """The number of batches is bounded."""
     with configured(spark, QUICK):
