@@ -121,6 +121,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
 
 
 @pytest.mark.parametrize("family", ["random", "worked"])
+@pytest.mark.sample("worked")
 def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
     """On recorded clusters without racks, the largest left out, it takes as many rounds, warm-ups and moves."""
     compared = 0

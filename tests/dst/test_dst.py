@@ -22,7 +22,7 @@ from tests.dst.faults import Aim
 from tests.dst.players import AHEAD, RENEWED, Players
 from tests.kit.folders import CHECKOUT
 
-SCHEDULES = 10
+SCHEDULES = 6
 _SOME_END = """
 import os, sys, time
 from tests.dst import __main__ as dst

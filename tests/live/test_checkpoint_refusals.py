@@ -102,6 +102,7 @@ def put_back(query: Query, original: Query, name: str) -> None:
     shutil.copytree(original.folder / f"older-{name}", query.folder / name)
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: Query) -> None:
     """With a checkpoint from before, the state is taken back to it, and the batches run again to the same result."""
     put_back(query, original, "checkpoint")
@@ -130,7 +131,6 @@ def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path
     assert fresh.run() == {**expected, 3: {"rows": 1, "total": 100}}
 
 
-@pytest.mark.long
 def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
     """State that lost its last batches takes Spark's offsets back with it, and the batches run again."""
     put_back(query, original, "state")

@@ -211,6 +211,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
     assert verify(world.home.root).findings == ()
 
 
+@pytest.mark.long
 def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     """Nothing at first; later all its objects, each of which is counted once."""
     Savepoints(world.home.root).create("a")
@@ -454,7 +455,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
     return lambda: steps[0] >= crash_at
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
     tmp_path: Path, states: States, stride: int
 ) -> None:

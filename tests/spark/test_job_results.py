@@ -87,6 +87,7 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
     assert {key: row["rows"] for key, row in kept.latest("k").items()} == dict.fromkeys(range(8), 2)
 
 
+@pytest.mark.long
 def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
     """Keys of several types, any of them null, are told apart as by groupBy, whatever their names or time zone."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -142,6 +143,7 @@ def test_an_arrow_function_keeps_and_forgets_state(spark: SparkSession, tmp_path
     assert by_batch == [[], [], odd, [(0, 4), (1, 1), (2, 4), (3, 1)]]
 
 
+@pytest.mark.long
 def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp_path: Path) -> None:
     """A sink may count, collect and write: the function does not run again and all actions see the same rows."""
     runs = spark.sparkContext.accumulator(0)

@@ -55,6 +55,7 @@ def totals(folder: Path, sink: Callable[..., object], **settings: object) -> Sta
     return Stateful("totals", "k", TOTALS, settings=settings_in(folder, **settings)).into(sink)
 
 
+@pytest.mark.long
 def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """All batches that are there are run, one record each with its offsets, under one epoch."""
     kept = Kept()
@@ -230,6 +231,7 @@ def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_don
         both[1].done(rows, batch)
 
 
+@pytest.mark.long
 def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
     """Spark calls a run's job group by the run; one of another name makes no other run of it, and of two runs not one:
     a cache is not begun anew with each batch, and a query that is started again takes its state over.
@@ -291,6 +293,7 @@ def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Pa
             by_hand(spark.range(1).selectExpr("id as k"), 0)
 
 
+@pytest.mark.long
 def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The second one would take what the first has committed for its own, and its rows would be lost."""
     feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]

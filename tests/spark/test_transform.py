@@ -61,6 +61,7 @@ def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
     assert [report.rows for report in again.reports] == [3]
 
 
+@pytest.mark.long
 def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
     """withWatermark on the events is enough; late rows are left out and counted; the end fires what is due by then."""
     feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()

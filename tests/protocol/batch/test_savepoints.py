@@ -289,7 +289,7 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
     assert not before & {*query.memory.list("delta/")} - query.log().manifest.object_names()
 
 
-@pytest.mark.parametrize("points", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [1, pytest.param(60, marks=pytest.mark.long)])
 def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
     """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
     accepted = 0

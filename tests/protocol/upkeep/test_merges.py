@@ -332,6 +332,7 @@ def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
     assert all(world.memory.get(name) is not None for name in target.object_names())
 
 
+@pytest.mark.long
 def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
     """What such a driver merges after its commit is never listed: it merges what is long overdue before it."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=16, retained_versions=100)

@@ -501,6 +501,7 @@ def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("nothing_is_young")
+@pytest.mark.long
 def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 40)

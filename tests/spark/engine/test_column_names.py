@@ -53,6 +53,7 @@ def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path
     assert sink.latest("user") == {"ann": {"n": 1, "total": 7, "of": "in"}}
 
 
+@pytest.mark.long
 def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
     """Called by hand, or on Spark Connect, a batch is known by its rows' digest, whatever their columns are called."""
     sink = Kept()

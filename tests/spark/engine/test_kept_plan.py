@@ -81,6 +81,7 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 
 
 @pytest.mark.parametrize("other", sampled(OTHERS, 2))
+@pytest.mark.long
 def test_a_plan_is_kept_for_no_other_batch(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:

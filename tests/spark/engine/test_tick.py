@@ -130,6 +130,7 @@ def ended(query: StreamingQuery) -> None:
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
 
 
+@pytest.mark.long
 def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
     """Under availableNow the tick's batch is in the same run: ids and windows are those of Spark's own aggregate."""
     for second in (15, 0, 30):

@@ -98,7 +98,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.sample(step=2)
+@pytest.mark.sample(step=4)
 def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
     """Rows and their order of columns are Spark's, and stores are called by their keys."""
     query, stores = SHAPES[name]

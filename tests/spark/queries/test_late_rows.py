@@ -106,6 +106,7 @@ def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, 
     assert [(batch, rows) for batch, _, rows in kept.told] == list(enumerate(expected, FIRST_LATE))
 
 
+@pytest.mark.long
 def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Late rows come again under the same delivery id where the sink of results failed after the commit."""
     kept = Kept()

@@ -57,6 +57,7 @@ def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     return state, rows.take(list(latest.values())).select(state.column_names)
 
 
+@pytest.mark.long
 def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
     """Its state and its output have a column of each; what it reads back are the values of the batch before."""
     frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]

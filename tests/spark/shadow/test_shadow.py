@@ -320,6 +320,7 @@ def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path)
     assert report.columns == "Spark: struct<n:bigint,count:bigint>; riffle: struct<n:bigint,rows:bigint>"
 
 
+@pytest.mark.long
 def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that was not there at first has no recorded rows."""
     calls: list[None] = []
@@ -416,6 +417,7 @@ def test_other_functions_are_refused(
     assert raised.value.id == id
 
 
+@pytest.mark.long
 def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Otherwise both engines would read other rows of it."""
     plain = counts(tmp_path / "in", [[1]])
@@ -430,6 +432,7 @@ def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path:
     assert raised.value.id == "RIFFLE-1684"
 
 
+@pytest.mark.long
 def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path) -> None:
     """An error of Spark is shown with the engine that raised it."""
     plain = counts(tmp_path / "in", [[1]])

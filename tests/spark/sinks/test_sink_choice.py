@@ -228,6 +228,7 @@ class Opened:
         (self.folder / f"{self.name}-{row.id}").touch()
 
 
+@pytest.mark.long
 def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
     """By an object that is told partition and batch, and by a function."""
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
