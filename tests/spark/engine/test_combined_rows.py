@@ -121,7 +121,6 @@ def test_another_layout_takes_the_plan_of_combined_rows(
 
 
 @pytest.mark.parametrize("mode", ["update", "append"])
-@pytest.mark.sample("append")
 @pytest.mark.long
 def test_windows_of_a_wrapped_query_are_combined(
     spark: SparkSession, tmp_path: Path, combined: list[int], mode: str

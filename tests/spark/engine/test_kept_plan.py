@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import kept_output, kept_plan
-from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Kept, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -80,7 +79,7 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("other", sampled(OTHERS, 2))
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.long
 def test_a_plan_is_kept_for_no_other_batch(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str

@@ -24,7 +24,6 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSp
 from riffle_spark.spark import compat
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
 from riffle_spark.spark.plans.plan_nodes import Catalyst
-from tests.kit.matrix import sampled
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.stream_plans import answer, cut_of, merge_in_slots, stream_of, with_rows
 
@@ -289,7 +288,7 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
     return found.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
 
 
-@pytest.mark.parametrize("query", sampled([estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions], 2))
+@pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 @pytest.mark.sample("of_users")
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
