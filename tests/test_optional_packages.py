@@ -119,6 +119,7 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
     ],
     ids=["cryptography", "datasketches", "opentelemetry"],
 )
+@pytest.mark.sample(step=2)
 def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:

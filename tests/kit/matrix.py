@@ -10,7 +10,7 @@ __all__ = ["choose_cases", "mark_sample"]
 
 
 def mark_sample(cases: Sequence[pytest.Function]) -> None:
-    """Mark the cases of one test as long that its mark ``sample`` does not choose.
+    """Mark the cases of one test as long, and as the rest, that its mark ``sample`` does not choose.
 
     The mark has either the ids of the chosen cases, or ``step=N`` for the first of each N cases that are not long yet.
     """
@@ -22,6 +22,7 @@ def mark_sample(cases: Sequence[pytest.Function]) -> None:
     for id, case in fast.items():
         if id not in chosen:
             case.add_marker("long")
+            case.add_marker("rest")
 
 
 def choose_cases(name: str, ids: Sequence[str], *chosen: str, step: int = 1) -> Sequence[str]:

@@ -65,6 +65,7 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
     assert [path for path in files if b"planted" in path.read_bytes()] == []
 
 
+@pytest.mark.long
 def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark: SparkSession, tmp_path: Path) -> None:
     """A fix that comes with one more aggregate cannot deliver what the version before has sealed: it says who can."""
     settings, rows = settings_in(tmp_path, deliver_after_commit=True), spark.range(8).selectExpr("id k", "id v")

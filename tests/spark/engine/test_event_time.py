@@ -124,6 +124,7 @@ def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: 
     assert_newest(kept, stayed)
 
 
+@pytest.mark.long
 def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """An operator of event time finds column and delay in the batch; Spark, which counts the same, agrees on it."""
     job = counting(tmp_path, ByEventTime())

@@ -111,6 +111,7 @@ def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str)
     assert outputs.fallbacks == 0
 
 
+@pytest.mark.long
 def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """After that, Spark analyses each batch, and every such batch counts. Other columns are tried again."""
     made: list[pa.Schema] = []

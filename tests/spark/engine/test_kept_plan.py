@@ -54,7 +54,8 @@ def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
     return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
 
 
-@pytest.mark.parametrize("adaptive", ["false", pytest.param("true", marks=pytest.mark.long)])
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+@pytest.mark.sample("false")
 def test_batches_after_the_first_are_planned_no_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], adaptive: str
 ) -> None:

@@ -215,6 +215,7 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
         lambda e: having(e, "SELECT page, n % 2, count(*) FROM {} GROUP BY CUBE(page, n % 2)"),
     ],
 )
+@pytest.mark.sample(step=2)
 def test_a_query_that_is_built_again_has_the_same_store_and_columns(events: DataFrame, query: Query) -> None:
     """Spark gives ids to columns, other ones each time, and has them in names of what nobody has named."""
     assert spec_of(query(events)) == spec_of(query(events))
