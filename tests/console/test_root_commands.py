@@ -117,7 +117,6 @@ def test_the_page_has_the_status_of_status_json(query: Elastic, tmp_path: Path) 
         ("stopped", 400, 0, 400, "stopped", "wrote its status 6 min 40 s ago"),
     ],
 )
-@pytest.mark.sample(step=3)
 def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
     query: Elastic, state: Any, age: int, lag: int, commit_age: int, health: str, failure: str | None
 ) -> None:
@@ -146,7 +145,6 @@ def test_a_probe_fails_if_records_wait_or_the_driver_is_silent(
         ("stopped", -90, -90, "stopped", None),
     ],
 )
-@pytest.mark.sample(step=3)
 def test_the_health_names_what_is_wrong(
     query: Elastic, state: Any, facts_age: int, commit_age: int, health: str, problem: str | None
 ) -> None:

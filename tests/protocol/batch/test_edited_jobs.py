@@ -313,7 +313,6 @@ def edited(world: World, operators: list[Operator], **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EDITS)
-@pytest.mark.sample(step=2)
 def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
     """Two batches with a restart between, from which no local copy is left. A refusal changes nothing in the root."""
     edit = EDITS[name]

@@ -41,7 +41,6 @@ APPENDED = [name for name in QUERIES if name not in UNTIMED]
 
 
 @pytest.mark.parametrize("name", APPENDED)
-@pytest.mark.sample(step=3)
 def test_what_spark_allows_in_append_mode_is_allowed(name: str, frames: Frames) -> None:
     """Neither Spark's checker nor ours has anything against these."""
     check_plan(cut_of(QUERIES[name](frames)), "append")

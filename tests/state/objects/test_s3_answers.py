@@ -140,7 +140,6 @@ def first_then_success(
 
 
 @pytest.mark.parametrize("case", AGAIN, ids=name_of)
-@pytest.mark.sample(step=3)
 def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]) -> None:
     """The second request is the first one again, and the call succeeds."""
     CALLS[case[0]](opened(scripted, first_then_success(scripted, case, credentials)))
@@ -149,7 +148,6 @@ def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, crede
 
 
 @pytest.mark.parametrize("case", FRESH, ids=name_of)
-@pytest.mark.sample(step=3)
 def test_rotated_credentials_are_read_before_a_call_fails(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:
@@ -169,7 +167,6 @@ def test_what_is_refused_with_fresh_credentials_too_is_an_error(
 
 
 @pytest.mark.parametrize(("case", "message_id"), FINAL, ids=name_of)
-@pytest.mark.sample(step=4)
 def test_what_cannot_pass_is_an_error_at_once(
     scripted: ScriptedServer, case: Case, message_id: str, credentials: Callable[[str], None]
 ) -> None:
