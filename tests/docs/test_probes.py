@@ -145,6 +145,7 @@ def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
     assert probe() is None
 
 
+@pytest.mark.long
 def test_a_new_root_fails_the_probe(machine: Machine, query: World) -> None:
     """Without a status, and without a log."""
     assert machine.run(commands()["startup"]) == 1

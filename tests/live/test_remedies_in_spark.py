@@ -309,7 +309,7 @@ def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[
 
 
 @pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
-@pytest.mark.sample("state that is gone", "another key of a wrapped query")
+@pytest.mark.sample("state that is gone")
 def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake between two runs is refused; after the remedy the query goes on."""
     place = Place(spark, tmp_path)

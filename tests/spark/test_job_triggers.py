@@ -253,6 +253,7 @@ def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
     assert epochs[0] == epochs[1] == epochs[2] < epochs[3]
 
 
+@pytest.mark.long
 def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Its state would be of nobody's query. A thread that was told takes the batch as the query's own does."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()

@@ -134,6 +134,7 @@ def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
     assert "on_assigned of the rebalance listener failed: ValueError" in " ".join(job.reports[0].warnings)
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:
     """Each refusal names what is wrong and what to do instead."""
     with pytest.raises(ConfigError, match="RIFFLE-0372"):

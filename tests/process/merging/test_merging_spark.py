@@ -219,7 +219,7 @@ CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", 
     ("name", "ansi"),
     [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
-@pytest.mark.sample("counts-false", "extremes by-false", "moments-false", "sets-false", "averages-true")
+@pytest.mark.sample("counts-false", "extremes by-false", "moments-false")
 def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
     """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""
     spark.conf.set(ANSI, ansi)
@@ -257,6 +257,7 @@ def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, a
         form.evaluated(merged(form, form.rows(), one_by_one=True))
 
 
+@pytest.mark.long
 def test_every_known_function_is_compared(spark: SparkSession) -> None:
     """The queries have every function that the registry knows."""
     spark.conf.set(ANSI, "false")

@@ -142,6 +142,7 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
     assert [report.moves for report in reports[1:]] == [()] * 7
 
 
+@pytest.mark.long
 def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> None:
     """What can be moved away from it is, then a warning names its key-group; until the load changes that is all."""
     world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")

@@ -102,6 +102,7 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
     assert sum(event["stateOperators"][0]["numRowsUpdated"] for event in ours) > 0
 
 
+@pytest.mark.long
 def test_a_listener_gets_the_state_operators_of_a_job(
     spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: F
             planned_stages.planned_stages(found, names)
 
 
+@pytest.mark.long
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     """Spark's plan of each input, and a join that reads two stages, which have their own rows of a batch; its watermark
     is the earlier one.

@@ -300,7 +300,6 @@ def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) ->
     assert report.differences[1].spark_examples == ({"n": 3, "count": 2},)
 
 
-@pytest.mark.long
 def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path) -> None:
     """Equal values under other names are a difference."""
     calls: list[None] = []
@@ -387,6 +386,7 @@ def test_a_cluster_needs_a_folder_that_executors_reach(monkeypatch: pytest.Monke
     assert "--folder" in result.output
 
 
+@pytest.mark.long
 def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in a temporary folder, and prints JSON."""
     query = counts(tmp_path / "in", [[1, 2], [2]])

@@ -185,6 +185,7 @@ def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
 
 
+@pytest.mark.long
 def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
     """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
     another catalog's provider may have none.
