@@ -19,6 +19,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 import riffle_spark
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.spark.queries.query_start import _with_accepted
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -312,6 +313,15 @@ def test_an_edit_keeps_migrates_or_refuses(
     found = run(spark, feed, one.made, folder, mode, **one.options)
     columns, rows = one.rows
     assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
+
+
+def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> None:
+    """The names of both are accepted."""
+    spark.conf.set("spark.riffle.accept", "distinct.page-n")
+    try:
+        assert _with_accepted(spark, settings_in(tmp_path), "c, d").accept == ("distinct.page-n", "c", "d")
+    finally:
+        spark.conf.unset("spark.riffle.accept")
 
 
 @pytest.mark.parametrize(
