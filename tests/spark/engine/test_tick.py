@@ -22,7 +22,7 @@ from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.spark.engine.tick import Tick
+from riffle_spark.spark.engine.tick import Tick, _reached
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from tests.kit.process.counted_windows import ENDS, CountedWindows
@@ -128,6 +128,23 @@ def query(spark: SparkSession, tmp_path: Path) -> Query:
 def ended(query: StreamingQuery) -> None:
     """Wait for the end of a query, and raise what it failed with."""
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("committed_batch", "watermark_ms", "by_clock", "is_due"),
+    [(3, 1000, False, False), (3, 2000, False, True), (3, 1000, True, True), (2, 2000, True, False)],
+)
+def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
+    spark: SparkSession, tmp_path: Path, *, committed_batch: int, watermark_ms: int, by_clock: bool, is_due: bool
+) -> None:
+    """By the clock it is always due. Spark repeats a batch that is not committed, whatever its watermark."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "commits").mkdir()
+    metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
+    (tmp_path / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n7')
+    committed = json.dumps({"nextBatchWatermarkMs": watermark_ms})
+    (tmp_path / "commits" / str(committed_batch)).write_text(f"v1\n{committed}")
+    assert _reached(spark, f"file://{tmp_path}", ["", ""], by_clock=by_clock) == (7, is_due)
 
 
 @pytest.mark.long
