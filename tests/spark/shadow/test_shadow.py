@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from click.testing import CliRunner
 from pyspark import cloudpickle
@@ -41,6 +42,10 @@ Query = DataFrame | DataStreamWriter
 OFTEN = ("tumbling_append",)
 """Shapes that every run of the tests compares. `--all` compares all that Spark itself runs as a stream."""
 FIRST_FILE_AGE = 1_700_000_000
+SCHEMA_CHECK = "spark.sql.streaming.stateStore.stateSchemaCheck"
+IS_SPARK_35 = pyspark.__version__.startswith("3.5.")
+RESTARTABLE = {SCHEMA_CHECK: "false"} if IS_SPARK_35 else {}
+"""Spark 3.5 refuses to restart some of its own joins with its check of schemas."""
 
 
 def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
@@ -101,7 +106,7 @@ def of_shapes() -> list[object]:
 @pytest.mark.long
 def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """All rows are read, and both return the same ones."""
-    conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **shape.conf}
+    conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **RESTARTABLE, **shape.conf}
     with configured(spark, conf):
         report = compare(spark, source(shape, tmp_path / "in"), tmp_path)
     rows = sum(len(table) for batch in shape.batches for table in batch.values())
@@ -446,6 +451,14 @@ def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path
         compare(spark, query, tmp_path)
     assert raised.value.id == "RIFFLE-1683"
     assert "Spark's own operators" in str(raised.value)
+
+
+@pytest.mark.skipif(not IS_SPARK_35, reason="Spark 4 restarts its joins")
+def test_a_join_that_spark_35_cannot_restart_names_the_setting(spark: SparkSession, tmp_path: Path) -> None:
+    """With it the join is compared (``RESTARTABLE``)."""
+    with configured(spark, QUICK), pytest.raises(ConfigError, match=f"Set {SCHEMA_CHECK} to false") as raised:
+        compare(spark, source(SHAPES["inner_compared"], tmp_path / "in"), tmp_path)
+    assert raised.value.id == "RIFFLE-1683"
 
 
 def test_a_table_of_last_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
