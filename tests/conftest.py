@@ -15,6 +15,7 @@ from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
 from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
+from tests.kit.matrix import mark_sample
 from tests.kit.order_of_tests import InOrder
 from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, conf_of, kind_of, runtime_conf, tidy
 
@@ -35,6 +36,15 @@ pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
 IS_SPARK_35 = metadata.version("pyspark").startswith("3.5.")
 SLOW_MARKS = ("cluster", "spark", "long")
 """In the order in which they run. Tests on clusters wait much, so others run beside them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Iterator[None]:
+    """Mark the cases of a test as long that are not in its sample. Here all cases are known, whatever is selected."""
+    made = yield
+    if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
+        mark_sample(made)
+    return made
 
 
 @pytest.hookimpl(tryfirst=True)

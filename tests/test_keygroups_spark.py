@@ -106,6 +106,7 @@ def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, key
 
 
 @pytest.mark.parametrize("total", [1, 7, 128, 32_768])
+@pytest.mark.sample(step=3)
 def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Table, total: int) -> None:
     """The SQL text that routes rows gives the key-groups that Python computes, for keys of many columns."""
     names = keys.column_names
@@ -123,6 +124,7 @@ def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
+@pytest.mark.sample(step=3)
 def test_slot_numbers_land_on_their_partition_in_spark(spark: SparkSession, count: int) -> None:
     """The i-th slot number is in partition i after Spark's own repartition by slot."""
     table = pa.table({"slot": pa.array(slot_numbers(count), pa.int32())})

@@ -119,6 +119,7 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
     ],
     ids=["cryptography", "datasketches", "opentelemetry"],
 )
+@pytest.mark.sample(step=2)
 def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:
@@ -128,6 +129,7 @@ def test_other_optional_packages_are_named_before_they_are_used(
 
 
 @pytest.mark.parametrize("package", ["scipy", "datasketches", "cryptography", "rich", "matplotlib", "pandas"])
+@pytest.mark.sample(step=3)
 def test_the_package_can_be_imported_without_any_optional_one(package: str) -> None:
     """No module that a query without these needs imports one of them."""
     names = "Settings, Stateful, aggregate, count, on, sum_, together"

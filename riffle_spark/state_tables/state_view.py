@@ -250,9 +250,17 @@ def open_root(root: str, options: StoreOptions | None = None, encryption_keys: s
     """Return a root to read, with its newest record. ``encryption_keys`` is the setting of that name.
 
     Sends one LIST and one GET, and two LISTs more if the root may hold the roots of several queries. Raises
-    ``ConfigError`` if the root has no log.
+    ``ConfigError`` if the root has no log, or if the options are a dictionary.
     """
     options = options or StoreOptions()
+    if not isinstance(options, StoreOptions):
+        raise ConfigError(
+            f"options is a {type(options).__name__}.",
+            remedy="Pass riffle_spark.state.objects.options.StoreOptions, such as "
+            'StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9000")).',
+            where="options",
+            id="RIFFLE-1750",
+        )
     keys = keys_in(encryption_keys, options.s3.region)
     opened = StateRoot(root, open_store(root, options), keys)
     try:

@@ -121,6 +121,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
 
 
 @pytest.mark.parametrize("family", ["random", "worked"])
+@pytest.mark.sample("worked")
 def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
     """On recorded clusters without racks, the largest left out, it takes as many rounds, warm-ups and moves."""
     compared = 0
@@ -139,6 +140,7 @@ def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "day"])
+@pytest.mark.sample(step=2)
 def test_a_world_of_the_package_stops_less_with_riffle_spark(name: str) -> None:
     """Fewer task-seconds are stopped than under other protocols and Spark's placement."""
     world = replace(read_world(name), seconds=20 * 60)
@@ -157,6 +159,7 @@ def test_property_every_task_has_an_owner(world: World, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(GROUPS))
+@pytest.mark.sample(step=3)
 def test_a_world_without_events_stops_nothing(policy: str) -> None:
     """Only standbys fetch."""
     outcome = played(made(config={"num_standbys": 1}), policy)

@@ -66,6 +66,7 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
         ("routing_of_mine:NUMBER", "RIFFLE-0113"),
     ],
 )
+@pytest.mark.sample(step=2)
 def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, said: str) -> None:
     """The error says what was looked for, and the exit code that nothing was done."""
     Path("ends.py").write_text("import sys\n\nsys.exit(0)")

@@ -54,6 +54,7 @@ def test_an_unsupported_pandas_is_named(tmp_path: Path) -> None:
     assert "'pandas>=2.2" in results["pandas"]["remedy"]
 
 
+@pytest.mark.long
 def test_an_s3_root_is_tried(object_server: ObjectServer) -> None:
     """With the credentials and the endpoint that a query would use."""
     endpoint = ("--s3-endpoint", object_server.endpoint)

@@ -30,6 +30,7 @@ def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tupl
 
 
 @pytest.mark.parametrize("command", OF_A_ROOT)
+@pytest.mark.sample(step=3)
 def test_what_cannot_be_reached_or_read_is_no_damage(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

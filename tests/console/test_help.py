@@ -29,6 +29,7 @@ except SystemExit as exit:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in sorted(COMMANDS))])
+@pytest.mark.sample(step=8)
 def test_help_imports_few_modules(arguments: list[str]) -> None:
     """The help of riffle and of each command imports only click, the settings and the command's own module."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM, *arguments], capture_output=True, text=True, check=True)

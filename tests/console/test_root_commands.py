@@ -162,6 +162,17 @@ def test_the_health_names_what_is_wrong(
         assert shown.probe(36_000) == shown.problem
 
 
+@pytest.mark.parametrize(("batch_seconds", "health"), [(0.0, "ok"), (400.0, "behind")])
+def test_a_batch_that_runs_for_long_is_not_healthy(query: Elastic, batch_seconds: float, health: str) -> None:
+    """Also if no records are known to be unread. Without a batch, an old commit is that of an idle query."""
+    read = read_status(query.home.root)
+    facts = DriverFacts(read.now_ms, "q", batch_seconds=batch_seconds)
+    record = replace(read.record, kind="batch", written_ms=read.now_ms - 400_000)
+    shown = replace(read, record=record, status=Status(facts, "running"), facts=facts)
+    assert shown.health == health
+    assert shown.probe(300) == ("A batch runs, and the last commit was 6 min 40 s ago." if batch_seconds else None)
+
+
 def test_the_status_shows_the_failure_of_a_query_in_text_json_and_page(query: Elastic, tmp_path: Path) -> None:
     """Class, id and time of the error are everywhere, and the probe fails."""
     now_ms = read_status(query.home.root).now_ms

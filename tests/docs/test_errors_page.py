@@ -17,9 +17,15 @@ INTERNAL = {"FailedKeys"}
 
 
 @pytest.fixture(scope="module")
-def messages() -> list[reference.Message]:
+def reader() -> reference.Reader:
+    """Return what reads the modules of the source, once."""
+    return reference.Reader()
+
+
+@pytest.fixture(scope="module")
+def messages(reader: reference.Reader) -> list[reference.Message]:
     """Return all messages of the source."""
-    return reference.messages()
+    return reference.messages(reader=reader)
 
 
 def test_the_page_has_the_words_of_the_source(messages: list[reference.Message]) -> None:
@@ -41,17 +47,19 @@ def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
     assert {id: several for id, several in texts.items() if len(several) > 1} == {}
 
 
-def test_every_error_that_is_made_has_an_id() -> None:
+def test_every_error_that_is_made_has_an_id(reader: reference.Reader) -> None:
     """An error without an id could not be looked up."""
-    paths = (CHECKOUT / "riffle_spark").rglob("*.py")
-    nodes = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
-    bases = {node.name: set(map(ast.unparse, node.bases)) for _, node in nodes if isinstance(node, ast.ClassDef)}
+    sources = {path: reader.source(path).statements for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
+    classes_made = [node for found in sources.values() for node, _, _ in found if isinstance(node, ast.ClassDef)]
+    bases = {node.name: set(map(ast.unparse, node.bases)) for node in classes_made}
     classes = {ROOT}
     while extended := {name for name, own_bases in bases.items() if classes & own_bases} - classes:
         classes |= extended
     bare = [
         f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-        for path, node in nodes
+        for path, found in sources.items()
+        for _, _, nodes in found
+        for node in nodes
         if isinstance(node, ast.Call)
         and not any(keyword.arg == "id" for keyword in node.keywords)
         and _class_name(node.func) in classes - INTERNAL

@@ -55,6 +55,7 @@ def _alone(block: Block) -> Block:
     ("wrapped", "count"),
     [(True, FEW), pytest.param(True, None, marks=pytest.mark.long), pytest.param(False, None, marks=pytest.mark.long)],
 )
+@pytest.mark.long
 def test_moved_queries_answer_what_the_page_shows(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, wrapped: bool, count: int | None
 ) -> None:

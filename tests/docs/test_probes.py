@@ -102,6 +102,7 @@ def test_the_page_has_one_command_in_all_places() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
+@pytest.mark.sample("liveness", "cron")
 def test_a_command_succeeds_while_the_query_works_and_fails_once_it_is_silent(
     machine: Machine, query: World, name: str
 ) -> None:
@@ -144,6 +145,7 @@ def test_after_a_restart_the_status_of_the_run_before_counts_until_a_batch_ends(
     assert probe() is None
 
 
+@pytest.mark.long
 def test_a_new_root_fails_the_probe(machine: Machine, query: World) -> None:
     """Without a status, and without a log."""
     assert machine.run(commands()["startup"]) == 1

@@ -22,7 +22,7 @@ from tests.dst.faults import Aim
 from tests.dst.players import AHEAD, RENEWED, Players
 from tests.kit.folders import CHECKOUT
 
-SCHEDULES = 10
+SCHEDULES = 6
 _SOME_END = """
 import os, sys, time
 from tests.dst import __main__ as dst
@@ -53,6 +53,7 @@ def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
     assert figures["failures"] == []
 
 
+@pytest.mark.long
 def test_a_seed_plays_the_same_history_in_every_process() -> None:
     """What was found can be played again, however many play."""
     arguments = ("--seed", "7", "--schedules", "2", "--history", "--json")

@@ -38,7 +38,7 @@ from tests.kit.source_trees import (
     unpacked_calls,
 )
 
-__all__ = ["PAGE", "Message", "messages", "page"]
+__all__ = ["PAGE", "Message", "Reader", "messages", "page"]
 
 PAGE = CHECKOUT / "docs" / "errors.md"
 WARNING = "warning"
@@ -356,9 +356,9 @@ class Reader:
         return self.source(path).constants.get(constant)
 
 
-def messages(checkout: Path = CHECKOUT) -> list[Message]:
-    """Return all messages of the product, by id."""
-    reader = Reader()
+def messages(checkout: Path = CHECKOUT, reader: Reader | None = None) -> list[Message]:
+    """Return all messages of the product, by id. ``reader`` keeps the modules that were read."""
+    reader = reader or Reader()
     files = sorted((checkout / "riffle_spark").rglob("*.py"))
     return sorted((message for path in files for message in reader.messages(path)), key=lambda message: message.id)
 

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pytest
-from _pytest.mark import ParameterSet
 
-__all__ = ["sampled"]
+__all__ = ["choose_cases", "mark_sample"]
 
 
-def sampled(cases: Iterable[object], step: int) -> list[ParameterSet]:
-    """Return all cases as parameters. ``./run test`` runs each ``every``-th of them, ``--all`` runs all."""
-    return [
-        pytest.param(case, marks=[] if number % step == 0 else pytest.mark.long) for number, case in enumerate(cases)
-    ]
+def mark_sample(cases: Sequence[pytest.Function]) -> None:
+    """Mark the cases of one test as long, and as the rest, that its mark ``sample`` does not choose.
+
+    The mark has either the ids of the chosen cases, or ``step=N`` for the first of each N cases that are not long yet.
+    """
+    mark = cases[0].get_closest_marker("sample")
+    if mark is None:
+        return
+    fast = {case.callspec.id: case for case in cases if not case.get_closest_marker("long")}
+    chosen = choose_cases(cases[0].nodeid.partition("[")[0], list(fast), *mark.args, **mark.kwargs)
+    for id, case in fast.items():
+        if id not in chosen:
+            case.add_marker("long")
+            case.add_marker("rest")
+
+
+def choose_cases(name: str, ids: Sequence[str], *chosen: str, step: int = 1) -> Sequence[str]:
+    """Return the ids of the cases of a test that ``./run test`` runs.
+
+    Raises ``pytest.UsageError`` for an id that no case has: the test would be long as a whole.
+    """
+    if unknown := sorted(set(chosen) - set(ids)):
+        raise pytest.UsageError(f"{name} samples unknown cases {unknown}. It has {sorted(ids)}.")
+    return chosen or ids[::step]

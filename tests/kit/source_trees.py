@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["ArgumentsPassed", "assignments", "logged_values", "own_nodes", "results", "statements", "unpacked_calls"]
 
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+"""The fields of nodes that have statements, in their order."""
+
 
 def statements(
     tree: ast.AST, function: ast.FunctionDef | None = None
 ) -> Iterator[tuple[ast.stmt, ast.FunctionDef | None]]:
     """Yield each statement with the function that it is in."""
-    for node in ast.iter_child_nodes(tree):
+    blocks = (getattr(tree, name, ()) for name in _BLOCKS)
+    for node in (child for block in blocks if isinstance(block, list) for child in block):
         inner = node if isinstance(node, ast.FunctionDef) else function
         if isinstance(node, ast.stmt):
             yield node, function

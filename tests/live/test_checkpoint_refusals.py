@@ -102,6 +102,7 @@ def put_back(query: Query, original: Query, name: str) -> None:
     shutil.copytree(original.folder / f"older-{name}", query.folder / name)
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: Query) -> None:
     """With a checkpoint from before, the state is taken back to it, and the batches run again to the same result."""
     put_back(query, original, "checkpoint")

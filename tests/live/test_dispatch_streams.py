@@ -91,6 +91,7 @@ def test_a_stream_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
     """Pause, clean up, stop, switch, start: no copy is left, and all state is fetched from the new snapshots."""
     events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"

@@ -175,6 +175,7 @@ def test_state_that_lies_by_partitions_takes_none() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSession, tmp_path: Path) -> None:
     """In Spark, with a watermark and partitions' counts: rows of initial state come through the same shuffle once."""
     feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()

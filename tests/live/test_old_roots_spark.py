@@ -32,6 +32,7 @@ def run(spark: SparkSession, old: OldRoot, files: int) -> StatefulJob:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+@pytest.mark.long
 def test_a_query_goes_on_and_is_rolled_back_over_the_upgrade(
     spark: SparkSession, tmp_path: Path, archive: Path
 ) -> None:

@@ -19,7 +19,6 @@ from pyspark.sql.streaming import DataStreamWriter
 import riffle_spark
 from riffle_spark import Settings, Stateful, aggregate, arrow_function, count
 from riffle_spark.console.main import main
-from tests.kit.matrix import sampled
 from tests.kit.mistakes import Mistake, check_remedy
 from tests.kit.printed_commands import printed
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
@@ -302,13 +301,15 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", sampled(MISTAKES.values(), 2), ids=MISTAKES)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.sample(step=8)
 def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake is refused; a query that is written as the remedy says runs."""
     check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))
 
 
 @pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
+@pytest.mark.sample("state that is gone")
 def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake between two runs is refused; after the remedy the query goes on."""
     place = Place(spark, tmp_path)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
 def test_spark_goes_on_from_a_line_that_was_given_up(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
     """Neither offsets nor commits of the batches in between are there any more, and none are needed. Where output is
     sealed the batch itself comes once more, and is delivered as it was.

@@ -63,6 +63,7 @@ def commands_store(monkeypatch: pytest.MonkeyPatch, world: World, fault: Fault, 
 
 
 @pytest.mark.parametrize(("command", "more"), [("adopt", 9), ("rollback", 1), ("dispatch", 9), ("keys", 1)])
+@pytest.mark.sample(step=2)
 def test_a_command_beside_a_query_that_went_on_is_told_so(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str,
     more: int,
@@ -87,6 +88,7 @@ def test_a_command_beside_a_query_that_went_on_is_told_so(
 
 
 @pytest.mark.parametrize("command", ["rollback", "dispatch"])
+@pytest.mark.sample(step=2)
 def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
@@ -109,6 +111,7 @@ def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
 
 
 @pytest.mark.parametrize("command", ["rollback", "dispatch"])
+@pytest.mark.sample(step=2)
 def test_a_command_whose_record_may_be_there_can_be_run_again(
     world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
@@ -161,6 +164,7 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
 
 @pytest.mark.parametrize("batches", [1, 2, 20])
 @pytest.mark.parametrize("is_last_planned", [True, False])
+@pytest.mark.sample(step=3)
 def test_a_query_that_commits_while_it_is_verified_is_not_ahead_of_its_state(
     world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_last_planned: bool
 ) -> None:

@@ -19,6 +19,7 @@ ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition"
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize(("first", "second"), ROUND_TRIPS)
+@pytest.mark.sample(step=2)
 def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str, second: str) -> None:
     """Over two switches, with the executors' old copies still on their disks, every key goes on where it was."""
     played = Played(World(tmp_path, dispatch=first, key_groups=16))

@@ -105,6 +105,7 @@ def test_deduplication_moves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNTIMED)
+@pytest.mark.sample(step=4)
 def test_processors_move(name: str, tmp_path: Path) -> None:
     """Values, lists and maps with nested keys."""
     case = CASES[name]

@@ -98,6 +98,7 @@ def test_state_can_be_forked_after_a_purge(tmp_path: Path, world: World) -> None
 
 
 @pytest.mark.parametrize("at", [6, "record:8"])
+@pytest.mark.sample("record:8")
 def test_a_retained_batch_or_record_can_be_forked(tmp_path: Path, world: World, states: States, at: int | str) -> None:
     """As a rollback could return to it."""
     new_root = f"memory://{uuid.uuid4().hex}"
@@ -133,6 +134,7 @@ def dying_store(dies_at: int, calls: list[int], url: str, *_: object) -> Dying:
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.sample("file")
 def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
     tmp_path: Path, world: World, states: States, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_copied_object_that_is_too_short_is_copied_again(tmp_path: Path, world
 
 
 @pytest.mark.parametrize("execute", [False, True])
+@pytest.mark.sample(step=2)
 def test_a_root_in_use_is_refused(tmp_path: Path, world: World, execute: bool) -> None:
     """Its own, one below it, one with a log, and one with other objects."""
     root = world.home.root

@@ -45,6 +45,7 @@ def test_it_holds_what_it_held(old: OldRoot) -> None:
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])
+@pytest.mark.sample("0.1-format1-gone")
 def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
     """What is committed equals plain Python's; copies that an earlier version kept are ignored."""
     if copies == "gone":
@@ -122,6 +123,7 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
 
 
 @pytest.mark.parametrize(("to", "batches"), [(11, 0), (18, 2), (20, 0)])
+@pytest.mark.sample("0.1-format1-18-2")
 def test_it_is_rolled_back(old: OldRoot, to: int, batches: int) -> None:
     """To batches before the upgrade, before and after this version has written, and goes on from there."""
     old.start()

@@ -116,6 +116,7 @@ def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
     assert not [*(checkpoint / "commits").iterdir()]
 
 
+@pytest.mark.long
 def test_who_looks_whether_a_query_has_run_reads_each_record_once_and_several_at_a_time(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def local_dir(query: Harness) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample("aggregate", "distinct")
 def test_no_object_and_no_local_file_has_a_thousand_purged_ids(kind: str, tmp_path: Path) -> None:
     """Ids that live, that were deleted before and that only old versions have. All other ids keep their state."""
     chance = random.Random(5)

@@ -132,6 +132,7 @@ def test_a_command_that_the_query_overtakes_creates_nothing(world: World) -> Non
 
 
 @pytest.mark.parametrize(("method", "call"), CREATION_REQUESTS)
+@pytest.mark.sample(step=3)
 def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_purge_ends_savepoints(world: World) -> None:
     assert verify(world.home.root).findings == ()
 
 
+@pytest.mark.long
 def test_costs_are_what_only_savepoints_keep(world: World) -> None:
     """Nothing at first; later all its objects, each of which is counted once."""
     Savepoints(world.home.root).create("a")
@@ -307,6 +309,7 @@ class TestTimes:
             rollback(world.home.root, "time:2999-01-01T00:00Z", str(checkpoint))
 
     @pytest.mark.parametrize("text", ["2026-11-26T14:00:00", "2026-11-26", "yesterday", "", "14:00Z", "1e400s"])
+    @pytest.mark.sample(step=3)
     def test_a_time_without_a_zone_is_refused_and_changes_nothing(
         self, world: World, checkpoint: Path, text: str
     ) -> None:
@@ -358,6 +361,7 @@ class TestCommands:
         assert "no savepoints" in run_command("savepoint", "list", root).output
 
     @pytest.mark.parametrize("state", ["stopped", "failed"])
+    @pytest.mark.sample(step=2)
     def test_a_status_that_says_so_is_enough(self, world: World, state: str) -> None:
         """Twice in a row too: the command's own record is no driver that has started."""
         write_status(world, state=state, epoch=1)
@@ -388,11 +392,13 @@ class TestCommands:
         "arguments",
         [("--name", "a b"), ("--name", ""), ("--name", "a", "--version", "x"), (), ("--name", "a", "--wait", "soon")],
     )
+    @pytest.mark.sample(step=3)
     def test_wrong_calls_are_usage_errors(self, world: World, arguments: tuple[str, ...]) -> None:
         """Nothing is read."""
         assert run_command("savepoint", "create", world.home.root, *arguments).exit_code == 2
 
     @pytest.mark.parametrize("targets", [(), ("--to", "1", "--to-savepoint", "a"), ("--to-time", "1m", "--to", "1")])
+    @pytest.mark.sample(step=3)
     def test_a_rollback_has_one_target(self, world: World, checkpoint: Path, targets: tuple[str, ...]) -> None:
         """None and two are usage errors."""
         assert run_command("rollback", world.home.root, "--checkpoint", checkpoint, *targets).exit_code == 2
@@ -442,7 +448,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, world: World, crash_at: int) -
     return lambda: steps[0] >= crash_at
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same_command(
     tmp_path: Path, states: States, stride: int
 ) -> None:

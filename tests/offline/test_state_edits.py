@@ -226,6 +226,7 @@ def test_encrypted_state_stays_encrypted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNTIMED)
+@pytest.mark.sample(step=4)
 def test_a_processors_deleted_key_is_as_if_it_had_never_arrived(name: str) -> None:
     """All variables of the key go. What follows equals a query whose earlier batches lacked the key's rows."""
     case = CASES[name]

@@ -190,6 +190,7 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("command", "limit"), [("dispatch", 0), ("keys", 200)])
+@pytest.mark.sample(step=2)
 def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
     world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
 ) -> None:
@@ -216,6 +217,7 @@ def nobody_there(*_: object) -> None:
 
 
 @pytest.mark.parametrize("command", ["dispatch", "keys"])
+@pytest.mark.sample(step=2)
 def test_state_that_was_taken_over_is_switched_before_its_first_batch(
     world: World, oracle: Oracle, tmp_path: Path, command: str
 ) -> None:
@@ -293,6 +295,7 @@ with reshard.scratch_folder() as folder:
 
 
 @pytest.mark.parametrize("kind", ["of this user", "of another user"])
+@pytest.mark.sample(step=2)
 def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path, kind: str) -> None:
     """Another user can put one where a dispatch that died leaves its lock. The next one passes by."""
     left = tmp_path / "riffle-dispatch-left"

@@ -51,6 +51,7 @@ REFUSED: Mapping[str, Callable[[pa.Table], object]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.sample(step=3)
 def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is checked before anything is listed."""
     monkeypatch.setattr(switch, "_SAMPLE_KEYS", 1)

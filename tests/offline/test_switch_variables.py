@@ -18,7 +18,6 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import DUE
 from riffle_spark.testing import Harness
-from tests.kit.matrix import sampled
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case
 from tests.kit.simulated.switched_state import partition_of, shards_of, tail_of
@@ -84,7 +83,8 @@ def known(name: str) -> list[tuple[list[str], list[str]]]:
     return undisturbed(CASES[name])
 
 
-@pytest.mark.parametrize("name", sampled(CASES, 4))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(step=12)
 def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Switched after every batch, with the old copies at hand or gone."""
     case = CASES[name]
@@ -98,7 +98,8 @@ def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypat
             assert state_of(query) == state
 
 
-@pytest.mark.parametrize("name", sampled(LATER, 4))
+@pytest.mark.parametrize("name", LATER)
+@pytest.mark.sample(step=12)
 def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
     """To partitions, to their hashes, back to keys, and there again: as an undisturbed query of key-groups."""
     case = CASES[name]
@@ -109,7 +110,8 @@ def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
             assert state_of(query) == state
 
 
-@pytest.mark.parametrize("name", sampled(TIMED, 3))
+@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.sample(step=3)
 def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
     """A shard without rows is visited when something in it is due: so its entry has the least of its times."""
     case = CASES[name]

@@ -95,6 +95,7 @@ def test_a_whole_root_is_whole(kept: World) -> None:
         ("snapshot", "from a newer format"),
     ],
 )
+@pytest.mark.sample(step=2)
 def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
     """It is found by name, and said to harm what it does; the query is right or refused with a remedy."""
     name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"

@@ -53,6 +53,7 @@ def test_an_exceeded_limit_is_reported_with_its_place(
     assert place in exceeded(write_package(tmp_path, {"b/part.py": "", **files}))[figure]
 
 
+@pytest.mark.long
 def test_this_checkout_keeps_its_limits() -> None:
     """No figure of this checkout exceeds its limit."""
     assert exceeded(CHECKOUT) == {}

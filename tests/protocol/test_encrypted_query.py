@@ -327,6 +327,7 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
     ],
 )
 @pytest.mark.parametrize("disk", [True, False])
+@pytest.mark.sample(step=2)
 def test_without_the_right_key_nothing_is_read_or_written(
     tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
 ) -> None:
@@ -456,6 +457,7 @@ def refusal(query: Encrypted) -> RiffleError:
 @pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
 @pytest.mark.parametrize("swapped", ["key-groups", "stores"])
 @pytest.mark.parametrize("kind", ["links", "snapshots"])
+@pytest.mark.sample(step=3)
 def test_a_part_in_the_place_of_another_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swapped: str, headers_max: float
 ) -> None:

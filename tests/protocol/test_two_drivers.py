@@ -129,6 +129,7 @@ def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world
 @pytest.mark.parametrize(
     ("kind", "same_run"), [("answer_lost", True), ("request_lost", False), ("late", True), ("late", False)]
 )
+@pytest.mark.sample(step=2)
 def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, kind: str, same_run: bool) -> None:
     """Whatever became of the record: it is found out, the batch is a repeat, and no row counts twice."""
     for version in range(2):
@@ -170,6 +171,7 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
 @pytest.mark.usefixtures("nothing_is_young")
+@pytest.mark.sample(step=2)
 def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(world: World, step: str) -> None:
     """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
     the log that would keep theirs from being swept.

@@ -48,6 +48,7 @@ def copies(present: Assignment) -> set[tuple[TaskId, str]]:
     ("members", "tasks", "warmups", "standbys", "apart"),
     [(4, 48, 4, 0, 36), (4, 48, 8, 0, 100), (4, 48, 8, 1, 100), (6, 96, 6, 1, 40)],
 )
+@pytest.mark.sample(step=2)
 def test_running_warm_ups_go_on_when_members_join(
     members: int, tasks: int, warmups: int, standbys: int, apart: int
 ) -> None:

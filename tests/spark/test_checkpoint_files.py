@@ -75,6 +75,7 @@ def undo_rename(entry: Path, *, only_checksum: bool) -> None:
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.smoke
+@pytest.mark.long
 def test_a_query_continues_with_the_other_class(
     spark: SparkSession, tmp_path: Path, managers: Callable[[str], None]
 ) -> None:

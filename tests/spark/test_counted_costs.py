@@ -100,6 +100,7 @@ def kept_frames(spark: SparkSession) -> int:
     ],
     ids=["one operator", "two together"],
 )
+@pytest.mark.sample("two together")
 def test_a_batch_costs_no_more_than_it_did(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[str], most: Costs
 ) -> None:

@@ -55,6 +55,7 @@ BROKEN: dict[Function, str] = {
 
 
 @pytest.mark.parametrize("function", BROKEN, ids=lambda function: function.__name__)
+@pytest.mark.sample("raises")
 def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, function: Function) -> None:
     """The error holds what is wrong, store, key-group and executor; a mended function goes on from there."""
     settings = settings_in(tmp_path)

@@ -29,6 +29,7 @@ RUNNING = aggregate(rows=count(), total=sum_("v"), least=min_("v"), greatest=max
 SPARKS = {"rows": "count(1)", "total": "sum(v)", "least": "min(v)", "greatest": "max(v)", "average": "avg(v)"}
 
 
+@pytest.mark.long
 def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSession, tmp_path: Path) -> None:
     """After four batches the newest row of every key equals Spark's groupBy, types included."""
     chance = random.Random(7)
@@ -47,6 +48,7 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSession, tmp_path: Path) -> None:
     """Encrypted batches give what they would in plain, executors read sealed output with keys of their own, and no
     object or local file has anything of a row.
@@ -63,6 +65,7 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
     assert [path for path in files if b"planted" in path.read_bytes()] == []
 
 
+@pytest.mark.long
 def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark: SparkSession, tmp_path: Path) -> None:
     """A fix that comes with one more aggregate cannot deliver what the version before has sealed: it says who can."""
     settings, rows = settings_in(tmp_path, deliver_after_commit=True), spark.range(8).selectExpr("id k", "id v")
@@ -85,6 +88,7 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
     assert {key: row["rows"] for key, row in kept.latest("k").items()} == dict.fromkeys(range(8), 2)
 
 
+@pytest.mark.long
 def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
     """Keys of several types, any of them null, are told apart as by groupBy, whatever their names or time zone."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -140,6 +144,7 @@ def test_an_arrow_function_keeps_and_forgets_state(spark: SparkSession, tmp_path
     assert by_batch == [[], [], odd, [(0, 4), (1, 1), (2, 4), (3, 1)]]
 
 
+@pytest.mark.long
 def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp_path: Path) -> None:
     """A sink may count, collect and write: the function does not run again and all actions see the same rows."""
     runs = spark.sparkContext.accumulator(0)
@@ -251,6 +256,7 @@ NESTED = pa.schema(
 )
 
 
+@pytest.mark.long
 def test_nested_columns_with_times_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     """Arrays, structs and maps of timestamps reach a function, its state and the sink in any session time zone."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")

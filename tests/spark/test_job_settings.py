@@ -101,6 +101,7 @@ def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path)
     assert list(job.reports) == heard
 
 
+@pytest.mark.long
 def test_a_report_that_reaches_nobody_stops_no_query(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

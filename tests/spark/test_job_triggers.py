@@ -55,6 +55,7 @@ def totals(folder: Path, sink: Callable[..., object], **settings: object) -> Sta
     return Stateful("totals", "k", TOTALS, settings=settings_in(folder, **settings)).into(sink)
 
 
+@pytest.mark.long
 def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """All batches that are there are run, one record each with its offsets, under one epoch."""
     kept = Kept()
@@ -68,6 +69,7 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
     assert kept.calls == [(n, f"{query.id}/0/{n}") for n in range(3)]
 
 
+@pytest.mark.long
 def test_processing_time_builds_the_placed_frame_once(
     spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
 
 
+@pytest.mark.long
 def test_two_halves_in_two_threads_are_refused_too(spark: SparkSession, tmp_path: Path) -> None:
     """Whichever comes second, though it began before the first one was done."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
@@ -228,6 +231,7 @@ def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_don
         both[1].done(rows, batch)
 
 
+@pytest.mark.long
 def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
     """Spark calls a run's job group by the run; one of another name makes no other run of it, and of two runs not one:
     a cache is not begun anew with each batch, and a query that is started again takes its state over.
@@ -249,6 +253,7 @@ def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
     assert epochs[0] == epochs[1] == epochs[2] < epochs[3]
 
 
+@pytest.mark.long
 def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Its state would be of nobody's query. A thread that was told takes the batch as the query's own does."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
@@ -269,6 +274,7 @@ def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkS
     assert kept.latest("k") == {1: {"rows": 1}}
 
 
+@pytest.mark.long
 def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever is known of the root is in the root. By hand, jobs that have one root are told apart by their rows."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
@@ -288,6 +294,7 @@ def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Pa
             by_hand(spark.range(1).selectExpr("id as k"), 0)
 
 
+@pytest.mark.long
 def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The second one would take what the first has committed for its own, and its rows would be lost."""
     feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]

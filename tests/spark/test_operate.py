@@ -94,6 +94,7 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
     assert job.reports[-1].restores == 1
 
 
+@pytest.mark.long
 def test_a_paused_query_can_be_stopped(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
     """A stop does not wait for somebody to resume, and is no failure; another run begins where it was."""
     job.pause()
@@ -105,6 +106,7 @@ def test_a_paused_query_can_be_stopped(feed: Feed, job: StatefulJob, query: Stre
     assert len(job.reports) == 1
 
 
+@pytest.mark.long
 def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
     """Fewer slots and more again, between one and the cores; no key-group changes its owner."""
     assert job.reports[-1].slots == 2
@@ -132,6 +134,7 @@ def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
     assert "on_assigned of the rebalance listener failed: ValueError" in " ".join(job.reports[0].warnings)
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:
     """Each refusal names what is wrong and what to do instead."""
     with pytest.raises(ConfigError, match="RIFFLE-0372"):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("module", ["configure", "heartbeat", "stateful", "transform"])
+@pytest.mark.sample("stateful")
 def test_examples_print_what_they_show(module: str, spark: SparkSession, tmp_path: Path) -> None:
     """Each example runs on two orders of one user, and prints what its docstring shows."""
     schema = "user string, shop string, amount double, at timestamp"

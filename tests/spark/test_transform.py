@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import ConfigError, UserFunctionError
-from tests.kit.matrix import sampled
 from tests.kit.processors.visit_processors import Broken, Idle, PandasVisits, Visits
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
@@ -40,7 +39,8 @@ def operator(form: str, folder: Path, **given: Any) -> Stateful:
     return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)
 
 
-@pytest.mark.parametrize("form", sampled(FORMS, 2))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sample(step=2)
 def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
     spark: SparkSession, form: str, tmp_path: Path
 ) -> None:
@@ -61,6 +61,7 @@ def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
     assert [report.rows for report in again.reports] == [3]
 
 
+@pytest.mark.long
 def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
     """withWatermark on the events is enough; late rows are left out and counted; the end fires what is due by then."""
     feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()

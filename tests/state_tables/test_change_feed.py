@@ -22,6 +22,7 @@ from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 from tests.process.stages import test_distinct_rows as clicks
 from tests.process.stages import test_paired_rows as joins
 from tests.state_tables.test_versions_property import STEPS, Step, past
@@ -84,6 +85,7 @@ def check_changes(root: str, store: str | None = None, variable: str | None = No
     return changes.num_rows
 
 
+@costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_changes_lead_through_all_batches_of_the_present_history(steps: list[Step], seed: int) -> None:
     """After restarts, snapshots and rollbacks."""

@@ -96,6 +96,13 @@ def test_keys_of_one_and_of_several_columns_are_selected() -> None:
         assert {(row["a"], row["b"]) for row in rows} == {(1, b"\0"), (1, None)}
 
 
+def test_a_dictionary_of_options_is_refused() -> None:
+    """With the class to pass instead."""
+    with visits() as query, pytest.raises(ConfigError, match=r"options\.StoreOptions") as caught:
+        read_state(query.root, options={"endpoint": "http://127.0.0.1:9000"})  # type: ignore[arg-type]
+    assert caught.value.id == "RIFFLE-1750"
+
+
 def test_variables_and_timers_are_a_table_each() -> None:
     """Values, lists in the order of their elements, maps with the fields of their keys, and times."""
     with baskets() as query:

@@ -23,6 +23,7 @@ from riffle_spark.state_tables.key_history import iterate_key_states
 from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.requested_keys import requested_keys
 from riffle_spark.state_tables.state_view import StateRoot, open_root
+from tests.kit.examples import costly
 from tests.kit.simulated.world import Oracle, World, drawn_batch
 
 Content = dict[str, tuple[Any, ...]]
@@ -106,6 +107,7 @@ def content_of(rows: list[dict[str, Any]]) -> Content:
     return content
 
 
+@costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], seed: int) -> None:
     """Of both stores, also with keys; batches that are not in the history are refused."""
@@ -124,6 +126,7 @@ def test_every_retained_batch_is_read_as_the_model_has_it(steps: list[Step], see
             root.view(len(query.states))
 
 
+@costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: int) -> None:
     """Applied to the state of the first batch they give that of the second; unchanged rows are not among them."""
@@ -148,6 +151,7 @@ def test_differences_lead_from_each_state_to_the_next(steps: list[Step], seed: i
                 assert state == query.states[second][store]
 
 
+@costly(3)
 @given(STEPS, st.integers(0, 1000))
 def test_the_history_of_a_key_has_each_of_its_states(steps: list[Step], seed: int) -> None:
     """Newest first, each with the batch since which the key had it."""

@@ -109,6 +109,7 @@ def test_the_watermark_goes_where_it_is_put() -> None:
 
 @pytest.mark.parametrize("lose_copies", [False, True], ids=["driver", "everything"])
 @pytest.mark.parametrize("step", get_args(Step))
+@pytest.mark.sample(step=3)
 def test_a_crash_at_any_step_changes_nothing(step: Step, lose_copies: bool) -> None:
     """The batch comes again and is counted once; the sink has each row once."""
     with baskets(key_groups=4) as query, baskets(key_groups=4) as undisturbed:

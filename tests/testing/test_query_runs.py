@@ -57,6 +57,7 @@ def ordered(outputs: list[list[dict[str, object]]]) -> list[list[dict[str, objec
 @pytest.mark.parametrize(
     "query", [in_windows, pytest.param(once, marks=pytest.mark.long), pytest.param(running, marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_results_are_those_of_spark(query: Callable[[DataFrame], Any], spark: SparkSession) -> None:
     """Of each batch, with late rows, a batch without rows, and a crash between sink and commit."""
     ours = run(query, STEPS, schema=CLICKS)

@@ -15,6 +15,7 @@ ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LO
 
 
 @pytest.mark.parametrize("plan", ALL_PLANS, ids=str)
+@pytest.mark.sample(step=2)
 def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> None:
     """Bits flipped, files cut, zeroed, swapped, put back or removed: rows and state are those of a model, processes
     live, and each damage costs at most the restore of what was damaged.

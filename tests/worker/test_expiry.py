@@ -150,6 +150,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
         ([], 9, 0, "1"),
     ]
 )
+@pytest.mark.sample(step=2)
 def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
     tmp_path_factory: pytest.TempPathFactory, compute: Sessions, batches: list[tuple[list[Row], int, int, str]],
 ) -> None:  # fmt: skip
@@ -202,6 +203,7 @@ _SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
 
 @pytest.mark.parametrize("forgets", [True, False])
 @given(st.lists(st.tuples(st.lists(_SEEN, max_size=8), st.integers(0, 6), st.sampled_from("112")), max_size=20))
+@pytest.mark.sample(step=2)
 def test_keys_that_end_pass_anew(
     tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],
 ) -> None:  # fmt: skip

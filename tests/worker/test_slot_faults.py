@@ -198,6 +198,7 @@ def in_another_process(work: Callable[..., None], *given: object) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.long
 def test_rows_beyond_a_workers_memory_are_refused_with_what_to_change(tmp_path: Path) -> None:
     """A process that gets no more memory answers so, with the settings; it is neither killed nor is anything sealed."""
     context = multiprocessing.get_context("spawn")

@@ -27,6 +27,7 @@ Engine: TypeAlias = Literal["spark", "riffle"]
 Query: TypeAlias = Callable[[SparkSession], "DataFrame | DataStreamWriter"]
 _ENGINES: Final[tuple[Engine, Engine]] = ("spark", "riffle")
 _ENGINE_NAMES: Final = {"spark": "Spark's own operators", "riffle": "riffle"}
+_SCHEMA_CHECK: Final = "spark.sql.streaming.stateStore.stateSchemaCheck"
 _EXAMPLES: Final = 3
 _WARM_UP: Final = 3
 """The first batches compile code, so the times of at most this many are left out."""
@@ -295,7 +296,9 @@ class _Side:
         except PySparkException as error:
             raise ConfigError(
                 f"The query fails on {_ENGINE_NAMES[self.engine]}: {error}",
-                remedy="Correct the query, or compare one that both engines run.",
+                remedy=f"Set {_SCHEMA_CHECK} to false in this session: Spark 3.5 cannot restart such a join with it."
+                if _SCHEMA_CHECK in str(error)
+                else "Correct the query, or compare one that both engines run.",
                 where="riffle shadow",
                 id="RIFFLE-1683",
             ) from error

@@ -67,6 +67,7 @@ def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.sample(step=3)
 def test_a_child_dies_with_its_owner(tmp_path: Path, sent: signal.Signals) -> None:
     """Whichever way the owner dies, its child and grandchild die too."""
     owner = subprocess.Popen(
@@ -101,6 +102,7 @@ def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(60) == 7
 
 
+@pytest.mark.long
 def test_a_guard_obeys_wherever_it_is_told() -> None:
     """At no line of its waiting does the signal find a lock that its own thread has, and wait for it for ever."""
     with subprocess.Popen([sys.executable, "-c", TOLD_AT_LINES], stdin=subprocess.PIPE) as process:

@@ -60,6 +60,7 @@ def _comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("type", VALUES, ids=str)
+@pytest.mark.sample(step=2)
 def test_running_aggregates_are_sparks(spark: SparkSession, type: pa.DataType) -> None:
     """Over several batches every aggregate reaches Spark's type and value, floats to the last bit."""
     rows = _table(type)

@@ -25,7 +25,6 @@ from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
 from riffle_spark.spark.compat import to_arrow
 from tests.kit.arrow_frames import frame_of_table
-from tests.kit.matrix import sampled
 from tests.kit.process.row_form import RowForm
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -220,6 +219,7 @@ CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", 
     ("name", "ansi"),
     [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
+@pytest.mark.sample("counts-false", "extremes by-false", "moments-false")
 def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
     """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""
     spark.conf.set(ANSI, ansi)
@@ -244,20 +244,20 @@ def test_merged_hashes_are_sparks_estimates(spark: SparkSession) -> None:
     assert by_key(form.estimated(merged(form, form.rows(), one_by_one=True))) == by_key(to_arrow(query))
 
 
-@pytest.mark.parametrize("ansi", sampled(OVERFLOWING, 2))
-def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str) -> None:
+@pytest.mark.parametrize(("ansi", "text"), [(ansi, text) for ansi, texts in OVERFLOWING.items() for text in texts])
+@pytest.mark.sample("true-sum(huge)", "true-avg(edge)")
+def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str, text: str) -> None:
     """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
     spark.conf.set(ANSI, ansi)
-    frame = frame_of_table(spark, drawn())
-    for text in OVERFLOWING[ansi]:
-        query = frame.groupBy("k").agg(column(text))
-        form = RowForm(spark, query)
-        with pytest.raises(OVERFLOWS, match=r"ARITHMETIC_OVERFLOW"):
-            to_arrow(query)
-        with pytest.raises((*OVERFLOWS, UserFunctionError), match=r"ARITHMETIC_OVERFLOW"):
-            form.evaluated(merged(form, form.rows(), one_by_one=True))
+    query = frame_of_table(spark, drawn()).groupBy("k").agg(column(text))
+    form = RowForm(spark, query)
+    with pytest.raises(OVERFLOWS, match=r"ARITHMETIC_OVERFLOW"):
+        to_arrow(query)
+    with pytest.raises((*OVERFLOWS, UserFunctionError), match=r"ARITHMETIC_OVERFLOW"):
+        form.evaluated(merged(form, form.rows(), one_by_one=True))
 
 
+@pytest.mark.long
 def test_every_known_function_is_compared(spark: SparkSession) -> None:
     """The queries have every function that the registry knows."""
     spark.conf.set(ANSI, "false")

@@ -75,11 +75,12 @@ def ours(text: str) -> pa.Schema | None:
         return None
 
 
-def test_texts_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
+@pytest.mark.parametrize("drawn", [50, pytest.param(500, marks=pytest.mark.long)])
+def test_texts_mean_what_they_mean_to_spark(spark: SparkSession, drawn: int) -> None:
     """Every text gives the schema that PySpark gives, by its DDL and by its JSON, or is refused by both."""
     texts = [*ddl_texts.SIMPLE, *(f"{name} int" for name in ddl_texts.NAMES), *ddl_texts.REFUSED]
     texts += [] if ZONE else ddl_texts.REFUSED_FIRST
-    for text in texts + ddl_texts.drawn(500, seed=6):
+    for text in texts + ddl_texts.drawn(drawn, seed=6):
         expected, actual = sparks(text), ours(text)
         assert (actual is None) == (expected is None), (text, expected)
         if expected is not None and actual is not None:

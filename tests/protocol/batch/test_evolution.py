@@ -54,6 +54,7 @@ CHANGED = {
     ("at_hand", "snapshots"), [(False, True), (True, False)], ids=["cold snapshots", "deltas beside copies"]
 )
 @pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.sample(step=2)
 def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
     """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
     links = 2 if snapshots else 1000

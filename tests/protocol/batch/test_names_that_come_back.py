@@ -241,6 +241,7 @@ PHASES = st.lists(
 )
 @costly(6)
 @given(first=KINDS_DRAWN, phases=PHASES)
+@pytest.mark.sample("columns")
 def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
     """Whatever was merged, lost, rolled back or given up meanwhile."""
     with tempfile.TemporaryDirectory() as folder:

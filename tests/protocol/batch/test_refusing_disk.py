@@ -49,6 +49,7 @@ def grow(world: Elastic) -> BatchReport:
 
 
 @pytest.mark.parametrize(("way", "standbys"), [("full", 1), ("read-only", 0)])
+@pytest.mark.sample("full-1")
 def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     tmp_path: Path, disks: ExitStack, way: Way, standbys: int
 ) -> None:

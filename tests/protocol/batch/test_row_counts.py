@@ -21,6 +21,7 @@ BATCHES = 12
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sample(step=2)
 def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> None:
     """Keys that are added, changed, deleted and added again count once, also after the driver has started again."""
     world = World(tmp_path, seed=seed)

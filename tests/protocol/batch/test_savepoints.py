@@ -136,6 +136,7 @@ def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: 
         ({"name": "a", "sequence": 1}, "RIFFLE-1356"),
     ],
 )
+@pytest.mark.sample(step=3)
 def test_requests_that_cannot_be_are_refused_and_write_nothing(
     query: Query, arguments: dict[str, object], error_id: str
 ) -> None:
@@ -232,6 +233,7 @@ def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(que
 
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "before requests", "after record"])
+@pytest.mark.sample(step=2)
 def test_a_crash_at_any_step_loses_neither_the_request_nor_the_savepoint(query: Query, step: str) -> None:
     """The next driver applies what no record answers; the object that the first one put goes."""
     query.ask("create_savepoint", name="a")
@@ -287,7 +289,7 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
     assert not before & {*query.memory.list("delta/")} - query.log().manifest.object_names()
 
 
-@pytest.mark.parametrize("points", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [1, pytest.param(60, marks=pytest.mark.long)])
 def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
     """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
     accepted = 0

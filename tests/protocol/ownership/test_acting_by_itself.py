@@ -110,6 +110,7 @@ def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rows", ["of any partition", "of one rack"])
+@pytest.mark.sample(step=2)
 def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Path, rows: str) -> None:
     """Rows of a key-group that come from everywhere move nothing; where all come from one rack but balance holds half
     of the owners in the other, that is found once.
@@ -141,6 +142,7 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
     assert [report.moves for report in reports[1:]] == [()] * 7
 
 
+@pytest.mark.long
 def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> None:
     """What can be moved away from it is, then a warning names its key-group; until the load changes that is all."""
     world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
@@ -204,6 +206,7 @@ def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None
     world.cluster.disks[executor] = lambda: (min(1.0, others + each * len(world.copies_of(executor))), SIZE)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: Path) -> None:
     """Two key-groups at a time leave a member beyond the high mark, warm, their copies at once behind them; with room
     again it gets its share back.

@@ -12,6 +12,7 @@ from tests.kit.simulated.world import World, one
 
 
 @pytest.mark.parametrize("dispatch", [*BY_PARTITION, "key_group"])
+@pytest.mark.sample(step=2)
 def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str) -> None:
     """Where keys stay in their partitions, state and output are the same in every mode, lost executors and all."""
     played = Played(World(tmp_path, dispatch=dispatch, key_groups=16))

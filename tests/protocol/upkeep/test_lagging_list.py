@@ -246,6 +246,7 @@ def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns()
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sample(step=3)
 def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, seed: int) -> None:
     """Starts, sweeps and scans over a LIST that is up to three batches behind: no driver takes another for the newest,
     none is refused, and once it has caught up with a record that a scan began with, the root is small.

@@ -222,6 +222,7 @@ def end_batch(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sample(step=3)
 def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
     """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
     I5), copies hold what was committed, and only what records list is left.
@@ -334,6 +335,7 @@ def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
     assert all(world.memory.get(name) is not None for name in target.object_names())
 
 
+@pytest.mark.long
 def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
     """What such a driver merges after its commit is never listed: it merges what is long overdue before it."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=16, retained_versions=100)

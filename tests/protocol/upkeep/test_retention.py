@@ -390,6 +390,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
 
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("more", range(4))
+@pytest.mark.sample(step=2)
 def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
     """The scan of a start gets past records at the old end whose full record was swept before."""
     world = grown_root(tmp_path, retained_versions=6)
@@ -407,6 +408,7 @@ def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, mo
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("old_ms", [0, 10_000_000])
 @pytest.mark.parametrize("sequence", [0, 9])
+@pytest.mark.sample(step=3)
 def test_a_record_that_came_back_below_the_log_stops_no_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, old_ms: int, restart: bool
 ) -> None:
@@ -499,6 +501,7 @@ def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("nothing_is_young")
+@pytest.mark.long
 def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 40)

@@ -117,6 +117,7 @@ def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, ro
 
 
 @pytest.mark.parametrize("asks", ["rebalance", "setting", "restart", "clean up"])
+@pytest.mark.sample(step=2)
 def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: str) -> None:
     """An operation, a changed setting, a start: what was given up is tried at once, as if it had never failed."""
     world = started_again(tmp_path, 0.0, retained_versions=1000)

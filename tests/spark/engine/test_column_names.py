@@ -34,6 +34,7 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 @pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
+@pytest.mark.sample(step=2)
 def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
     """Whatever its key is: a column in another case, or a field."""
     sink = Kept()
@@ -52,6 +53,7 @@ def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path
     assert sink.latest("user") == {"ann": {"n": 1, "total": 7, "of": "in"}}
 
 
+@pytest.mark.long
 def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
     """Called by hand, or on Spark Connect, a batch is known by its rows' digest, whatever their columns are called."""
     sink = Kept()

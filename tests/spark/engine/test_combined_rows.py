@@ -87,6 +87,7 @@ def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
     assert [report.plan_fallbacks for report in job.reports] == [0] * 6
 
 
+@pytest.mark.long
 def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
     assert rows.latest("k")["a"]["rows"] == 120
 
 
+@pytest.mark.long
 def test_another_layout_takes_the_plan_of_combined_rows(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
@@ -119,6 +121,7 @@ def test_another_layout_takes_the_plan_of_combined_rows(
 
 
 @pytest.mark.parametrize("mode", ["update", "append"])
+@pytest.mark.long
 def test_windows_of_a_wrapped_query_are_combined(
     spark: SparkSession, tmp_path: Path, combined: list[int], mode: str
 ) -> None:

@@ -36,6 +36,7 @@ OTHERS = (
         *[pytest.param(SHAPES[name], id=name, marks=pytest.mark.long) for name in OTHERS],
     ],
 )
+@pytest.mark.sample("keyless")
 def test_a_query_answers_what_sparks_own_did(
     spark: SparkSession, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: 
     assert_newest(kept, stayed)
 
 
+@pytest.mark.long
 def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """An operator of event time finds column and delay in the batch; Spark, which counts the same, agrees on it."""
     job = counting(tmp_path, ByEventTime())
@@ -138,6 +139,7 @@ def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path:
     assert sum(report.late_rows for report in job.reports) > 0
 
 
+@pytest.mark.long
 def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path) -> None:
     """What a batch brings is in force with its own commit, so a later run's rows are late by it."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp")
@@ -156,6 +158,7 @@ def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path)
     assert job.reports[-1].late_rows == 1
 
 
+@pytest.mark.long
 def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path) -> None:
     """Spark takes such a column for UTC, wherever the session is."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp_ntz")

@@ -49,19 +49,18 @@ SINKS: dict[str, Callable[[DataFrame], DataFrame]] = {
 def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None:
     """And more than once with the same frame, or with those of two batches."""
     outputs = KeptOutputs()
-    before: DataFrame | None = None
+    frames: list[DataFrame] = []
     for number, (name, sink) in enumerate(SINKS.items()):
         rows: list[Values] = [("a", number), ("b", number + 1), (None, None), ("a", 5)]
         attempts = [f"1-{number}", f"2-{number}"]
         result = stored(spark, [(attempts[at % 2], values) for at, values in enumerate(rows)])
-        frame = outputs.rows(STORE, result, attempts, OUTPUT)
+        frames.append(outputs.rows(STORE, result, attempts, OUTPUT))
         plain = spark.createDataFrame(rows, routing.spark_schema(OUTPUT))
-        assert values_in(sink(frame)) == values_in(sink(plain)), name
-        assert values_in(frame) == values_in(plain), name
-        if before is not None:
-            assert before.union(frame).count() == 2 * len(rows)
-            assert before.join(frame, "k").count() == before.alias("x").join(plain, "k").count()
-        before = frame
+        assert values_in(sink(frames[-1])) == values_in(sink(plain)), name
+    before, frame = frames[-2:]
+    assert values_in(frame) == values_in(plain)
+    assert before.union(frame).count() == 2 * len(rows)
+    assert before.join(frame, "k").count() == before.alias("x").join(plain, "k").count()
     assert outputs.fallbacks == 0
 
 
@@ -90,24 +89,29 @@ def test_dead_letters_and_receipts_are_no_rows_of_the_sink(spark: SparkSession) 
     assert outputs.fallbacks == 0
 
 
-def test_other_columns_have_a_plan_of_their_own(spark: SparkSession) -> None:
+OTHERS: dict[str, tuple[pa.Schema, Values]] = {
+    "other types": (pa.schema([("k", pa.string()), ("n", pa.float64())]), ("a", 0.5)),
+    "other names": (pa.schema([("k", pa.string()), ("m", pa.int64())]), ("a", 2)),
+    "other order": (pa.schema([("n", pa.int64()), ("k", pa.string())]), (3, "a")),
+    "fewer": (pa.schema([("k", pa.string())]), ("a",)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.sample("other types", "other names")
+def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str) -> None:
     """If their names, types or number change, and for each store."""
-    others = {
-        "other types": (pa.schema([("k", pa.string()), ("n", pa.float64())]), ("a", 0.5)),
-        "other names": (pa.schema([("k", pa.string()), ("m", pa.int64())]), ("a", 2)),
-        "other order": (pa.schema([("n", pa.int64()), ("k", pa.string())]), (3, "a")),
-        "fewer": (pa.schema([("k", pa.string())]), ("a",)),
-    }
+    output, values = OTHERS[other]
     outputs = KeptOutputs()
-    for output, values in others.values():
-        for columns, row in ((OUTPUT, ("b", 7)), (output, values), (output, values)):
-            frame = outputs.rows(STORE, stored(spark, [("1-a", row)], columns), ["1-a"], columns)
-            assert (frame.columns, values_in(frame)) == (columns.names, [row])
-            frame = outputs.rows("another", stored(spark, [("1-a", values)], output), ["1-a"], output)
-            assert (frame.columns, values_in(frame)) == (output.names, [values])
+    for columns, row in ((OUTPUT, ("b", 7)), (output, values), (output, values)):
+        frame = outputs.rows(STORE, stored(spark, [("1-a", row)], columns), ["1-a"], columns)
+        assert (frame.columns, values_in(frame)) == (columns.names, [row])
+    frame = outputs.rows("another", stored(spark, [("1-a", values)], output), ["1-a"], output)
+    assert (frame.columns, values_in(frame)) == (output.names, [values])
     assert outputs.fallbacks == 0
 
 
+@pytest.mark.long
 def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """After that, Spark analyses each batch, and every such batch counts. Other columns are tried again."""
     made: list[pa.Schema] = []

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import kept_output, kept_plan
-from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Kept, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -55,7 +54,8 @@ def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
     return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
 
 
-@pytest.mark.parametrize("adaptive", ["false", pytest.param("true", marks=pytest.mark.long)])
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+@pytest.mark.sample("false")
 def test_batches_after_the_first_are_planned_no_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], adaptive: str
 ) -> None:
@@ -80,7 +80,8 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("other", sampled(OTHERS, 2))
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.long
 def test_a_plan_is_kept_for_no_other_batch(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
     assert rows.latest("k")[0] == {"rows": 6, "total": 15}
 
 
+@pytest.mark.long
 def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
     ],
     ids=["Python's", "Arrow's", "a word", "a line"],
 )
+@pytest.mark.sample(step=2)
 def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
     spark: SparkSession, error: Exception, raised: type[Exception]
 ) -> None:

@@ -82,6 +82,7 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
     wait_for(lambda: not served(spark), "the end of the other")
 
 
+@pytest.mark.long
 def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp_path: Path) -> None:
     """It has the same name, even if the source of its last run still exists, and its totals start at zero."""
     settings = settings_in(tmp_path)

@@ -79,6 +79,7 @@ def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
     ],
 )
 @pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.long)])
+@pytest.mark.sample(step=4)
 def test_a_row_of_no_known_partition_fails_with_its_name(
     spark: SparkSession, row: tuple[str, str | None, int | None], named: str, ansi: str
 ) -> None:

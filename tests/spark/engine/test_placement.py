@@ -94,7 +94,8 @@ def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
 
 @pytest.mark.smoke
 @pytest.mark.promise("slots run where they are placed")
-@pytest.mark.parametrize("batches", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("batches", [3, 20])
+@pytest.mark.sample("3")
 def test_every_slot_of_random_assignments_runs_where_wanted(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int
 ) -> None:

@@ -60,6 +60,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("name", cases())
+@pytest.mark.sample(step=3)
 def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, name: str) -> None:
     """And the same rows have the same one, in any order and in whatever zone the session is."""
     one, other = (
@@ -75,6 +76,7 @@ def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, n
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+@pytest.mark.long
 def test_fields_without_a_value_are_told(spark: SparkSession) -> None:
     """Which of two columns has none makes a difference, and how often a row comes."""
     left, right = (spark.createDataFrame([row], "a int, b int") for row in ((1, None), (None, 1)))

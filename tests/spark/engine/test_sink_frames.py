@@ -74,7 +74,7 @@ WAYS = ["processor, adaptive", "aggregate, not adaptive", "sealed, not adaptive"
 
 @pytest.mark.parametrize(
     ("way", "idioms"),
-    [(WAYS[0], list(IDIOMS)[2::7]), *[pytest.param(way, list(IDIOMS), marks=pytest.mark.long) for way in WAYS]],
+    [(WAYS[0], list(IDIOMS)[2::14]), *[pytest.param(way, list(IDIOMS), marks=pytest.mark.long) for way in WAYS]],
 )
 def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
     spark: SparkSession, tmp_path: Path, way: str, idioms: list[str]
@@ -119,6 +119,7 @@ def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: Sp
     assert len(set(calls)) == 1
 
 
+@pytest.mark.long
 def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
     """A sink that releases what is not its own is not told of lost executors; without it the query goes on."""
     kept = Kept()
@@ -135,6 +136,7 @@ def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark
     assert kept.latest("user")["b"] == {"visits": 1, "total": 2}
 
 
+@pytest.mark.long
 def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: Path) -> None:
     """What is kept for a batch is dropped with it; a frame that a sink held back fails and computes nothing again."""
     frames: list[DataFrame] = []
@@ -154,6 +156,7 @@ def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
+@pytest.mark.sample("in words of its own")
 def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_path: Path, *, wrapped: bool) -> None:
     """Spark's words for a column that is not there show the frame's plan: the batch fails at once, with these words."""
     calls: list[int] = []

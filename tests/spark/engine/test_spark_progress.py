@@ -102,6 +102,7 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
     assert sum(event["stateOperators"][0]["numRowsUpdated"] for event in ours) > 0
 
 
+@pytest.mark.long
 def test_a_listener_gets_the_state_operators_of_a_job(
     spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_listener_gets_the_state_operators_of_a_job(
     assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
 
 
+@pytest.mark.long
 def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
     """Spark knows the newest offsets of some sources only. Without them a batch has no source lag, and commits."""
     rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))
@@ -143,6 +145,7 @@ def test_ui_and_history_show_the_state_operators_of_each_batch_once(tmp_path: Pa
         assert SPARK_35 or shown["rows"] == [3, 2]
 
 
+@pytest.mark.long
 def test_a_spark_without_these_nodes_costs_one_warning(
     spark: SparkSession,
     feed: Feed,

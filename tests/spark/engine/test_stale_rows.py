@@ -131,6 +131,7 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
 
 @pytest.mark.newer_spark
 @pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.sample("some keys")
 def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession, asked: str) -> None:
     """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
     ours, given_up = attempt_number("ours"), attempt_number("given up")

@@ -22,7 +22,7 @@ from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.spark.engine.tick import Tick
+from riffle_spark.spark.engine.tick import Tick, _reached
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from tests.kit.process.counted_windows import ENDS, CountedWindows
@@ -130,6 +130,24 @@ def ended(query: StreamingQuery) -> None:
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("committed_batch", "watermark_ms", "by_clock", "is_due"),
+    [(3, 1000, False, False), (3, 2000, False, True), (3, 1000, True, True), (2, 2000, True, False)],
+)
+def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
+    spark: SparkSession, tmp_path: Path, *, committed_batch: int, watermark_ms: int, by_clock: bool, is_due: bool
+) -> None:
+    """By the clock it is always due. Spark repeats a batch that is not committed, whatever its watermark."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "commits").mkdir()
+    metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
+    (tmp_path / "offsets" / "3").write_text(f'v1\n{metadata}\n{{"logOffset":3}}\n7')
+    committed = json.dumps({"nextBatchWatermarkMs": watermark_ms})
+    (tmp_path / "commits" / str(committed_batch)).write_text(f"v1\n{committed}")
+    assert _reached(spark, f"file://{tmp_path}", ["", ""], by_clock=by_clock) == (7, is_due)
+
+
+@pytest.mark.long
 def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
     """Under availableNow the tick's batch is in the same run: ids and windows are those of Spark's own aggregate."""
     for second in (15, 0, 30):
@@ -174,6 +192,7 @@ def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> N
     assert query.ran() == [Seen(0, 2, []), Seen(1, 0, [5]), Seen(2, 1, []), Seen(3, 0, [45])]
 
 
+@pytest.mark.long
 def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
     """Where the query ended between a batch that moved the watermark and the next one, the start is a tick; where the
     batch itself comes again, it is its end.
@@ -207,6 +226,7 @@ def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa
     return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 500] * len(keys), pa.int64()))
 
 
+@pytest.mark.long
 def test_processing_time_passes_without_rows(query: Query) -> None:
     """A batch comes once it is time, none before and none after; and one with a start, as nobody knows what is due."""
     compute = arrow_function(

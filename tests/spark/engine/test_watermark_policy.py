@@ -19,6 +19,7 @@ TIMES = [(5, None), (5, 9), (60, None), (60, 30), (61, 90)]
 
 
 @pytest.mark.parametrize("policy", [pytest.param("min", marks=pytest.mark.long), "MAX"])
+@pytest.mark.long
 def test_of_several_watermarks_spark_and_riffle_choose_the_same(
     spark: SparkSession, tmp_path: Path, policy: str
 ) -> None:

@@ -24,7 +24,6 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSp
 from riffle_spark.spark import compat
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
 from riffle_spark.spark.plans.plan_nodes import Catalyst
-from tests.kit.matrix import sampled
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.stream_plans import answer, cut_of, merge_in_slots, stream_of, with_rows
 
@@ -98,6 +97,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sample(step=4)
 def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
     """Rows and their order of columns are Spark's, and stores are called by their keys."""
     query, stores = SHAPES[name]
@@ -186,6 +186,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
     assert greatest.buffers[0].type == pa.float64()
 
 
+@pytest.mark.long
 def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
     """No id of Spark's is in them, and a key can name its store."""
     query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
@@ -214,6 +215,7 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
         lambda e: having(e, "SELECT page, n % 2, count(*) FROM {} GROUP BY CUBE(page, n % 2)"),
     ],
 )
+@pytest.mark.sample(step=2)
 def test_a_query_that_is_built_again_has_the_same_store_and_columns(events: DataFrame, query: Query) -> None:
     """Spark gives ids to columns, other ones each time, and has them in names of what nobody has named."""
     assert spec_of(query(events)) == spec_of(query(events))
@@ -287,7 +289,8 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
     return found.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
 
 
-@pytest.mark.parametrize("query", sampled([estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions], 2))
+@pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
+@pytest.mark.sample("of_users")
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
     found, _ = answer(query(events), rows, batches=2)

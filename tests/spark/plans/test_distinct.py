@@ -108,6 +108,7 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sample(step=3)
 def test_rows_pass_as_they_came(name: str, rows: DataFrame, events: DataFrame) -> None:
     """The first of each key, as Spark's batch query has it, and what the slots are told of keys and times."""
     form = FORMS[name]

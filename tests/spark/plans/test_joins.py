@@ -70,6 +70,7 @@ def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sample(step=2)
 def test_keys_conditions_and_bounds_are_those_of_spark(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
     """Bounds are those of its helper, asked with event times alone: a number is no time."""
     form = FORMS[name]

@@ -160,6 +160,7 @@ BATCHES = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), NUMBERS), max_s
 @example(batches=[[("a", 1), ("b", 2)], [("a", 3), ("a", POISON["in the middle"]), ("b", 4)], [("a", 5)], []])
 @example(batches=[[("a", POISON["in its state"]), ("b", POISON["in its output"]), ("c", 3), ("d", 4)]])
 @costly(2)
+@pytest.mark.sample("rows")
 def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: list[list[Event]]) -> None:
     """State, times to live, timers and output are those of a query that never got them, and they are letters."""
     with harness(name) as query, harness(name, dead_letters=False) as other:

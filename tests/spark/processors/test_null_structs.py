@@ -130,9 +130,8 @@ def in_spark(name: str, folder: Path) -> Stateful:
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    "name", ["pandas", *[pytest.param(name, marks=pytest.mark.long) for name in ("rows", "arrow")]]
-)
+@pytest.mark.parametrize("name", ["pandas", "rows", "arrow"])
+@pytest.mark.sample("pandas")
 def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Over a restart, with local copies lost."""
     feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()

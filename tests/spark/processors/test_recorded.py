@@ -72,6 +72,7 @@ def _forms_of(names: Sequence[str]) -> list[Any]:
     "lose_copies", [pytest.param(False, id="restart"), pytest.param(True, id="cold", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize(("name", "form"), _forms_of(list(CASES)))
+@pytest.mark.sample(step=2)
 def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:
     """Batch by batch, over a restart, with copies at hand or restored; then what is kept."""
     case = CASES[name]

@@ -49,6 +49,7 @@ def test_a_processor_goes_on_over_switches(spark: SparkSession, tmp_path: Path) 
     assert [record.total for record in records(root) if record.kind == "dispatch"] == [8, 8, 3]
 
 
+@pytest.mark.long
 def test_timers_fire_after_a_switch(spark: SparkSession, tmp_path: Path) -> None:
     """A timer that was registered before fires by the watermark of after, in a key-group without rows."""
     feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()

@@ -99,6 +99,7 @@ def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed
     assert {sum(map(sum, operators)) > 0 for operators in zip(*facts(ours).values(), strict=True)} == {True}
 
 
+@pytest.mark.long
 def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
     assert any("RIFFLE-0329" in one.getMessage() for one in caplog.records)
 
 
+@pytest.mark.long
 def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: F
             planned_stages.planned_stages(found, names)
 
 
+@pytest.mark.long
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     """Spark's plan of each input, and a join that reads two stages, which have their own rows of a batch; its watermark
     is the earlier one.

@@ -115,6 +115,7 @@ def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tm
     [(counts, "update", len(ROWS), 6), (by_function, "update", len(ROWS), 6), (joined, "append", 30, 30)],
     ids=["aggregate", "function", "join"],
 )
+@pytest.mark.sample("aggregate-partition")
 def test_a_query_that_groups_by_topic_and_partition_runs(
     spark: SparkSession, tmp_path: Path, make: Callable[..., Query], mode: str, total: int, count: int, dispatch: str
 ) -> None:

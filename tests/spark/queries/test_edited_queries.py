@@ -19,6 +19,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 import riffle_spark
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.spark.queries.query_start import _with_accepted
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -290,6 +291,9 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
     ("base", "edit"),
     [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
+@pytest.mark.sample(
+    "aggregate: the same", "aggregate: another expression of the key", "functions: a time-out", "joins: other bounds"
+)
 def test_an_edit_keeps_migrates_or_refuses(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
@@ -311,9 +315,19 @@ def test_an_edit_keeps_migrates_or_refuses(
     assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
 
 
+def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> None:
+    """The names of both are accepted."""
+    spark.conf.set("spark.riffle.accept", "distinct.page-n")
+    try:
+        assert _with_accepted(spark, settings_in(tmp_path), "c, d").accept == ("distinct.page-n", "c", "d")
+    finally:
+        spark.conf.unset("spark.riffle.accept")
+
+
 @pytest.mark.parametrize(
     ("option", "setting"), [("c", "distinct.page-n"), pytest.param("distinct.page-n", "", marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
     """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted. The
     query's option adds to the setting.

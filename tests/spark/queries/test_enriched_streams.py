@@ -78,6 +78,7 @@ def rows_of(name: str, rows: Rows) -> list[Mapping[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
+@pytest.mark.long
 def test_each_event_is_answered_once_with_what_the_tables_have_then(spark: SparkSession, tmp_path: Path) -> None:
     """One table behind the other, over a restart, in one root and one commit a batch; no event is kept."""
     feeds = {name: Feed(tmp_path / name, columns) for name, columns in COLUMNS.items()}

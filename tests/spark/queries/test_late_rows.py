@@ -17,7 +17,6 @@ import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries.stream_options import options_in
-from tests.kit.matrix import sampled
 from tests.kit.streams.streaming import Feed, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -95,7 +94,8 @@ def run(
     started.awaitTermination()
 
 
-@pytest.mark.parametrize("name", sampled(QUERIES, 2))
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.sample(step=2)
 def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """A function gets the rows that each batch leaves out, and is not called for a batch that leaves out none."""
     query, expected = QUERIES[name]
@@ -106,6 +106,7 @@ def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, 
     assert [(batch, rows) for batch, _, rows in kept.told] == list(enumerate(expected, FIRST_LATE))
 
 
+@pytest.mark.long
 def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Late rows come again under the same delivery id where the sink of results failed after the commit."""
     kept = Kept()

@@ -118,6 +118,7 @@ def run(
     return started
 
 
+@pytest.mark.long
 def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """It has each letter once, also of a batch that came again, and reads as a table; state goes on without them."""
     sinks, folder = Sinks(), f"{tmp_path}/dead"

@@ -138,6 +138,7 @@ def played(
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in QUERIES])
+@pytest.mark.long
 def test_answers_are_sparks(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Batch by batch, over a restart, with every local copy lost."""
     mode, query_of = QUERIES[name]

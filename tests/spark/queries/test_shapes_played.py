@@ -48,6 +48,7 @@ def _marks(shape: Shape, names: tuple[str, ...]) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("shape", of(OFTEN))
+@pytest.mark.sample("outer_full", "dedup_by_time", "session_meeting")
 def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """Against what is recorded of Spark; a query that is owed, or differs, and does the same, is neither any more."""
     why = shape.owed or shape.differs
@@ -74,6 +75,7 @@ def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("shape", of(LIVE))
+@pytest.mark.long
 def test_spark_does_again_what_is_recorded(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
     """What is compared with is what Spark does now, on this machine."""
     with operator_figures.listening(spark) as received:

@@ -91,6 +91,7 @@ class TwoQueries:
         return rows
 
 
+@pytest.mark.long
 def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
     spark: SparkSession, events: DataFrame, feed: Feed, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_renamed_query_with_a_moved_checkpoint_continues(events: DataFrame, fe
 
 
 @pytest.mark.parametrize("name", [None, pytest.param("counts", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:

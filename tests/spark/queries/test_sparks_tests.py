@@ -31,9 +31,8 @@ CLASSES: Final = {
 OFTEN: Final = (
     "test_transform_with_state_in_pandas_basic",
     "test_streaming_foreach_batch_tempview",
-    "test_streaming_progress",
 )
-"""What ``./run test`` plays: a processor, a sink and a report. Long runs play all."""
+"""What ``./run test`` plays: a processor and a sink. Long runs play all."""
 
 CHECKPOINT: Final = "looks into Spark's own checkpoint, by the sources state-metadata and statestore"
 NOT: Final = {

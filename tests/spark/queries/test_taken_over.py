@@ -84,6 +84,7 @@ class Counting:
 
 @pytest.mark.spark
 @pytest.mark.newer_spark
+@pytest.mark.long
 def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
     """With its checkpoint: no batch is left out and none counts twice, also where Spark has not noted the job's last
     one, and where the query's first one fails and comes again. Then the job is refused, and the query one like others.

@@ -216,6 +216,7 @@ def passed(columns: Columns, frame: DataFrame) -> DataFrame:
     return groups.applyInPandasWithState(gives_back, output, "n long", "append", "NoTimeout")
 
 
+@pytest.mark.long
 def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """All types that Spark's pandas functions take are input and output of ``applyInPandasWithState``."""
     columns = [one for one in KEPT if one.pandas]
@@ -297,6 +298,7 @@ def refusals(
 
 
 @pytest.mark.parametrize("one", [pytest.param(one, id=one.name, marks=_marks(one)) for one in REFUSED])
+@pytest.mark.sample(step=3)
 def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
     one: RefusedColumn, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:

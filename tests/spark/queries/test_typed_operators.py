@@ -57,6 +57,7 @@ def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     return state, rows.take(list(latest.values())).select(state.column_names)
 
 
+@pytest.mark.long
 def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
     """Its state and its output have a column of each; what it reads back are the values of the batch before."""
     frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
@@ -197,6 +198,7 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
         ],
     ],
 )
+@pytest.mark.sample(step=4)
 def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     sql: str, use: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     ],
     ids=str,
 )
+@pytest.mark.sample(step=3)
 def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
     part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
 ) -> None:

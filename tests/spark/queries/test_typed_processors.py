@@ -165,6 +165,7 @@ OF = (
     ],
     ids=str,
 )
+@pytest.mark.long
 def test_an_answer_beyond_its_declared_type_fails_the_query_as_in_spark(
     of: str, kind: str, value: Any, spark: SparkSession, tmp_path: Path
 ) -> None:

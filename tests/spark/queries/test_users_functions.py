@@ -94,6 +94,7 @@ def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark:
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path: Path) -> None:
     """It is wrapped behind it; the function sees all columns in their order, and a projection follows."""
 
@@ -144,6 +145,7 @@ def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, 
     )
 
 
+@pytest.mark.long
 def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
     """As in Spark, a batch runs for them alone."""
     feed = Feed(tmp_path / "in", "k string")

@@ -83,6 +83,7 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
     assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.long
 def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession, tmp_path: Path) -> None:
     """Behind a gap, what stands for the batches in it would stand for those, too. What comes next goes on."""
     feed, path = Feed(tmp_path / "in", "id long, k long, batch int"), str(tmp_path / "out")
@@ -99,6 +100,7 @@ def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession
 
 
 @pytest.mark.parametrize("first", [9, 25])
+@pytest.mark.sample(step=2)
 def test_a_table_begins_with_any_batch(first: int, spark: SparkSession, tmp_path: Path) -> None:
     """Spark's list of files wants to know of those before it; what was broken off in saying so is said again."""
     settings = told(str(tmp_path / "out"), format="parquet")
@@ -141,6 +143,7 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
         spark.sql("drop table made")
 
 
+@pytest.mark.long
 def test_names_and_paths_may_have_quotes_in_them(spark: SparkSession, tmp_path: Path) -> None:
     """Backticks in a column that parts a table or its files, quotes and backslashes in a table's path."""
     odd = rows(spark, 0).withColumnRenamed("k", "it`s")
@@ -182,6 +185,7 @@ def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
 
 
+@pytest.mark.long
 def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
     """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
     another catalog's provider may have none.
@@ -225,6 +229,7 @@ class Opened:
         (self.folder / f"{self.name}-{row.id}").touch()
 
 
+@pytest.mark.long
 def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
     """By an object that is told partition and batch, and by a function."""
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")

@@ -205,6 +205,7 @@ class Deleting:
 @pytest.mark.parametrize(
     ("case", "missing"), [*[(case, 204) for case in NO_BULK_DELETE], (NO_BULK_DELETE[0], 404)], ids=name_of
 )
+@pytest.mark.sample(step=3)
 def test_a_server_without_bulk_deletes_gets_single_deletes(
     scripted: ScriptedServer, case: Case, missing: int, credentials: Callable[[str], None]
 ) -> None:

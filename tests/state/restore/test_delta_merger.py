@@ -69,6 +69,7 @@ def held_by(folder: Folder, place: Place, entries: dict[int, Entry]) -> dict[int
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sample(step=4)
 def test_copies_at_any_head_reach_what_was_committed(place: Place, tmp_path: Path, seed: int) -> None:
     """Copies that were left at each version, and new ones, hold the newest state after random merges."""
     chance = random.Random(seed)
