@@ -464,7 +464,7 @@ def test_a_part_in_the_place_of_another_one_is_refused(
     """The parts of two key-groups, or of two stores with equal schemas, are swapped in the objects and in the log. The
     log's checksums are right. Reading raises, also of ``riffle verify``, and returns no row.
     """
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
     query = Encrypted(tmp_path, "a", num_standbys=0, operators=[totals(), totals("twins")], **kept)
     for version in range(9):
@@ -543,7 +543,7 @@ def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, headers_max: float
 ) -> None:
     """Bytes that were altered fail by their checksum, and, where that was mended in the log, by their tag."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
     query.run(3)
     place = {"ciphertext": 200, "tag": -1, "nonce": 35, "salt": 20}[at]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.protocol.upkeep import retention
+from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
 from tests.kit.simulated.invariants import History
@@ -172,10 +174,14 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.sample(step=2)
-def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(world: World, step: str) -> None:
+def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
     the log that would keep theirs from being swept.
     """
+    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
+    monkeypatch.setattr(retention, "FULL_EVERY", 16)
     for version in range(3):
         world.batch(version, one(1))
     first = world.driver, world.run_id, world.background

@@ -102,7 +102,7 @@ def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator, headers_max: float, times: int
 ) -> None:
     """Each member follows both others with one get each. Of parts every byte is got once, but each block by both."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     query = Asking(tmp_path, operator, num_standbys=1)
     before = query.feed(SETTLED)
     for _ in range(3):

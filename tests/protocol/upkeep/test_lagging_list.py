@@ -23,8 +23,9 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import ScanResult, Scans, scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
+from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
@@ -213,11 +214,12 @@ def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
     assert len(store.inner.list("")) == len(root.objects) + 1
 
 
-def test_a_start_where_list_shows_only_what_is_gone_is_tried_again() -> None:
+def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """So far behind that its newest record is swept already: not taken for damage, nor for an empty root."""
-    root = grown()
+    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
+    root = grown.__wrapped__()  # not the one that other tests share
     store = root.store()
-    old = [paths.record_name(sequence) for sequence in range(FULL_EVERY)]
+    old = [paths.record_name(sequence) for sequence in range(16)]
     store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
     assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
     store.delete(old)

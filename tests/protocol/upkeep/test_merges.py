@@ -415,7 +415,7 @@ def test_merged_deltas_are_encrypted_in_their_places(
     """Another member decrypts them, and a part in another key-group's place is refused. The local files of what was
     merged are encrypted, too.
     """
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     key = base64.b64encode(bytes(range(32))).decode()
     (tmp_path / "keys").write_text(f"a = {key}\n")
     world = query(tmp_path / "copies", operators=[totals()], encryption_keys=f"file:{tmp_path / 'keys'}")

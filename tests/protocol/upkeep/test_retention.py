@@ -432,14 +432,24 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_path: Path) -> None:
-    """A promised record still needs the full one before the gap: what both list stays."""
+    """A promised record still needs the full one before a gap of records that it does not refer to: what both list
+    stays.
+    """
     world = grown_root(tmp_path, retained_versions=6)
     version, log = 31, world.log()
-    while log.tail is None or log.tail.promised - log.read(log.tail.promised).full < 2:
+
+    def unused() -> list[int]:
+        assert log.tail is not None
+        promised = log.read(log.tail.promised)
+        return sorted({*range(promised.full + 1, promised.sequence)} - {*promised.bases})
+
+    while not unused():
+        assert version < 60
         world.batch(version, one(1))
         version, log = version + 1, world.log()
+    assert log.tail is not None
     needed = log.manifest_of(log.read(log.tail.promised)).object_names()
-    world.memory.delete([paths.record_name(log.tail.promised - 1)])
+    world.memory.delete([paths.record_name(unused()[-1])])
     assert run_to_end(scan.scan(world.memory, log.tail, 6, 0)).is_complete
     assert named(1)[0] not in world.memory.list("")
     assert needed <= {*world.memory.list("")}

@@ -133,7 +133,7 @@ def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
     starts = positions_of(np.array(counts))
     whole = pa.concat_tables(tables).combine_chunks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # no block is small enough
+        patch.setattr(part_codec, "_HEADERS_MAX", float("inf"))  # private: no block is small enough
         parts, _ = part_codec.encode_slices(whole, starts, schema.due)
     slices = [whole.slice(start, count) for start, count in zip(starts.tolist(), counts, strict=False)]
     for part, rows in zip(parts, slices, strict=len(whole) > 0):
