@@ -202,8 +202,7 @@ def _lost_below(verification: _Verification, first: int, tail: Record | None) ->
     if tail is None:
         return set()
     promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
-    bases = {base for record in (tail, *promised) for base in record.bases}
-    needed = {*bases, *range(tail.promised, first)[-_GAP_MAX:]}
+    needed = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
     return {sequence for sequence in needed if sequence < first}
 
 

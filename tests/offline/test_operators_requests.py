@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.offline import recovery, rollback_targets
 from riffle_spark.offline.recovery import adopt, rollback
-from riffle_spark.state.log import paths
 from riffle_spark.state.log import log as log_module
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
@@ -143,6 +143,19 @@ def test_a_rollback_to_the_batch_before_reads_little(
     store = seen_by(monkeypatch, world, "")
     rollback(world.home.root, 3 * 16 - 2, str(checkpoint))
     assert len(store.times("get", paths.LOG)) <= 6 + 6
+
+
+def test_a_batch_whose_base_is_damaged_is_no_target(tmp_path: Path, checkpoint: Path) -> None:
+    """Record 3 has the changes since record 2. The batches after it do not need either of them."""
+    world = grown(tmp_path, 6)
+    log = world.log()
+    third = log.read(3)
+    assert third.bases == (0, 2)
+    damage(world.memory, 2)
+    with pytest.raises(ConfigError, match="RIFFLE-0132"):
+        rollback(world.home.root, third.version, str(checkpoint), execute=True)
+    plan = rollback(world.home.root, third.version + 1, str(checkpoint), execute=True)
+    assert plan.version == third.version + 1
 
 
 def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
