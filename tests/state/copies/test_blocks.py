@@ -142,6 +142,17 @@ def test_parts_that_are_encoded_together_are_as_if_encoded_alone(
         assert table.equals(alone, check_metadata=True)
 
 
+def test_a_large_delta_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of one key-group gets a whole block, however small its own rows are."""
+    tables = [rows_of(PAIRS, {(number, kg): 5 for number in range(3)}) for kg in range(8)]
+    starts = positions_of(np.array([table.num_rows for table in tables]))
+    whole = pa.concat_tables(tables).combine_chunks()
+    _, block = part_codec.encode_slices(whole, starts)
+    for most, is_block in ((len(block), True), (len(block) - 1, False)):
+        monkeypatch.setattr(part_codec, "_STORED_BLOCK_BYTES_MAX", most)  # private: 64 MiB are slow
+        assert (not part_codec.encode_slices(whole, starts)[0]) == is_block
+
+
 @pytest.mark.parametrize(("rows", "is_block"), [(0, True), (3, True), (2000, False)])
 def test_small_parts_are_stored_as_a_block(rows: int, *, is_block: bool) -> None:
     """Otherwise their headers would be more than an eighth of the rows."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, link_in_block
+from riffle_spark.state.log.owner_columns import owners_from_json
 from riffle_spark.state.log.record import Record, decode, encode
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
@@ -287,3 +288,25 @@ def test_changed_entries_are_those_that_end_with_the_link_of_the_batch(record: R
     assert changed.keys() <= is_own.keys()
     assert read.entries == {address: Entry(None, entry.chain[-1:], entry.timer_ms) for address, entry in is_own.items()}
     assert replace(read, entries={}) == replace(record, entries={})
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_older_versions_refuse_records_with_blocks_by_their_format(*, is_merged: bool) -> None:
+    """They would take the key-group for a place in the object."""
+    head = Head(1, f"1-{1:032x}")
+    merged = MergedDelta(f"{1:020d}-1-{2:032x}", 1, 900) if is_merged else None
+    stored = link_in_block(head, 3, 7, 2, Block(900, 2), merged)
+    data = encode(replace(PLAIN, entries={("totals", 3): Entry(chain=(stored,))}))
+    assert json.loads(data.partition(b"\n")[0])["format"] == 10
+    assert decode(data, "r").entries == {("totals", 3): Entry(chain=(stored,))}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"0": "m1"}, [None, {"0": "m1"}, [0]], [None, ["m1"], [-1]], [None, ["m1"], [1]], [None, ["m1"], [0.0]],
+     [["0"], ["m1"], [0, 0]], [["0"], ["m1"]]],
+)  # fmt: skip
+def test_impossible_owners_are_refused(columns: object) -> None:
+    """An index may only be that of a listed member."""
+    with pytest.raises((TypeError, ValueError)):
+        owners_from_json(columns)
