@@ -69,7 +69,7 @@ class _Verification:
     manifests: RecordManifests = field(init=False)
 
     def __post_init__(self) -> None:
-        """Let the manifests be made of the records that were read."""
+        """Make manifests from the records that were read."""
         self.manifests = RecordManifests(lambda sequences: [self.records[sequence] for sequence in sequences])
 
     def add(self, level: Level, where: str, problem: str, remedy: str) -> None:

@@ -17,7 +17,7 @@ from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.process.blocks.block import NO_STATE_ROWS, StateRows
 from riffle_spark.state.formats import blocks, part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Block, link_in_block
+from riffle_spark.state.log.manifest import Block
 from riffle_spark.state.objects.encryption import Encrypt, Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
@@ -122,8 +122,7 @@ def seal(
         stored = Block(len(block), int(starts[-1]))
         checksum, _ = blocks.checksum_of_block(block)
         for key_group, count in zip(key_groups, np.diff(starts).tolist(), strict=True):
-            link = link_in_block(EMPTY_HEAD, key_group, checksum, count, stored)
-            parts.append(Part(key_group, link.start, link.length, link.checksum, link.rows))
+            parts.append(Part(key_group, key_group, stored.share_of(count), checksum, count))
     else:
         data = b""
     parts = [part._replace(timer_ms=changes.timers.get(part.key_group)) for part in parts]

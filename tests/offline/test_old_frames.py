@@ -2,66 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
-import shutil
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from riffle_spark.console.main import main
 from riffle_spark.state.objects.encryption import frame_version
-from riffle_spark.state.objects.open import root_id
 from tests.kit.folders import DATA
-from tests.kit.simulated.world import Oracle, World, drawn_batch
+from tests.kit.roots.encrypted_root import EncryptedRoot, oracle_of
+from tests.kit.simulated.world import World
 
 ARCHIVE = DATA / "roots" / "0.1-frame1"
 
 
-class OldQuery:
-    """The query that wrote the old root, started again below ``folder`` with the code of today."""
+class OldQuery(EncryptedRoot):
+    """The query that wrote the old root, started again with the code of today."""
 
     def __init__(self, folder: Path, *, copies: bool) -> None:
-        with tarfile.open(ARCHIVE / "encrypted.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
-        self.root, self.local = f"file://{folder}/state", folder / "local"
-        (members,) = self.local.iterdir()
-        members.rename(members.with_name(f"{root_id(self.root)}-{members.name.partition('-')[2]}"))
-        if not copies:
-            shutil.rmtree(self.local)
-        told: dict[str, Any] = json.loads((ARCHIVE / "expected.json").read_text())
-        self.oracle = Oracle()
-        self.oracle.totals = {key: tuple(values) for key, values in told["totals"].items()}
-        self.oracle.tails = told["tails"]
-        self.version: int = told["batches"]
+        super().__init__(ARCHIVE, folder, copies=copies)
+        self.oracle = oracle_of(self.expected)
         self.settings = folder / "riffle.toml"
-        self.settings.write_text(f'encryption_keys = "file:{folder}/keys"\n')
+        self.settings.write_text(f'encryption_keys = "{self.keys}"\n')
         self.start()
 
     def start(self) -> None:
         """Start a driver of this version."""
-        keys = f"file:{self.settings.parent}/keys"
         self.world = World(
-            self.local, root=self.root, encryption_keys=keys, num_standbys=1, deliver_after_commit=True
+            self.local, root=self.root, encryption_keys=self.keys, num_standbys=1, deliver_after_commit=True
         )  # fmt: skip
-
-    def run(self, batches: int) -> None:
-        """Run more batches; let the oracle take them."""
-        chance = random.Random(self.version)
-        for _ in range(batches):
-            rows = drawn_batch(chance, self.version)
-            self.oracle.feed(rows)
-            self.world.batch(self.version, rows)
-            self.version += 1
-
-    def check(self) -> None:
-        """Compare the state in the objects with the oracle's."""
-        assert self.world.state("totals") == self.oracle.totals
-        assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
 
     def frames(self) -> set[int | None]:
         """Return the frame versions of all parts that the newest record lists, without output rows."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +11,29 @@ import pytest
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.open import root_id
 from tests.kit.folders import DATA
-from tests.kit.simulated.world import Oracle, World, drawn_batch
+from tests.kit.roots.encrypted_root import EncryptedRoot, oracle_of
+from tests.kit.simulated.world import Oracle, World
 
 ARCHIVE = DATA / "roots" / "0.1-records8"
 SETTINGS: dict[str, Any] = {"num_standbys": 1, "snapshot_chain_links": 16, "retained_versions": 20}
 
 
-class Query:
-    """The query that wrote the old root, started again below ``folder`` with the code of today."""
+class Query(EncryptedRoot):
+    """The query that wrote the old root, started again with the code of today."""
 
     def __init__(self, folder: Path, *, copies: bool) -> None:
-        with tarfile.open(ARCHIVE / "encrypted.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
-        self.root, self.local, self.keys = f"file://{folder}/state", folder / "local", f"file:{folder}/keys"
-        (members,) = self.local.iterdir()
-        members.rename(members.with_name(f"{root_id(self.root)}-{members.name.partition('-')[2]}"))
-        if not copies:
-            shutil.rmtree(self.local)
-        self.told: dict[str, Any] = json.loads((ARCHIVE / "expected.json").read_text())
-        self.version: int = self.told["batches"]
+        super().__init__(ARCHIVE, folder, copies=copies)
         self.oracle = self.oracle_at(self.version - 1)
         self.start()
 
     def oracle_at(self, version: int) -> Oracle:
         """Return the oracle as it was after a batch of the old version."""
-        state = self.told["states"][str(version)]
-        oracle = Oracle()
-        oracle.totals = {key: tuple(values) for key, values in state["totals"].items()}
-        oracle.tails = state["tails"]
-        return oracle
+        return oracle_of(self.expected["states"][str(version)])
 
     def start(self) -> None:
         """Start a driver of this version."""
         self.world = World(self.local, root=self.root, encryption_keys=self.keys, **SETTINGS)
-
-    def run(self, batches: int) -> None:
-        """Run more batches, also on the oracle."""
-        chance = random.Random(self.version)
-        for _ in range(batches):
-            rows = drawn_batch(chance, self.version)
-            self.oracle.feed(rows)
-            self.world.batch(self.version, rows)
-            self.version += 1
-
-    def check(self) -> None:
-        """Compare the state in the objects with the oracle's."""
-        assert self.world.state("totals") == self.oracle.totals
-        assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
 
     def count_links(self) -> tuple[int, int]:
         """Return the number of listed links of parts, and of links in blocks."""

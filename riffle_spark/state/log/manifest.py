@@ -81,6 +81,10 @@ class Block(NamedTuple):
     size: int
     rows: int
 
+    def share_of(self, rows: int) -> int:
+        """Return how many of the bytes so many of its rows take, if all take the same."""
+        return self.size * rows // max(self.rows, 1)
+
 
 class Link(NamedTuple):
     """A key-group's part of a delta or merged delta: the head that it leads to, byte range, checksum (XXH3-64), and
@@ -133,7 +137,7 @@ def link_in_block(
     head: Head, key_group: int, checksum: int, rows: int, block: Block, merged: MergedDelta | None = None
 ) -> Link:
     """Return the link of a key-group's rows in a block."""
-    return Link(head, key_group, block.size * rows // max(block.rows, 1), checksum, rows, merged, block)
+    return Link(head, key_group, block.share_of(rows), checksum, rows, merged, block)
 
 
 class Replacement(NamedTuple):

@@ -1,0 +1,60 @@
+"""A query on an encrypted root that an earlier version wrote, continued beside an oracle."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from riffle_spark.state.objects.open import root_id
+from tests.kit.simulated.world import Oracle, World, drawn_batch
+
+__all__ = ["EncryptedRoot", "oracle_of"]
+
+
+class EncryptedRoot:
+    """The root and the local copies of an archive, unpacked below ``folder``. A subclass sets ``oracle`` and starts
+    ``world``.
+    """
+
+    oracle: Oracle
+    world: World
+
+    def __init__(self, archive: Path, folder: Path, *, copies: bool) -> None:
+        with tarfile.open(archive / "encrypted.tar.gz") as packed:
+            packed.extractall(folder, filter="data")
+        self.root = f"file://{folder}/state"
+        self.local = folder / "local"
+        self.keys = f"file:{folder}/keys"
+        (members,) = self.local.iterdir()
+        members.rename(members.with_name(f"{root_id(self.root)}-{members.name.partition('-')[2]}"))
+        if not copies:
+            shutil.rmtree(self.local)
+        self.expected: dict[str, Any] = json.loads((archive / "expected.json").read_text())
+        self.version: int = self.expected["batches"]
+
+    def run(self, batches: int) -> None:
+        """Run more batches, also on the oracle."""
+        chance = random.Random(self.version)
+        for _ in range(batches):
+            rows = drawn_batch(chance, self.version)
+            self.oracle.feed(rows)
+            self.world.batch(self.version, rows)
+            self.version += 1
+
+    def check(self) -> None:
+        """Compare the state in the objects with the oracle's."""
+        assert self.world.state("totals") == self.oracle.totals
+        assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
+
+
+def oracle_of(state: Mapping[str, Any]) -> Oracle:
+    """Return the oracle with the expected state."""
+    oracle = Oracle()
+    oracle.totals = {key: tuple(values) for key, values in state["totals"].items()}
+    oracle.tails = state["tails"]
+    return oracle
