@@ -25,7 +25,7 @@ from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, tabl
 from tests.kit.quiet import no_warnings
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
-IN_EVERY_RUN = ("README.md", "getting-started.md", "configuration.md")
+IN_EVERY_RUN = ("README.md", "configuration.md")
 """Pages whose runnable blocks ``./run test`` runs. ``--all`` runs those of all pages."""
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
 FOLDER = "/tmp/riffle-quickstart"

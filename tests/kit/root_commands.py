@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
@@ -15,8 +16,8 @@ from riffle_spark.observe.status import Status, encode
 from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World
 
 __all__ = ["query_with_standbys", "read_json", "run_command", "stored_query", "write_status"]
@@ -28,14 +29,16 @@ def query_with_standbys(folder: Path) -> Elastic:
     ``folder`` gets the local copies.
     """
     world = _two_executors(folder)
-    world.feed(FULL_EVERY + 2)
+    with pytest.MonkeyPatch.context() as patch:
+        full_record_every(4, patch)
+        world.feed(6)
     return world
 
 
 def stored_query(folder: Path) -> Elastic:
     """Return such a query before its first batch, on a root with all objects of one that ran.
 
-    Commands read only the root. It is made once in a process: its batches take a second.
+    Commands read only the root. It is made once in a process.
     """
     world = _two_executors(folder)
     for name, data in _objects_of_query().items():

@@ -117,6 +117,7 @@ def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: 
     assert {record.rollbacks for record in records(query.root)} == {0, 1}
 
 
+@pytest.mark.long
 def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path: Path) -> None:
     """State of another query is refused until it is adopted; then new input is added to it."""
     shutil.rmtree(query.checkpoint)

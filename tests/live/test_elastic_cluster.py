@@ -87,7 +87,28 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
     assert {m["goal"] for r in reports for m in r.moves if m["role"] == "owner"} <= {"return", "balance", "valid"}
 
 
+@pytest.mark.promise("state is exactly-once")
+def test_a_death_inside_a_batch_loses_and_doubles_nothing(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """SIGKILL of an executor in a batch, without standbys: its key-groups are restored elsewhere, and every row of this
+    batch and of the next ones is counted and delivered once.
+    """
+    await_executors(spark, 2)
+    query = LiveQuery(spark, tmp_path, key_groups=4)
+    query.feed_until(lambda: len(query.owned()) == 2, "both executors own some")
+    victim = next(m.executor for m in query.job.members() if m.host == cluster.hosts[1])
+    killer = threading.Thread(target=kill_in_a_batch, args=(query, executors_of(cluster, 1)[0]))
+    killer.start()
+    report = query.feed()
+    killer.join()
+    assert report.restores > 0
+    wait_for(lambda: victim not in executor_ids(spark), "Spark has noticed")
+    assert victim not in query.feed().owners
+
+
 @pytest.mark.promise("executors join and leave between batches")
+@pytest.mark.promise("key-groups move only to executors that have caught up")
 def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:

@@ -144,9 +144,7 @@ def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
     threading.Thread(target=killing).start()
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param("run", marks=pytest.mark.promise("state is exactly-once")), "after seal"]
-)
+@pytest.mark.parametrize("step", ["run", "after seal"])
 def test_a_death_inside_a_batch_is_survived(
     spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def scaling_in(spark: SparkSession, cluster: StandaloneCluster, folder: Path) ->
     return query_on(spark, folder, wanted, scheduled_rebalance_max_delay=0)
 
 
-@pytest.mark.promise("key-groups move only to executors that have caught up")
+@pytest.mark.long
 def test_scaling_in_with_standbys_in_sync(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
     """I1 is brought down: in one rebalance standbys take over and one more task is revoked for balance."""
     query = scaling_in(spark, cluster, tmp_path)

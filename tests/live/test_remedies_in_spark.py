@@ -302,7 +302,7 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-@pytest.mark.sample(step=8)
+@pytest.mark.sample("no root")
 def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
     """The mistake is refused; a query that is written as the remedy says runs."""
     check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))

@@ -54,7 +54,7 @@ def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
 def check_continues(world: World, source: dict[object, tuple[object, ...]]) -> None:
     """Let the other query run on a fork, and compare its state with that of the source and its own rows."""
     expected = {key: tuple(values) for key, values in source.items()}
-    for version in range(12):
+    for version in range(8):
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
         expected = {key: (count + 1, total + version) for key, (count, total) in expected.items()}  # type: ignore[operator]
     assert world.state("totals") == expected
@@ -71,9 +71,9 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, wor
     names = open_store(new_root).list("")
     assert [name for name in names if name.startswith(paths.LOG)] == [paths.record_name(0)]
     before = states[5]
-    feed_six_keys(world, 8, 20, states)
+    feed_six_keys(world, 8, 14, states)
     check_continues(adopted(tmp_path, new_root, 5), before)
-    assert world.state("totals") == states[20]
+    assert world.state("totals") == states[14]
 
 
 def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
@@ -206,7 +206,7 @@ def test_a_batch_that_is_deleted_while_it_is_copied_is_refused_and_leaves_no_log
     run = fork_module._Copy.run
 
     def meanwhile(copy: fork_module._Copy, names: Sequence[str]) -> None:
-        feed_six_keys(world, 8, 40)
+        feed_six_keys(world, 8, 24)
         run(copy, names)
 
     with monkeypatch.context() as patch:

@@ -13,12 +13,12 @@ import pytest
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.offline import recovery, rollback_targets
 from riffle_spark.offline.recovery import adopt, rollback
-from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one, rows_of
 
 SECONDS = 0.01
@@ -138,10 +138,10 @@ def test_a_rollback_to_the_batch_before_reads_little(
     """Who finds what is looked for at the newest end does not read the whole log for it: the newest record, the target,
     the bases of both, and those before them.
     """
-    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
-    world = grown(tmp_path, 3 * 16)
+    full_record_every(8, monkeypatch)
+    world = grown(tmp_path, 3 * 8)
     store = seen_by(monkeypatch, world, "")
-    rollback(world.home.root, 3 * 16 - 2, str(checkpoint))
+    rollback(world.home.root, 3 * 8 - 2, str(checkpoint))
     assert len(store.times("get", paths.LOG)) <= 6 + 6
 
 

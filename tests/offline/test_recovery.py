@@ -24,11 +24,11 @@ from riffle_spark.offline import checkpoint as checkpoint_module
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from tests.kit.servers.object_server import BUCKET, ObjectServer
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one
 
 
@@ -67,16 +67,19 @@ def newest(world: World) -> int:
 
 
 @pytest.mark.parametrize("which", ["newest", "its full record"])
-def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, checkpoint: Path, which: str) -> None:
+def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     """A flipped newest record, or a lost full one, is refused with a remedy, and the remedy works."""
-    batches = 5 if which == "newest" else FULL_EVERY + 3
+    full_record_every(8, monkeypatch)
+    batches = 5 if which == "newest" else 8 + 3
     fill(world, batches)
     if which == "newest":
         damage(world, newest(world))
         target = batches - 2
     else:
-        world.memory.delete([paths.record_name(FULL_EVERY)])
-        target = FULL_EVERY - 2
+        world.memory.delete([paths.record_name(8)])
+        target = 8 - 2
     world.start()
     with pytest.raises((CorruptStateError, ConflictError), match=r"RIFFLE-0406|RIFFLE-0417"):
         world.batch(batches, one(100))
@@ -342,8 +345,11 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
 
 
 @pytest.mark.usefixtures("aws_environment")
-def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
+def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
     fill(world, 2)
     away = StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9", region="us-east-1"), max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)

@@ -72,7 +72,7 @@ def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
     assert (parts > 0, in_blocks > 0, query.format()) == (True, True, 10)
     query.world.cluster.lose("2", disk=True)
     query.world.cluster.add("4")
-    query.run(20)
+    query.run(10)
     query.check()
     query.start()
     query.run(2)
@@ -90,7 +90,7 @@ def test_it_is_rolled_back(tmp_path: Path, batches: int) -> None:
     query.oracle, query.version = query.oracle_at(38), 39
     query.start()
     query.check()
-    query.run(20)
+    query.run(8)
     query.check()
     verified = verify(query.root, encryption_keys=query.keys)
     assert not verified.findings

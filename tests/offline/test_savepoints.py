@@ -47,7 +47,7 @@ def world(tmp_path: Path, states: States) -> World:
 def checkpoint(tmp_path: Path) -> Path:
     """The checkpoint of that query, with the newest entries alone, as Spark keeps them."""
     folder = written_checkpoint(tmp_path / "checkpoint")
-    for version in range(40, 61):
+    for version in range(16, 22):
         (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
         (folder / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     return folder
@@ -67,7 +67,7 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     """State, offsets and checkpoint are those of the batch, and the query goes on from there; the savepoint stays."""
     Savepoints(world.home.root).create("release")
     world.start()
-    feed_six_keys(world, 6, 60, states)
+    feed_six_keys(world, 6, 21, states)
     assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
     plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
     assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
@@ -76,8 +76,8 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     assert Checkpoint(str(checkpoint)).next_batch() == 6
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
     world.start()
-    feed_six_keys(world, 6, 30)
-    assert world.state("totals") == states[30]
+    feed_six_keys(world, 6, 18)
+    assert world.state("totals") == states[18]
     rollback(world.home.root, "savepoint:release", str(checkpoint), execute=True)
     assert world.state("totals") == states[5]
     assert missing(world) == []
@@ -87,15 +87,15 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     """The record before the rollback is of a later batch, so the log has no offsets of the batch before."""
     Savepoints(world.home.root).create("a")
     world.start()
-    feed_six_keys(world, 6, 60)
+    feed_six_keys(world, 6, 21)
     rollback(world.home.root, "savepoint:a", str(checkpoint), execute=True)
     Savepoints(world.home.root).create("b")
     world.start()
-    feed_six_keys(world, 6, 30)
+    feed_six_keys(world, 6, 18)
     for file in [*checkpoint.glob("*/4"), *checkpoint.glob("*/5")]:
         file.unlink()
-    (checkpoint / "offsets" / "30").write_text("offsets-30")
-    (checkpoint / "commits" / "30").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (checkpoint / "offsets" / "18").write_text("offsets-18")
+    (checkpoint / "commits" / "18").write_text('v1\n{"nextBatchWatermarkMs":0}')
     rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
 
@@ -113,7 +113,7 @@ def test_a_command_beside_a_driver_fences_it_and_loses_nothing(world: World, whe
     with pytest.raises(FencedError):
         feed_six_keys(world, version, version)
     world.start()
-    feed_six_keys(world, version, 20)
+    feed_six_keys(world, version, 14)
     assert [each.name for each in Savepoints(world.home.root).tail.savepoints] == (["a"] if when == "create" else [])
     assert missing(world) == []
 
@@ -148,7 +148,7 @@ def test_a_creation_that_fails_at_any_request_is_done_or_not_and_can_be_repeated
         if not savepoints.tail.savepoints:
             savepoints.create("a")
     world.start()
-    feed_six_keys(world, 6, 20)
+    feed_six_keys(world, 6, 12)
     tail = world.log().tail
     assert tail is not None
     assert [savepoint.version for savepoint in tail.savepoints] == [5]
@@ -228,7 +228,7 @@ def test_verify_finds_damage_in_a_savepoint(world: World) -> None:
     """A missing object of its batch breaks a rollback, and so does its own object."""
     Savepoints(world.home.root).create("a")
     world.start()
-    feed_six_keys(world, 6, 30)
+    feed_six_keys(world, 6, 18)
     assert verify(world.home.root).findings == ()
     (savepoint,) = Savepoints(world.home.root).tail.savepoints
     lost = sorted(savepoint_objects(read_savepoint(world.memory, savepoint)))[0]
@@ -280,7 +280,7 @@ class TestTimes:
         """Retention has released it; the savepoint is older."""
         Savepoints(world.home.root).create("a")
         world.start()
-        feed_six_keys(world, 6, 30)
+        feed_six_keys(world, 6, 18)
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
             rollback(world.home.root, self.text(max(written.values()) + 0.5), str(checkpoint))
         assert "savepoint a" in refused.value.remedy
@@ -298,7 +298,7 @@ class TestTimes:
         assert tail is not None
         newer = tail.savepoints[1]
         world.start()
-        feed_six_keys(world, 8, 30)
+        feed_six_keys(world, 8, 20)
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
             rollback(world.home.root, self.text(newer.written_ms / 1000 + 0.0004), str(checkpoint))
         assert "savepoint b" in refused.value.remedy

@@ -17,7 +17,7 @@ from riffle_spark.offline.scenario_of_root import (
 )
 from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
 from riffle_spark.settings import Settings
-from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.log import Log
 from tests.kit.root_commands import run_command, stored_query
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.partitioned_query import Played
@@ -65,7 +65,7 @@ def test_what_if_members_join_and_go(query: Elastic) -> None:
 def test_racks_may_go_and_come(tmp_path: Path) -> None:
     """A zone that goes takes its members along; those that are added stand in the racks that are left, or as said."""
     world = Elastic(tmp_path / "local", executors=("1", "2", "3"))
-    world.feed(FULL_EVERY)
+    world.feed(4)
     log = Log(world.memory, world.home.root)
     record = log.open()
     assert record is not None

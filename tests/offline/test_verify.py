@@ -17,16 +17,14 @@ from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, RiffleError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
-from riffle_spark.protocol.upkeep import retention
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
 from riffle_spark.state.objects.open import open_store
 from tests.kit.printed_commands import printed
 from tests.kit.roots.damaged_root import (
     BATCHES,
+    FULL_EVERY,
     KEYS,
     checkpoint_of,
     damage,
@@ -42,6 +40,7 @@ from tests.kit.roots.damaged_root import (
     root_of,
     world_of,
 )
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import Crash, World, one
 
 
@@ -295,8 +294,11 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
-def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, gone: int, level: str) -> None:
+def test_records_that_a_lifecycle_rule_took_from_below_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int, level: str
+) -> None:
     """Those that are promised harm a rollback; without the full record of the newest one nothing starts."""
+    full_record_every(FULL_EVERY, monkeypatch)
     world = World(tmp_path, retained_versions=100)
     for version in range(FULL_EVERY + 4):
         world.batch(version, one(1))
@@ -307,13 +309,11 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, 
     assert found[paths.record_name(0)] == "rollback"
 
 
-@pytest.mark.usefixtures("nothing_is_young")
-def test_strange_numbers_are_told_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_cycles")
+def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     """A record that came back below the log harms nothing; one with a far number would be the newest."""
-    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
-    monkeypatch.setattr(retention, "FULL_EVERY", 16)
     world = World(tmp_path, retained_versions=2)
-    for version in range(45):
+    for version in range(12):
         world.batch(version, one(1))
     assert paths.record_name(2) not in world.memory.list(paths.LOG)
     tail = world.log().tail

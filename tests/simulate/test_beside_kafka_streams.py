@@ -39,8 +39,8 @@ def _number(figures: Json, *names: str) -> float:
 
 @pytest.fixture(scope="module", params=["some", pytest.param("every", marks=pytest.mark.long)])
 def random_anchors(request: pytest.FixtureRequest) -> list[Anchor]:
-    """The random scenarios, or a third of them."""
-    return [*anchors("random")][:: 1 if request.param == "every" else 3]
+    """The random scenarios, or a sixth of them."""
+    return [*anchors("random")][:: 1 if request.param == "every" else 6]
 
 
 @pytest.fixture(scope="module")

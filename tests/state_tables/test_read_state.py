@@ -248,7 +248,7 @@ def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
     expected = {store: content(read_state(root, store).read_all()) for store in ("totals", "tails")}
     Savepoints(root).create("release")
     world.start()
-    feed(world, 6, 60)
+    feed(world, 6, 18)
     with pytest.raises(ConfigError, match="RIFFLE-1552"):
         read_state(root, "totals", version=5)
     for store, rows in expected.items():

@@ -10,14 +10,17 @@ from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.log.record import encode
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one
 
+FULL_EVERY = 16
+"""Every so many records of these logs one is full."""
 BATCHES = FULL_EVERY + 4
 KEYS = ("a", "b", "c", "d", "e")
 
@@ -29,10 +32,12 @@ def grown(folder: Path, seed: int) -> Path:
     for name in ("offsets", "commits"):
         (checkpoint / name).mkdir(parents=True)
     (checkpoint / "metadata").write_text(json.dumps({"id": world.query_id}))
-    for version in range(BATCHES):
-        world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
-        (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
-        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    with pytest.MonkeyPatch.context() as patch:
+        full_record_every(FULL_EVERY, patch)
+        for version in range(BATCHES):
+            world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
+            (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
+            (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     return folder
 
 

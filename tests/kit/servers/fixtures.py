@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import boto3
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from tests.kit.servers.cloud_servers import AZURE_ACCOUNT, AZURE_KEY, AzureServer, GcsServer, TokenServer
 from tests.kit.servers.object_server import BUCKET, ObjectServer, running_server
 from tests.kit.servers.scripted_server import ScriptedServer, scripted_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _botocore_reads_its_files_once() -> Iterator[None]:
+    """Keep the descriptions of services that botocore reads for each client: that is most of what a client costs."""
+    load_file = cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: load_file(path))
+        yield
 
 
 @pytest.fixture(scope="session")

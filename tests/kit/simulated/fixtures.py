@@ -25,14 +25,19 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(stack_parts, "_PARTS_MAX", 2)  # private: small state
     monkeypatch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
     trusted_for(0.0, monkeypatch)
-    monkeypatch.setattr(log, "FULL_EVERY", 4)
-    monkeypatch.setattr(retention, "FULL_EVERY", 4)
+    full_record_every(4, monkeypatch)
 
 
 def trusted_for(seconds: float, patch: pytest.MonkeyPatch) -> None:
     """Set after how long a driver checks its newest record again. Sweeps keep records twice as long."""
     for module in (log, upkeep):
         patch.setattr(module, "SURE_SECONDS", seconds)
+
+
+def full_record_every(records: int, patch: pytest.MonkeyPatch) -> None:
+    """Set after how many records a full one is written. Then a few batches make a log that has several."""
+    for module in (log, retention):
+        patch.setattr(module, "FULL_EVERY", records)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from apps.demo.servers import KafkaBroker
 from riffle_spark.errors import RefusedError
-from riffle_spark.offline.doctor import machine
+from riffle_spark.offline.doctor import machine, services
 from riffle_spark.offline.doctor.services import kafka_facts, store_facts
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.memory import MemoryStore
@@ -122,8 +122,9 @@ def test_an_s3_server_that_refuses_is_no_server_that_is_away(object_server: Obje
     assert (away.failed, away.is_reachable) == ("put", False)
 
 
-def test_kafka_servers_that_accept_connections_are_told_from_others() -> None:
+def test_kafka_servers_that_accept_connections_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not Kafka does not describe a cluster."""
+    monkeypatch.setattr(services, "_TIMEOUT_SECONDS", 1.0)
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
         closed.bind(("127.0.0.1", 0))
         away = f"127.0.0.1:{closed.getsockname()[1]}"

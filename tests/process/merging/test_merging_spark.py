@@ -219,7 +219,7 @@ CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", 
     ("name", "ansi"),
     [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
-@pytest.mark.sample("counts-false", "extremes by-false", "moments-false")
+@pytest.mark.sample("counts-false", "moments-false")
 def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
     """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""
     spark.conf.set(ANSI, ansi)

@@ -16,6 +16,7 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 
 DELAY_MS = 3
 TIME = pa.timestamp("us", "UTC")
@@ -112,6 +113,7 @@ _BATCH = st.tuples(
 )  # fmt: skip
 
 
+@costly(2)
 @given(st.sampled_from(list(FORMS)), st.lists(_BATCH, max_size=8))
 def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list[Click], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""

@@ -17,6 +17,7 @@ from riffle_spark.process.blocks.block import Batch
 from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
 from riffle_spark.process.types.stage_specs import AggregateSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 from tests.kit.process.page_windows import WindowModel, operator, spec
 
 DELAY_MS = 3
@@ -90,6 +91,7 @@ _VISIT = st.builds(
 _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
+@costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""

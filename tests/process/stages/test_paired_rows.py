@@ -18,6 +18,7 @@ from riffle_spark.process.stages import paired_rows
 from riffle_spark.process.stages.paired_rows import PairedRows
 from riffle_spark.process.types.stage_specs import Comparison, JoinSide, JoinSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 
 TIME = pa.timestamp("us", "UTC")
 BEFORE_MS, AFTER_MS = 2_000, 3_000
@@ -156,6 +157,7 @@ _ROW = st.builds(
 _BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
+@costly(2)
 @given(st.sampled_from(list(SPECS)), st.lists(_BATCH, max_size=7))
 def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
     """Many rows of a key, null keys, late rows, rows that may have no partner, restarts, lost executors."""

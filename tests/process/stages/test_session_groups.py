@@ -15,6 +15,7 @@ from riffle_spark.process.blocks.block import Batch
 from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
 from riffle_spark.process.stages.session_groups import SessionGroups, make_group_computation
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 from tests.kit.process.page_windows import SESSION, operator, spec
 
 DELAY_MS = 3
@@ -119,6 +120,7 @@ _VISIT = st.builds(
 _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
+@costly(2)
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""

@@ -14,6 +14,7 @@ from riffle_spark import Stateful
 from riffle_spark.process.stages.table_rows import TableRows
 from riffle_spark.process.types.stage_specs import TableSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 
 KEYS = pa.schema([("k", pa.string())])
 TOLD = pa.schema([("n", pa.int64())])
@@ -75,6 +76,7 @@ _CHANGE = st.builds(Change, _KEY, st.sampled_from([None, 1, 2, 3]), st.sampled_f
 _BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))), max_size=7)
 
 
+@costly(2)
 @given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
 def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
     """Changes of its own batch count, changes that are older than what is known do not; whatever order rows come in."""

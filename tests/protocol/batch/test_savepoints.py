@@ -90,12 +90,12 @@ def query(tmp_path: Path) -> Query:
 
 
 def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None:
-    """The next record lists it; forty batches later its objects are there and the records around it are not."""
+    """The next record lists it; twelve batches later its objects are there and the records around it are not."""
     query.ask("create_savepoint", name="before-release")
     query.feed(4, 4)
     (savepoint,) = query.tail.savepoints
     assert (savepoint.name, savepoint.version, savepoint.user) == ("before-release", 3, "ann@laptop")
-    for version in range(5, 45):
+    for version in range(5, 17):
         query.feed(version, version)
         query.clock.advance(3600)
     assert query.missing() == []
@@ -114,7 +114,7 @@ def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: 
     )
     query.ask("create_savepoint", name="never", sequence=10**6, commit_id="x")
     query.ask("create_savepoint", name="other", sequence=promised, commit_id="that of another log")
-    query.feed(4, 20)
+    query.feed(4, 14)
     assert [savepoint.name for savepoint in query.tail.savepoints] == ["old"]
     assert query.answers() == [
         ("applied", ""),
@@ -163,11 +163,11 @@ def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytes
 def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
     """A scan is due at once, although the last one was just now: what stays is what retained records list."""
     query.ask("create_savepoint", name="a")
-    query.feed(4, 40)
+    query.feed(4, 16)
     kept = savepoint_objects(read_savepoint(query.memory, query.tail.savepoints[0]))
     assert kept <= {*query.memory.list("")}
     query.ask("delete_savepoint", name="a")
-    query.feed(41, 44)
+    query.feed(17, 20)
     assert query.tail.savepoints == ()
     left = {name for name in query.memory.list("") if not name.startswith(paths.LOG)} - {paths.MAILBOX}
     log = query.log()
@@ -175,7 +175,7 @@ def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
     listed = set[str]().union(*log.listed_objects(records, log.first))
     assert left <= listed, sorted(left - listed)
     query.ask("delete_savepoint", name="a")
-    query.feed(45, 45)
+    query.feed(21, 21)
     assert query.answers()[-1] == ("refused", "RIFFLE-1571")
 
 
@@ -213,7 +213,7 @@ def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Q
         query.rest(1, 700)
     query.store.heal()
     query.rest(3, 700)
-    query.feed(4, 30)
+    query.feed(4, 14)
     assert (("applied", "") in query.answers()) == bool(query.tail.savepoints)
     assert query.missing() == []
 
@@ -267,7 +267,7 @@ def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(que
     with pytest.raises(ValueError, match="user's"):
         query.batch(4, rows_of(*keys(4)), fail)
     query.run_id = "run-again"
-    query.feed(4, 30)
+    query.feed(4, 14)
     assert [savepoint.version for savepoint in query.tail.savepoints] == [3]
     assert query.missing() == []
 
@@ -364,7 +364,7 @@ def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path
     query.start()
     query.feed(12, 13)
     query.ask("create_savepoint", name="a")
-    query.feed(14, 40)
+    query.feed(14, 26)
     for piece in waiting.pieces:
         with suppress(RiffleError):  # it finds that it is fenced, or records that are gone
             piece()

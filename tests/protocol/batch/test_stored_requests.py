@@ -25,10 +25,10 @@ from riffle_spark.protocol.batch.stored_requests import (
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.testing import ManualClock
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import Crash
 from tests.kit.state.drawn_records import JSON, MEMBERS, NAMES, NUMBERS, RESERVED
 from tests.kit.state.faulty_store import Fault
@@ -315,13 +315,14 @@ def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_pat
     assert first.operations.requests.drained == {world.member("2")} != {member}
 
 
-def test_full_records_tell_the_will_whole(tmp_path: Path) -> None:
+def test_full_records_tell_the_will_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every record does: members, standbys, drains and pins stand in it."""
+    full_record_every(4, monkeypatch)
     world = running(tmp_path, num_standbys=1)
     world.driver.operations.drain("1")
     world.feed()
     world.settle()
-    world.feed(FULL_EVERY)
+    world.feed(4)
     log = world.log()
     assert log.tail is not None
     full = log.read(log.tail.full)

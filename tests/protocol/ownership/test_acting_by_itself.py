@@ -119,8 +119,8 @@ def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Pa
     world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "of any partition" else lambda _: 0)
     world.feed()
     began = Counting.asked
-    reports = [world.feed() for _ in range(30)]
-    assert [report.moves for report in reports] == [()] * 30
+    reports = [world.feed() for _ in range(12)]
+    assert [report.moves for report in reports] == [()] * 12
     assert Counting.asked - began == (0 if rows == "of any partition" else 1)
 
 
@@ -186,7 +186,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     assert world.member("1") in told
     assert "Other members take over 2 of 2." in told
     assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
-    reports = [world.feed() for _ in range(30)]
+    reports = [world.feed() for _ in range(12)]
     assert world.holds("1")[1] == set()
     assert all(copy.warm for copy in world.ownership.copies.readiness)
     assert len(world.ownership.copies.readiness) == 8
@@ -249,7 +249,7 @@ def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path
     assert (len(owned) >= 2, kept, warming) == (True, set(), set())
     world.feed()
     assert world.copies_of("1") <= world.owned("1") | {t.key_group for t in world.ownership.placement.present.owners}
-    for _ in range(30):
+    for _ in range(16):
         world.clock.advance(11)
         world.feed()
     assert world.copies_of("1") == set()

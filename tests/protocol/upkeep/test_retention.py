@@ -25,6 +25,7 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
 from tests.kit.state.drawn_records import attempt, drafted, grown, opened
@@ -500,14 +501,15 @@ def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple
     return records, objects, reads
 
 
-def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> None:
+def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs shorter than records are retained: what grew old goes all the same, and no start reads more and more."""
+    full_record_every(16, monkeypatch)
     world = World(tmp_path, operators=[totals()], retained_for=100)
-    records, objects, reads = short_runs(world, 40, seconds=20)
-    assert max(records[20:]) <= 3 * (100 // 22 + 1) + FULL_EVERY + 3, records
-    assert max(objects[30:]) <= max(objects[10:30]) + 10, objects
-    assert max(reads[30:]) <= max(reads[10:30]) + 5, reads
-    assert world.state("totals") == {f"k{n}": (80, 80) for n in range(10)}
+    records, objects, reads = short_runs(world, 24, seconds=20)
+    assert max(records[12:]) <= 3 * (100 // 22 + 1) + 16 + 3, records
+    assert max(objects[18:]) <= max(objects[8:18]) + 10, objects
+    assert max(reads[18:]) <= max(reads[8:18]) + 5, reads
+    assert world.state("totals") == {f"k{n}": (48, 48) for n in range(10)}
 
 
 @pytest.mark.usefixtures("nothing_is_young")

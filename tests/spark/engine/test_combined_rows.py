@@ -45,10 +45,14 @@ def combined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return batches
 
 
+def rows_of(number: int, keys: int) -> list[tuple[str | None, int | None]]:
+    """Return the 40 rows of a batch."""
+    return [(f"k{n % keys}" if n % keys else None, (number + 1) * n if n % 7 else None) for n in range(40)]
+
+
 def batch_of(spark: SparkSession, number: int, keys: int) -> DataFrame:
     """Return a batch of 40 rows in two partitions, as a query passes it on."""
-    rows = [(f"k{n % keys}" if n % keys else None, (number + 1) * n if n % 7 else None) for n in range(40)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), SCHEMA)
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows_of(number, keys), 2), SCHEMA)
 
 
 def job_in(folder: Path, sink: Kept) -> StatefulJob:
@@ -77,10 +81,9 @@ def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
     rows, seen = Kept(), dict[str | None, list[int | None]]()
     job = job_in(tmp_path, rows)
     for number, keys in enumerate([4, 4, 4, 40, 40, 4]):
-        batch = batch_of(spark, number, keys)
-        job(batch, number)
-        for row in batch.collect():
-            seen.setdefault(row.k, []).append(row.v)
+        job(batch_of(spark, number, keys), number)
+        for key, value in rows_of(number, keys):
+            seen.setdefault(key, []).append(value)
         assert rows.latest("k") == {key: totals_of(values) for key, values in seen.items()}
     assert combined == [2, 3]
     assert [report.rows for report in job.reports] == [40] * 6

@@ -40,7 +40,6 @@ SINKS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "all": lambda rows: rows,
     "some": lambda rows: rows.where("n > 1"),
     "sums": lambda rows: rows.groupBy("k").agg(F.sum("n")),
-    "twice": lambda rows: rows.union(rows),
     "with itself": lambda rows: rows.join(rows.withColumnRenamed("n", "m"), "k").select("k", "n", "m"),
     "without columns": lambda rows: rows.select(F.lit(1)),
 }

@@ -37,7 +37,7 @@ KINDS = (
     "tumbling",
     "within",
 )
-OFTEN = ("tumbling_append", "null_struct_key")
+OFTEN = ("null_struct_key",)
 """Shapes that every run of the tests moves. `--all` moves all others."""
 FORMATS = {
     "partitions": {"spark.sql.shuffle.partitions": "3"},

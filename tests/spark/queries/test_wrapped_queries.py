@@ -44,14 +44,19 @@ def events_of(batch: int, chance: random.Random) -> list[Mapping[str, object]]:
     ]
 
 
+def feed_of(folder: Path, files: int) -> Feed:
+    """Return so many files of events."""
+    chance = random.Random(3)
+    made = Feed(folder, "at timestamp, page string, n long")
+    for batch in range(files):
+        made.add(events_of(batch, chance))
+    return made
+
+
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """Six files of events."""
-    chance = random.Random(3)
-    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long")
-    for batch in range(FILES):
-        made.add(events_of(batch, chance))
-    return made
+    return feed_of(tmp_path_factory.mktemp("events"), FILES)
 
 
 def in_windows(events: DataFrame) -> DataFrame:
@@ -185,6 +190,7 @@ def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, 
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Its root lies beside the checkpoint; files are one table, with each batch once."""
     some = Feed(tmp_path / "in", feed.schema)
@@ -252,10 +258,11 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
 
 
 @pytest.mark.smoke
-def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
     progress says while nothing comes has nothing of the last batch but what is kept.
     """
+    files, feed = 3, feed_of(tmp_path / "in", 3)
     entered, seen, times = threading.Event(), list[int](), dict[int, set[int]]()
 
     def wait(rows: DataFrame, batch_id: int) -> None:
@@ -277,11 +284,11 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     query.stop()
     assert (query.isActive, query.exception(), query.awaitTermination(1)) == (False, None, True)
     again = played(writer)
-    assert seen == [0, *range(FILES)]
+    assert seen == [0, *range(files)]
     assert isinstance(again, StreamQuery)
-    assert [report.version for report in again.reports] == list(range(FILES))
+    assert [report.version for report in again.reports] == list(range(files))
     told = json.loads(again._jsq.lastProgress().json())
-    (kept,), (idle,) = (again._progress({**told, "batchId": FILES - at})["stateOperators"] for at in (1, 0))
+    (kept,), (idle,) = (again._progress({**told, "batchId": files - at})["stateOperators"] for at in (1, 0))
     assert (kept["numRowsUpdated"], idle["numRowsUpdated"], idle["numRowsTotal"]) == (3, 0, kept["numRowsTotal"])
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}

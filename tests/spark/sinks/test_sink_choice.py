@@ -261,6 +261,7 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]
 
 
+@pytest.mark.long
 def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSession) -> None:
     """By Spark's writer for JDBC, into the database that comes with Spark: a column tells what came twice, and in
     complete mode the last batch is all that there is.
