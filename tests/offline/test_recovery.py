@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyarrow import fs
 from pyarrow.fs import LocalFileSystem
 
 from riffle_spark.console.main import main
@@ -350,6 +351,8 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(
 ) -> None:
     """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
     monkeypatch.setattr("time.sleep", lambda _: None)
+    strategy = fs.AwsStandardS3RetryStrategy
+    monkeypatch.setattr(fs, "AwsStandardS3RetryStrategy", lambda max_attempts: strategy(max_attempts=1))  # noqa: ARG005
     fill(world, 2)
     away = StoreOptions(s3=S3Options(endpoint="http://127.0.0.1:9", region="us-east-1"), max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)
