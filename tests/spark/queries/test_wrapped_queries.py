@@ -258,10 +258,13 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
 
 
 @pytest.mark.smoke
-def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_is_stopped_in_the_middle_of_a_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
     progress says while nothing comes has nothing of the last batch but what is kept.
     """
+    monkeypatch.setattr("riffle_spark.spark.stateful._STOP_SECONDS", 1.0)
     files, feed = 3, feed_of(tmp_path / "in", 3)
     entered, seen, times = threading.Event(), list[int](), dict[int, set[int]]()
 
