@@ -4,8 +4,10 @@ Theory of operation. A plan consists of a leaf with the batch's rows, a leaf wit
 them and the result: a projection, a count, an exchange and the call of Python. These nodes depend only on the columns.
 
 1. The first batch makes the plan through PySpark. Its nodes are kept, without the sort by slot, because a partition has
-   the rows of a single slot.
-2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function.
+   the rows of a single slot, and without the projection that repeats the slot for the grouping. The projection below
+   the exchange does that too.
+2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function. Spark sends the nodes
+   below that call to each task, so the exchanged rows are another leaf.
 3. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
 
@@ -35,6 +37,7 @@ _SORT = "SortExec"
 _COUNTING = "CollectMetricsExec"
 _EXCHANGE = "ShuffleExchangeExec"
 _PROJECTION = "ProjectExec"
+_COMPILED_PROJECTION = ["InputAdapter", _PROJECTION, "WholeStageCodegenExec"]
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
@@ -139,9 +142,10 @@ class _KeptPlan:
         self._spark = frame.sparkSession
         self._slots, *self._above_slots = _up(self._call.slots)
         self._leaf = elements(leaf)
+        self._rows_output = self._call.rows.output()
         self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
         self._udf, self._command = _udf_arguments(self._call.udf)
-        self._above = above
+        self._above = self._without_last_projection(above)
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
@@ -161,11 +165,38 @@ class _KeptPlan:
         session = handles.session(batch.sparkSession)
         counting = nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
-        rdd = self._call.copied(jvm, udf, self._top_of_slots, nodes[-1]).execute()
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1])).execute()
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         return PlanFrame(
             handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
         )
+
+    def _without_last_projection(self, above: list[Any]) -> list[Any]:
+        """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.
+
+        The projection that computes the slot then has it twice.
+        """
+        exchange = [kind(node) for node in above].index(_EXCHANGE)
+        projection, places = _slots_in(above)
+        if [kind(node) for node in above[exchange + 1 :]] != _COMPILED_PROJECTION or len(places) > 1:
+            return above
+        columns = above[projection].projectList().toBuffer()
+        slot = columns.apply(places[0])
+        exchanged = above[exchange].output().mkString(", ")
+        if above[exchange + 2].projectList().mkString(", ") != f"{slot.toAttribute().toString()}, {exchanged}":
+            return above
+        columns.prepend(slot)
+        above = above[: exchange + 1]
+        above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
+        return above
+
+    def _leaf_of(self, node: Any) -> Any:
+        """Return a leaf with the rows of a node.
+
+        Spark serialises the nodes below the call of Python with each of its tasks. A leaf has no nodes below it.
+        """
+        _, _, *rest = self._leaf
+        return self._node(_LEAF, self._rows_output, node.execute(), *rest)
 
     def _move(self, slots: PlacedSlots) -> None:
         """Replace the layout: the slots, the look-up of their numbers and the exchange.
@@ -176,15 +207,18 @@ class _KeptPlan:
         output, _, name, _, *rest = elements(self._slots)
         leaf = self._node(_LEAF, output, placed.rdd(), name, placed.outputPartitioning(), *rest)
         above = list(self._above)
-        projection, column = _slot_in(above)
+        projection, places = _slots_in(above)
         columns = above[projection].projectList()
-        by = handles.scala_seq(handles.context(self._spark)._jvm, [columns.apply(column).toAttribute()])
+        slot = columns.apply(places[0])
+        by = handles.scala_seq(handles.context(self._spark)._jvm, [slot.toAttribute()])
         exchange = [kind(node) for node in above].index(_EXCHANGE)
         _, *rest = elements(above[exchange])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
         columns = columns.toBuffer()
-        columns.update(column, self._slot_column(columns.apply(column), slots.slot_by_key_group()))
+        slot = self._slot_column(slot, slots.slot_by_key_group())
+        for place in places:
+            columns.update(place, slot)
         above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         self._slots = leaf
         self._top_of_slots = _stacked(leaf, self._above_slots)[-1]
@@ -264,8 +298,8 @@ def elements(node: Any) -> list[Any]:
     return [node.productElement(index) for index in range(node.productArity())]
 
 
-def _slot_in(nodes: list[Any]) -> tuple[int, int]:
-    """Return the index of the node that computes the slot, and the index of the column in it.
+def _slots_in(nodes: list[Any]) -> tuple[int, list[int]]:
+    """Return the index of the node that computes the slot, and the indices of the column in it.
 
     Raise ``LookupError`` if no node does.
     """
@@ -273,5 +307,5 @@ def _slot_in(nodes: list[Any]) -> tuple[int, int]:
         columns = node.projectList() if kind(node) == _PROJECTION else None
         names = [] if columns is None else [columns.apply(column).name() for column in range(columns.size())]
         if SLOT in names:
-            return index, names.index(SLOT)
+            return index, [place for place, name in enumerate(names) if name == SLOT]
     raise LookupError("no node computes the slot")
