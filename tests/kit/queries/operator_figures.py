@@ -34,6 +34,8 @@ __all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "liste
 FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
 RECORDED = DATA / "state_operators.json"
 WAIT_MS = 30_000
+NAMES_OF_SPARK_35 = {"defaultName": "sessionWindowStateStoreSaveExec"}
+"""By the name of an operator on Spark 3.5, its name on Spark 4 where that differs."""
 Progress = Mapping[str, Any]
 Changes = list[list[list[Any]]]
 """By batch and operator, the name and the figures."""
@@ -100,7 +102,7 @@ def listening(spark: SparkSession) -> Iterator[Callable[[], list[Progress]]]:
 def changes_of(progress: list[Progress]) -> Changes:
     """Return the figures of the batches that changed something."""
     batches = [
-        [[operator["operatorName"], *(operator[field] for field in FIELDS)] for operator in event["stateOperators"]]
+        [[_name_of(operator), *(operator[field] for field in FIELDS)] for operator in event["stateOperators"]]
         for event in progress
     ]
     changes: Changes = []
@@ -111,6 +113,12 @@ def changes_of(progress: list[Progress]) -> Changes:
         if totals != totals_before or any(any(figures[2:]) for figures in batch):
             changes.append(batch)
     return changes
+
+
+def _name_of(operator: Mapping[str, Any]) -> str:
+    """Return the name of an operator on Spark 4."""
+    name = operator["operatorName"]
+    return NAMES_OF_SPARK_35.get(name, name)
 
 
 def added_up(changes: Changes) -> Changes:

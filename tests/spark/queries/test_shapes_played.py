@@ -28,6 +28,7 @@ OFTEN = (
 """Shapes that every run of the tests plays: one of each kind of stage. `--all` plays all others."""
 OTHER_FIGURES = {
     "outer": frozenset({"numRowsRemoved"}),
+    "groups_forgetful": frozenset({"numRowsRemoved"}),
     "semi": frozenset({"numRowsTotal", "numRowsRemoved"}),
     "processor_lists_and_maps": frozenset({"numRowsTotal", "numRowsUpdated"}),
 }

@@ -15,7 +15,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from click.testing import CliRunner
 from pyspark import cloudpickle
@@ -30,7 +29,7 @@ from riffle_spark.console.shadow import shadow_command
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.shadow.shadow_run import ShadowReport, shadow
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import QUICK, ROCKSDB, configured
+from tests.kit.queries.played_query import IS_SPARK_35, QUICK, RESTARTABLE, ROCKSDB, SCHEMA_CHECK, configured
 from tests.kit.queries.query_shape import Frames, Shape
 from tests.kit.queries.record_shapes import is_recorded
 
@@ -42,10 +41,6 @@ Query = DataFrame | DataStreamWriter
 OFTEN = ("tumbling_append",)
 """Shapes that every run of the tests compares. `--all` compares all that Spark itself runs as a stream."""
 FIRST_FILE_AGE = 1_700_000_000
-SCHEMA_CHECK = "spark.sql.streaming.stateStore.stateSchemaCheck"
-IS_SPARK_35 = pyspark.__version__.startswith("3.5.")
-RESTARTABLE = {SCHEMA_CHECK: "false"} if IS_SPARK_35 else {}
-"""Spark 3.5 refuses to restart some of its own joins with its check of schemas."""
 
 
 def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
