@@ -29,7 +29,17 @@ from tests.kit.queries.played_query import play
 from tests.kit.queries.query_shape import Shape
 from tests.kit.queries.record_shapes import session
 
-__all__ = ["FIELDS", "EventList", "added_up", "changes_of", "difference", "listening", "recorded_changes", "registered"]
+__all__ = [
+    "FIELDS",
+    "Changes",
+    "EventList",
+    "added_up",
+    "changes_of",
+    "difference",
+    "listening",
+    "recorded_changes",
+    "registered",
+]
 
 FIELDS = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
 RECORDED = DATA / "state_operators.json"
