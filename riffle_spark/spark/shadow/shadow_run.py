@@ -27,6 +27,8 @@ Engine: TypeAlias = Literal["spark", "riffle"]
 Query: TypeAlias = Callable[[SparkSession], "DataFrame | DataStreamWriter"]
 _ENGINES: Final[tuple[Engine, Engine]] = ("spark", "riffle")
 _ENGINE_NAMES: Final = {"spark": "Spark's own operators", "riffle": "riffle"}
+_WITH_REFERENCE: Final = "CTERelationRef"
+"""A leaf that refers to a part of SQL's WITH clause. The streams of that part are leaves of the same plan."""
 _SCHEMA_CHECK: Final = "spark.sql.streaming.stateStore.stateSchemaCheck"
 _EXAMPLES: Final = 3
 _WARM_UP: Final = 3
@@ -380,7 +382,8 @@ def _reads_recordings(frame: DataFrame, folder: str) -> bool:
 
 def _streams_in(frame: DataFrame) -> list[str]:
     """Return a description of each stream that a frame reads, with its folder."""
-    return [str(leaf.toString()) for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
+    leaves = [leaf for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
+    return [str(leaf.toString()) for leaf in leaves if str(leaf.nodeName()) != _WITH_REFERENCE]
 
 
 def _without_nullability(schema: StructType) -> str:
