@@ -174,11 +174,11 @@ class _KeptPlan:
     def _without_last_projection(self, above: list[Any]) -> list[Any]:
         """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.
 
-        The projection that computes the slot then has it twice.
+        ``above`` are the nodes of ``_up`` without the leaf. The projection that computes the slot then has it twice.
         """
         exchange = [kind(node) for node in above].index(_EXCHANGE)
         projection, places = _slots_in(above)
-        if [kind(node) for node in above[exchange + 1 :]] != _COMPILED_PROJECTION or len(places) > 1:
+        if [kind(node) for node in above[exchange + 1 :]] != _COMPILED_PROJECTION:
             return above
         columns = above[projection].projectList().toBuffer()
         slot = columns.apply(places[0])

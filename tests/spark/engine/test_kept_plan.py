@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark import compat
+from riffle_spark.spark.compat.java import kind
 from riffle_spark.spark.engine import kept_output, kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
@@ -52,6 +53,35 @@ def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
     """Return running totals of each key."""
     compute = aggregate(rows=count(), total=sum_("v"))
     return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
+
+
+@pytest.mark.needs_spark4("cogroup().applyInArrow")
+def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks get no nodes below the leaf, and nothing but the exchange is above the one projection."""
+    spark.conf.set(ADAPTIVE, "false")
+    below: list[str] = []
+    above: list[list[str]] = []
+    copied, planned = compat.SlotCall.copied, kept_plan._KeptPlan.planned
+
+    def copying(call: compat.SlotCall, jvm: object, udf: object, slots: object, rows: Any) -> Any:
+        below.append(kind(rows))
+        return copied(call, jvm, udf, slots, rows)
+
+    def planning(plan: kept_plan._KeptPlan, *given: Any) -> kept_plan.PlanFrame:
+        above.append([kind(node) for node in plan._above])
+        return planned(plan, *given)
+
+    monkeypatch.setattr(compat.SlotCall, "copied", copying)
+    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(2):
+        job(rows_of(spark, number), number)
+    assert below == ["RDDScanExec"]
+    assert [kinds.count("ProjectExec") for kinds in above] == [1]
+    assert above[0][-1] == "ShuffleExchangeExec"
 
 
 @pytest.mark.parametrize("adaptive", ["false", "true"])
