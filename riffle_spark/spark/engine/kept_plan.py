@@ -11,6 +11,9 @@ them and the result: a projection, a count, an exchange and the call of Python. 
 3. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
 
+Stores with the same key share the exchanged rows of a batch. Spark skips the stage that wrote them, so it reads the
+input once.
+
 If the JVM refuses, the batch is planned by PySpark. After three such batches in a row no plan is kept any more.
 """
 
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -28,7 +32,7 @@ from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
+__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "SharedRows", "elements", "plain_plan", "result_or_none"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _ADAPTIVE = "AdaptiveSparkPlanExec"
@@ -66,6 +70,25 @@ class PlacedSlots(NamedTuple):
     slot_by_key_group: Callable[[], str]
 
 
+class SharedRows:
+    """The exchanged rows of a batch that several stores read, set by the first kept plan that makes them.
+
+    ``columns`` are the columns that at least one of the stores needs.
+    """
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self.columns = columns
+        self.exchanged: _Exchanged | None = None
+
+
+class _Exchanged(NamedTuple):
+    """Rows after an exchange: their RDD, the node that counts them, and the kinds of nodes that made them."""
+
+    rdd: Any
+    counting: Any
+    kinds: list[str]
+
+
 class KeptPlans:
     """The plans of a job's operators by name. A plan is kept while its ingredients are equal.
 
@@ -85,12 +108,14 @@ class KeptPlans:
         batch: DataFrame,
         function: object,
         output: StructType,
+        shared: SharedRows | None,
         plan_by_spark: Callable[[], PlanFrame],
     ) -> PlanFrame:
         """Return the uncomputed result of a batch, from the kept plan or else from ``plan_by_spark``.
 
         ``name`` names the operator. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
-        batch that is not a plain RDD leaves the kept plan unchanged.
+        kept plan reads the ``shared`` rows if another one has made them. A batch that is not a plain RDD leaves the
+        kept plan unchanged.
         """
         kept_ingredients, plan, tries = self._plans.get(name, (None, None, 0))
         if kept_ingredients != ingredients:
@@ -101,7 +126,7 @@ class KeptPlans:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
-            replan = partial(plan.planned, slots, batch, rows, function, output)
+            replan = partial(plan.planned, slots, batch, rows, function, output, shared)
             result = result_or_none(name, replan)
             if result is None:  # The caller's thread may have no session. Setting one costs calls.
                 with handles.active(batch.sparkSession):
@@ -152,7 +177,13 @@ class _KeptPlan:
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
-        self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, output: StructType
+        self,
+        slots: PlacedSlots,
+        batch: DataFrame,
+        rows: Any,
+        function: object,
+        output: StructType,
+        shared: SharedRows | None,
     ) -> PlanFrame:
         """Return the uncomputed result for the rows of a batch.
 
@@ -160,16 +191,26 @@ class _KeptPlan:
         """
         if slots.frame is not self._placed.frame:
             self._move(slots)
-        nodes = self._copy_nodes(rows)
         udf = self._python_udf(function, output)
         session = handles.session(batch.sparkSession)
-        counting = nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
-        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1])).execute()
+        exchanged = self._exchanged(rows, shared)
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(exchanged.rdd)).execute()
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         return PlanFrame(
-            handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
+            handles.frame_of(batch.sparkSession, plan), lambda: int(exchanged.counting.collectedMetrics().getLong(0))
         )
+
+    def _exchanged(self, rows: Any, shared: SharedRows | None) -> _Exchanged:
+        """Return the exchanged rows of a batch: the ``shared`` ones if this plan would make the same."""
+        kinds = [kind(node) for node in self._above]
+        if shared is not None and shared.exchanged is not None and shared.exchanged.kinds == kinds:
+            return shared.exchanged
+        nodes = self._copy_nodes(rows)
+        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting], kinds)
+        if shared is not None:
+            shared.exchanged = exchanged
+        return exchanged
 
     def _without_last_projection(self, above: list[Any]) -> list[Any]:
         """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.
@@ -190,13 +231,13 @@ class _KeptPlan:
         above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         return above
 
-    def _leaf_of(self, node: Any) -> Any:
-        """Return a leaf with the rows of a node.
+    def _leaf_of(self, rdd: Any) -> Any:
+        """Return a leaf with exchanged rows.
 
         Spark serialises the nodes below the call of Python with each of its tasks. A leaf has no nodes below it.
         """
         _, _, *rest = self._leaf
-        return self._node(_LEAF, self._rows_output, node.execute(), *rest)
+        return self._node(_LEAF, self._rows_output, rdd, *rest)
 
     def _move(self, slots: PlacedSlots) -> None:
         """Replace the layout: the slots, the look-up of their numbers and the exchange.

@@ -30,7 +30,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.combined_rows import combinable, combined_order, combined_rows
-from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
+from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame, SharedRows
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.stage_frames import StageInput, StoredResult, raising_stale_rows
 from riffle_spark.spark.engine.tagged_jobs import Losses
@@ -104,6 +104,7 @@ class SparkWork:
         self._dead_stores: set[str] | None = None
         self._plan_fallbacks = 0
         self._inputs: dict[str, DataFrame] = {}
+        self._shared: dict[str, SharedRows] = {}
         self._results: dict[str, StoredResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
         self._losses = Losses(batch.sparkSession, settings.batch_attempts)
@@ -131,6 +132,7 @@ class SparkWork:
         """
         executors = {slot.executor for group in layout.all_groups for slot in group.slots}
         receipts: list[Receipt] = []
+        self._shared = self._shared_rows(layout, orders)
         with self._losses.watched(executors):
             for order in orders:
                 if order.store not in self._reads:
@@ -146,6 +148,21 @@ class SparkWork:
             late_rows = sum(receipt.late_rows for receipt in receipts if receipt.store not in self._reads)
             self._late_rows = late_ms, late_rows
         return receipts
+
+    def _shared_rows(self, layout: SlotLayout, orders: Sequence[Order]) -> dict[str, SharedRows]:
+        """Return the rows that stores with the same key share, by store. Stores that combine their rows share none."""
+        sharing: dict[object, list[Order]] = {}
+        for order in orders:
+            is_alone = order.store in self._reads or order.initial is not None
+            if not is_alone and not self._frames.reductions.combines(order.store):
+                by = (layout.of(order.store).slots, order.key, order.routing, order.total)
+                sharing.setdefault(by, []).append(order)
+        shared: dict[str, SharedRows] = {}
+        for group in sharing.values():
+            if len(group) > 1:
+                fields = {field.name: field for order in group for field in order.rows}
+                shared |= dict.fromkeys((order.store for order in group), SharedRows(pa.schema([*fields.values()])))
+        return shared
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
         """Return the rows of an order that reads a part of the batch, or results of other stages by their receipts."""
@@ -198,7 +215,11 @@ class SparkWork:
         """
         output = routing.spark_schema(result_schema(order.output))
         sent_order = order if combined is None else combined_order(order, combined)
-        function = compat.slot_udf(slot_function(sent_order, compute, routing.arrow_of(output), channel))
+        shared = self._shared.get(order.store) if combined is None else None
+        sent = None if shared is None else shared.columns.names
+        function = compat.slot_udf(slot_function(sent_order, compute, routing.arrow_of(output), channel, sent))
+        if shared is not None:
+            sent_order = order = replace(order, rows=shared.columns)
         plan_by_spark = partial(self._result, layout, order, function, output, combined)
         frame = self._frames.frame(self._batch.sparkSession, layout)
         if order.initial is not None or not self._frames.placeable:
@@ -210,7 +231,7 @@ class SparkWork:
         name = order.store if combined is None else f"{order.store}, combined"
         plans = self._frames.plans
         fallbacks_before = plans.fallbacks
-        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, plan_by_spark)
+        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, shared, plan_by_spark)
         if order.store not in self._inputs:  # The rows of later stages always have a plan of their own.
             self._plan_fallbacks += plans.fallbacks - fallbacks_before
         return frame_of_plan
@@ -327,6 +348,7 @@ class SparkWork:
             result.release()
         self._results.clear()
         self._inputs.clear()
+        self._shared.clear()
 
 
 def _attempts(store: str, receipts: Sequence[Receipt]) -> list[str]:

@@ -4,7 +4,7 @@ import gc
 import inspect
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -67,16 +67,21 @@ class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
 
 
 def slot_function(
-    order: Order, compute: Computation, result_schema: pa.Schema, channel: ReceiptChannel | None = None
+    order: Order,
+    compute: Computation,
+    result_schema: pa.Schema,
+    channel: ReceiptChannel | None = None,
+    sent: Sequence[str] | None = None,
 ) -> SlotFunction:
     """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its result.
 
-    It also sends the receipt through ``channel``. Spark pickles the function, so the order is text and functions of
-    this package are pickled by name.
+    ``sent`` are the columns of these rows if they have more than the order needs. The function also sends the receipt
+    through ``channel``. Spark pickles the function, so the order is text and functions of this package are pickled by
+    name.
     """
     text = order.to_json()
     run = None if channel is None else (channel.run_id, channel.accumulator)  # no class of this package is pickled
-    return lambda key, _, rows: _run(text, compute, result_schema, run, key[0].as_py(), rows)
+    return lambda key, _, rows: _run(text, compute, result_schema, run, sent, key[0].as_py(), rows)
 
 
 def _run(
@@ -84,17 +89,23 @@ def _run(
     compute: Computation,
     result_schema: pa.Schema,
     run: tuple[str, Accumulator[dict[str, list[str]]]] | None,
+    sent: Sequence[str] | None,
     slot: int,
     rows: pa.Table,
 ) -> pa.Table:
     """Run a slot on an executor, given its order as ``text``; return its result.
 
-    ``run`` is the run's id and the accumulator for receipts.
+    ``run`` is the run's id and the accumulator for receipts. ``sent`` are the columns of the rows if they have more
+    than the order needs.
     """
     order = Order.from_json(text, slot)
+    routing = [SLOT, KEY_GROUP, HASH]
     columns = encoded_names(order.rows.names, order.sums)
-    names = [SLOT, KEY_GROUP, HASH, *columns, *([] if order.initial is None else [INITIAL])]
-    rows = with_offsets(rows.rename_columns(names))
+    if sent is not None:
+        rows = rows.rename_columns([*routing, *sent]).select([*routing, *columns])
+    else:
+        rows = rows.rename_columns([*routing, *columns, *([] if order.initial is None else [INITIAL])])
+    rows = with_offsets(rows)
     result = cast_table(run_slot(order, compute, slot, executor_id(), rows, later=_run_after_result), result_schema)
     if run is not None:
         run_id, accumulator = run
