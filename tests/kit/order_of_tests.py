@@ -1,16 +1,19 @@
-"""Distribute tests over processes: one file at a time, in the order of the collection."""
+"""Distribute tests over processes: one file at a time, in the order of the collection, and few processes with a JVM."""
 
 from __future__ import annotations
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 __all__ = ["InOrder"]
 
 SPLIT = "tests/spark/"
 """Files below it run last and share one session, so they can be split."""
 SPLIT_TESTS_MAX = 5
+PROCESSES = {"tests/live/": 1, SPLIT: 2}
+"""How many processes run the files below a folder. The JVM of each process first loads and compiles all it runs."""
 
 
 class InOrder(LoadScopeScheduling):
@@ -25,6 +28,8 @@ class InOrder(LoadScopeScheduling):
         self._runs: dict[str, str] = {}
         self._last = ""
         self._last_tests = 0
+        self._folders: dict[WorkerController, set[str]] = {}
+        """The folders of ``PROCESSES`` that each process runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return the run of a test. Tests of a file that do not follow each other are different runs."""
@@ -37,3 +42,26 @@ class InOrder(LoadScopeScheduling):
             self._last_tests += 1
             self._runs[nodeid] = self._last
         return self._runs[nodeid]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a process the first run that it may run. Without one it ends."""
+        runs = {run: folder for run in self.workqueue if self._may_run(node, folder := _folder_of(run))}
+        # A process that runs one folder takes another one only if nothing else is left.
+        own = self._folders.setdefault(node, set())
+        preferred = (run for run, folder in runs.items() if not folder or not own or folder in own)
+        run = next(preferred, next(iter(runs), None))
+        if run is None:
+            node.shutdown()
+            return
+        own.update({runs[run]} - {""})
+        self.workqueue.move_to_end(run, last=False)
+        super()._assign_work_unit(node)
+
+    def _may_run(self, node: WorkerController, folder: str) -> bool:
+        """Return whether a process runs a folder already, or may begin to, because not enough others do."""
+        others = [other for other in self.nodes if other is not node and not other.shutting_down]
+        return sum(folder in self._folders.get(other, ()) for other in others) < PROCESSES.get(folder, len(self.nodes))
+
+
+def _folder_of(run: str) -> str:
+    return next((folder for folder in PROCESSES if run.startswith(folder)), "")
