@@ -12,7 +12,9 @@ __all__ = ["InOrder"]
 SPLIT = "tests/spark/"
 """Files below it run last and share one session, so they can be split."""
 SPLIT_TESTS_MAX = 5
-PROCESSES = {"tests/live/": 1, SPLIT: 2}
+EARLY = "tests/live/"
+"""Files below it wait much. So of three processes one begins with them, and the others use the processors."""
+PROCESSES = {EARLY: 1, SPLIT: 2}
 """How many processes run the files below a folder. The JVM of each process first loads and compiles all it runs."""
 
 
@@ -45,17 +47,21 @@ class InOrder(LoadScopeScheduling):
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Give a process the first run that it may run. Without one it ends."""
-        runs = {run: folder for run in self.workqueue if self._may_run(node, folder := _folder_of(run))}
-        # A process that runs one folder takes another one only if nothing else is left.
         own = self._folders.setdefault(node, set())
-        preferred = (run for run, folder in runs.items() if not folder or not own or folder in own)
-        run = next(preferred, next(iter(runs), None))
+        allowed = [run for run in self.workqueue if self._may_run(node, _folder_of(run))]
+        run = min(allowed, key=lambda run: self._rank(own, _folder_of(run)), default=None)
         if run is None:
             node.shutdown()
             return
-        own.update({runs[run]} - {""})
+        own.update({_folder_of(run)} - {""})
         self.workqueue.move_to_end(run, last=False)
         super()._assign_work_unit(node)
+
+    def _rank(self, own: set[str], folder: str) -> int:
+        """Return how soon a process with the folders ``own`` runs a file of a folder; equal ones in their order."""
+        if own and folder and folder not in own:
+            return 2
+        return 0 if folder == EARLY and len(self.nodes) > 2 else 1
 
     def _may_run(self, node: WorkerController, folder: str) -> bool:
         """Return whether a process runs a folder already, or may begin to, because not enough others do."""

@@ -84,8 +84,10 @@ def test_each_test_runs_once_and_few_processes_start_spark(count: int, seed: int
 
 
 def test_three_processes_share_the_tests_of_spark_and_of_clusters() -> None:
-    """The tests of clusters wait much. So their process runs no other test of Spark, and two run the rest."""
+    """The tests of clusters wait much. So they come first in their process, and two others run those of Spark."""
     processes = played(3)
+    (waiting,) = (process for process in processes if "live" in process.done[0])
+    assert ["live" in test for test in waiting.done] == sorted(("live" in test for test in waiting.done), reverse=True)
     assert len(processes_of("spark", processes)) == 2
     assert processes_of("spark", processes).isdisjoint(processes_of("live", processes))
 
