@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -12,10 +14,11 @@ __all__ = ["InOrder"]
 SPLIT = "tests/spark/"
 """Files below it run last and share one session, so they can be split."""
 SPLIT_TESTS_MAX = 5
+SPLIT_PROCESSES = 2
+"""How many processes run these files. The JVM of each process first loads and compiles all it runs."""
+NEVER = 4
 EARLY = "tests/live/"
 """Files below it wait much. So of three processes one begins with them, and the others use the processors."""
-PROCESSES = {EARLY: 1, SPLIT: 2}
-"""How many processes run the files below a folder. The JVM of each process first loads and compiles all it runs."""
 
 
 class InOrder(LoadScopeScheduling):
@@ -31,7 +34,7 @@ class InOrder(LoadScopeScheduling):
         self._last = ""
         self._last_tests = 0
         self._folders: dict[WorkerController, set[str]] = {}
-        """The folders of ``PROCESSES`` that each process runs."""
+        """Which of ``SPLIT`` and ``EARLY`` each process runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return the run of a test. Tests of a file that do not follow each other are different runs."""
@@ -48,26 +51,29 @@ class InOrder(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Give a process the first run that it may run. Without one it ends."""
         own = self._folders.setdefault(node, set())
-        allowed = [run for run in self.workqueue if self._may_run(node, _folder_of(run))]
-        run = min(allowed, key=lambda run: self._rank(own, _folder_of(run)), default=None)
-        if run is None:
+        others = [self._folders.get(other, ()) for other in self.nodes if other is not node and not other.shutting_down]
+        ranks = {run: self._rank(_folder_of(run), own, others) for run in self.workqueue}
+        run = min(ranks, key=ranks.__getitem__)
+        if ranks[run] == NEVER:
             node.shutdown()
             return
         own.update({_folder_of(run)} - {""})
         self.workqueue.move_to_end(run, last=False)
         super()._assign_work_unit(node)
 
-    def _rank(self, own: set[str], folder: str) -> int:
-        """Return how soon a process with the folders ``own`` runs a file of a folder; equal ones in their order."""
-        if own and folder and folder not in own:
-            return 2
-        return 0 if folder == EARLY and len(self.nodes) > 2 else 1
+    def _rank(self, folder: str, own: Collection[str], others: Sequence[Collection[str]]) -> int:
+        """Return how soon a process runs a file of a folder, or ``NEVER``. Files of one rank keep their order.
 
-    def _may_run(self, node: WorkerController, folder: str) -> bool:
-        """Return whether a process runs a folder already, or may begin to, because not enough others do."""
-        others = [other for other in self.nodes if other is not node and not other.shutting_down]
-        return sum(folder in self._folders.get(other, ()) for other in others) < PROCESSES.get(folder, len(self.nodes))
+        ``own`` are the folders that it runs already, ``others`` those of each other process.
+        """
+        if folder == SPLIT and folder not in own and sum(SPLIT in folders for folders in others) >= SPLIT_PROCESSES:
+            return NEVER
+        if folder == EARLY and folder not in own and any(EARLY in folders for folders in others):
+            return 3
+        if folder and own and folder not in own:
+            return 2
+        return 0 if folder == EARLY and len(others) > 1 else 1
 
 
 def _folder_of(run: str) -> str:
-    return next((folder for folder in PROCESSES if run.startswith(folder)), "")
+    return next((folder for folder in (SPLIT, EARLY) if run.startswith(folder)), "")
