@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from riffle_spark.protocol.request_prices import price_of
@@ -41,7 +41,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Bytes after the last batch.
+    """Bytes after a batch.
 
     ``live_bytes`` are the keys and values of the state. ``stored_bytes`` are all objects, ``retained_bytes`` those that
     only older retained records list, ``disk_bytes`` the files of all ``copies`` together.
@@ -54,10 +54,12 @@ class Space:
     copies: int
 
 
-def figures_of(counted: Counted, space: Space) -> dict[str, float]:
-    """Return the figures by name: ratios to changed or live bytes, requests, and the monthly bill in US dollars."""
+def figures_of(counted: Counted, spaces: Sequence[Space]) -> dict[str, float]:
+    """Return the figures by name: ratios to changed or live bytes, requests, and the monthly bill in US dollars.
+
+    Those of space are the largest of ``spaces``.
+    """
     changed = counted.changed_bytes
-    beyond_retention = space.stored_bytes - space.retained_bytes
     requests_a_batch = {kind: number / counted.batches for kind, number in counted.requests.items()}
     return {
         "put_ratio": sum(counted.put_bytes.values()) / changed,
@@ -66,10 +68,12 @@ def figures_of(counted: Counted, space: Space) -> dict[str, float]:
         "local_ratio": counted.local_bytes / changed / counted.copies,
         "requests_a_batch": sum(requests_a_batch.values()),
         "requests_a_changed_million": sum(counted.requests.values()) / changed * 1e6,
-        "space_ratio": beyond_retention / space.live_bytes,
-        "retained_ratio": space.retained_bytes / space.live_bytes,
-        "disk_ratio": space.disk_bytes / space.live_bytes / space.copies,
+        "space_ratio": max((space.stored_bytes - space.retained_bytes) / space.live_bytes for space in spaces),
+        "retained_ratio": max(space.retained_bytes / space.live_bytes for space in spaces),
+        "disk_ratio": max(space.disk_bytes / space.live_bytes / space.copies for space in spaces),
         "requests_usd": sum(price_of({kind: 1}) * number for kind, number in requests_a_batch.items())
         * BATCHES_A_MONTH,
-        "storage_usd": space.stored_bytes / space.live_bytes * BILLED_GB * DOLLARS_PER_GB_MONTH,
+        "storage_usd": max(space.stored_bytes / space.live_bytes for space in spaces)
+        * BILLED_GB
+        * DOLLARS_PER_GB_MONTH,
     }

@@ -35,6 +35,8 @@ ROW_BYTES = 8 + PAYLOAD_BYTES
 """Bytes of a key and its value. The value is random, so that no codec makes it smaller."""
 BATCH_SECONDS = 37.0
 """So long that 100 versions are retained for more than the hour of ``retained_for``, and less than ``SURE_SECONDS``."""
+SPACE_BATCHES = 16
+"""Space is looked at after each of so many batches, because deletes come at most so many records after each other."""
 SEED = 11
 INPUT = pa.schema([("key", pa.int64()), ("payload", pa.binary(PAYLOAD_BYTES))])
 
@@ -104,8 +106,11 @@ class CostLoad:
         self._driver.process(incoming, [self._operator], work)
         self._background.run()
 
-    def counted(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[Counted, Space]:
-        """Fill the state with all keys, run the batches to warm up, and count what the next ``batches`` write."""
+    def counted(self, pattern: KeyPattern, warm_up: int, batches: int) -> tuple[Counted, list[Space]]:
+        """Fill the state with all keys, run the batches to warm up, and count what the next ``batches`` write.
+
+        Return that, and the space after each of ``SPACE_BATCHES`` more.
+        """
         self.batch(np.arange(pattern.keys))
         draws = pattern.draw()
         for _ in range(warm_up):
@@ -125,7 +130,12 @@ class CostLoad:
             Counter(self.objects.requests) - requests_before,
             COPIES,
         )
-        return counted, self._space(pattern.keys)
+        return counted, [self._space_after(next(draws), pattern.keys) for _ in range(SPACE_BATCHES)]
+
+    def _space_after(self, changed: npt.NDArray[np.int64], keys: int) -> Space:
+        """Return the space after one more batch."""
+        self.batch(changed)
+        return self._space(keys)
 
     def _space(self, keys: int) -> Space:
         log = Log(self.objects, "memory://costs")

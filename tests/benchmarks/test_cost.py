@@ -17,7 +17,7 @@ DELTA = f"delta/{7:020d}/1-{9:032x}"
 
 
 def test_figures_are_relative_to_changed_and_live_bytes() -> None:
-    """Puts are relative to changed bytes, space to live bytes, and what is on disks is shared out by copies."""
+    """Puts are relative to changed bytes, the largest space to live bytes, and disks are shared out by copies."""
     counted = Counted(
         batches=10,
         changed_bytes=1_000,
@@ -27,9 +27,11 @@ def test_figures_are_relative_to_changed_and_live_bytes() -> None:
         requests={"put": 40, "head": 20, "delete": 10},
         copies=2,
     )
-    figures = figures_of(
-        counted, Space(10_000, stored_bytes=45_000, retained_bytes=20_000, disk_bytes=30_000, copies=2)
-    )
+    spaces = [
+        Space(10_000, stored_bytes=45_000, retained_bytes=20_000, disk_bytes=20_000, copies=2),
+        Space(10_000, stored_bytes=40_000, retained_bytes=16_000, disk_bytes=30_000, copies=2),
+    ]
+    figures = figures_of(counted, spaces)
     assert (figures["put_ratio"], figures["put_ratio_snapshot"], figures["put_ratio_delta"]) == (7.5, 5.0, 2.0)
     assert (figures["read_ratio"], figures["local_ratio"]) == (3.0, 4.0)
     assert (figures["space_ratio"], figures["retained_ratio"], figures["disk_ratio"]) == (2.5, 2.0, 1.5)
@@ -39,7 +41,7 @@ def test_figures_are_relative_to_changed_and_live_bytes() -> None:
 def test_the_bill_is_of_a_batch_every_ten_seconds() -> None:
     """A month has 259,200 batches. Four puts and two heads a batch cost 5.39 dollars, 4.5 x 100 GB cost 10.35."""
     counted = Counted(10, 1_000, {}, 0, 0, {"put": 40, "head": 20, "delete": 10}, copies=1)
-    figures = figures_of(counted, Space(10_000, stored_bytes=45_000, retained_bytes=0, disk_bytes=0, copies=1))
+    figures = figures_of(counted, [Space(10_000, stored_bytes=45_000, retained_bytes=0, disk_bytes=0, copies=1)])
     assert figures["requests_usd"] == pytest.approx(259_200 * (4 * 0.005 + 2 * 0.0004) / 1_000)
     assert figures["storage_usd"] == pytest.approx(4.5 * 100 * 0.023)
 
@@ -89,10 +91,11 @@ def test_the_store_counts_bytes_by_kind() -> None:
 def test_a_load_counts_what_its_batches_write(tmp_path: Path) -> None:
     """Deltas of the counted batches have at least the changed bytes, and a standby reads each of them once."""
     load = CostLoad(tmp_path, key_groups=4)
-    counted, space = load.counted(KeyPattern("uniform", 400, 100), warm_up=2, batches=3)
+    counted, spaces = load.counted(KeyPattern("uniform", 400, 100), warm_up=2, batches=3)
     assert counted.changed_bytes == 3 * 100 * ROW_BYTES
     assert counted.changed_bytes < counted.put_bytes["delta"] < 3 * counted.changed_bytes
     assert counted.read_bytes == counted.put_bytes["delta"]
     assert counted.requests["list"] == 0
     assert counted.local_bytes > 2 * counted.changed_bytes
-    assert space.live_bytes == 400 * ROW_BYTES < min(space.stored_bytes, space.disk_bytes / 2)
+    assert len(spaces) == 16
+    assert all(s.live_bytes == 400 * ROW_BYTES < min(s.stored_bytes, s.disk_bytes / 2) for s in spaces)

@@ -22,7 +22,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.objects.open import open_store
-from tests.kit.root_commands import query_with_standbys, read_json, run_command, write_status
+from tests.kit.root_commands import query_with_standbys, read_json, run_command, stored_query, write_status
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.state.drawn_records import PLAIN
 
@@ -33,6 +33,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 def query(tmp_path: Path) -> Elastic:
     """A query over two executors with a standby each, whose newest full record lists its members."""
     return query_with_standbys(tmp_path / "local")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Elastic:
+    """Such a query of which tests only read the root."""
+    return stored_query(tmp_path / "local")
 
 
 def test_rates_are_those_of_the_last_five_minutes() -> None:
@@ -49,31 +55,31 @@ def test_rates_are_those_of_the_last_five_minutes() -> None:
         assert rates_of(Status(DriverFacts(now_ms), batches=batches[:1])) == Rates(batch_seconds=0.0)
 
 
-def test_requests_of_the_last_ten_minutes_have_a_price(query: Elastic) -> None:
+def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
     """The exporter measures them, ``status`` and ``stores`` show them per hour."""
     settings = Settings(status_interval=60)
-    exporter = StatusExporter(query.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
-    now_ms = read_status(query.home.root).now_ms
+    exporter = StatusExporter(stored.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
+    now_ms = read_status(stored.home.root).now_ms
     for minute in range(31):
         counters = {"requests/batch/put": 1000 * minute if minute < 20 else 20_000, "requests/upkeep/get": 10 * minute}
         exporter.export(None, DriverFacts(now_ms + minute * 60_000 - 1_800_000, "q", counters=counters), ())
         if minute == 15:
-            halfway = read_json("status", query.home.root)
+            halfway = read_json("status", stored.home.root)
             assert halfway["requests_per_hour"] == 60 * 1010
-    shown = read_json("status", query.home.root)
+    shown = read_json("status", stored.home.root)
     assert shown["status"]["requests"] == {"seconds": 600.0, "by_kind": {"get": 100}}
     assert shown["requests_per_hour"] == 600
     assert shown["dollars_per_hour"] == pytest.approx(600 * 0.0004 / 1000)
-    stores = read_json("stores", query.home.root)
+    stores = read_json("stores", stored.home.root)
     assert (stores["requests_per_hour"], stores["dollars_per_hour"]) == (600, shown["dollars_per_hour"])
     for command in ("status", "stores"):
-        assert "600 per hour, about 0.00024 USD per hour" in run_command(command, query.home.root).output
+        assert "600 per hour, about 0.00024 USD per hour" in run_command(command, stored.home.root).output
 
 
-def test_stores_has_no_price_without_a_status(query: Elastic) -> None:
+def test_stores_has_no_price_without_a_status(stored: Elastic) -> None:
     """The log does not have the requests."""
-    assert read_json("stores", query.home.root)["requests_per_hour"] is None
-    assert re.search(r"Requests +unknown", run_command("stores", query.home.root).output)
+    assert read_json("stores", stored.home.root)["requests_per_hour"] is None
+    assert re.search(r"Requests +unknown", run_command("stores", stored.home.root).output)
 
 
 def test_the_state_of_each_member_and_what_operators_set_is_everywhere(query: Elastic, tmp_path: Path) -> None:
@@ -134,12 +140,12 @@ def test_the_state_of_members_is_measured_once_in_30_seconds(query: Elastic) -> 
     _check_state_of_members(query, query.driver.facts())
 
 
-def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(query: Elastic) -> None:
+def test_the_partitions_of_the_source_are_in_the_text_the_worst_first(stored: Elastic) -> None:
     """Ten of them, by records, and those with as many by time."""
     source = tuple(PartitionLag("orders", number, number * 10, None) for number in range(12))
-    write_status(query, source=(*source, PartitionLag("late", 0, 110, 5.0), PartitionLag("late", 1, 110, 9.0)))
+    write_status(stored, source=(*source, PartitionLag("late", 0, 110, 5.0), PartitionLag("late", 1, 110, 9.0)))
     lines = (
-        run_command("status", query.home.root).output.split("LAG, WORST FIRST (10 of 14 partitions)\n")[1].split("\n")
+        run_command("status", stored.home.root).output.split("LAG, WORST FIRST (10 of 14 partitions)\n")[1].split("\n")
     )
     worst = [["late", "1", "110"], ["late", "0", "110"], ["orders", "11", "110"], ["orders", "10", "100"]]
     assert [line.split()[:3] for line in lines[1:5]] == worst
@@ -175,12 +181,12 @@ def _iso(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat()
 
 
-def test_the_last_moves_and_warnings_are_shown(query: Elastic) -> None:
+def test_the_last_moves_and_warnings_are_shown(stored: Elastic) -> None:
     """Not the first ones that the status has."""
     moves = tuple(MoveSummary(n, n, n, "query", "owner", "a", "b", f"reason {n}.") for n in range(12))
     warnings = tuple(WarningSummary(n, "RIFFLE-0801", f"Warning {n}.") for n in range(7))
-    write_status(query, moves=moves, warnings=warnings, slot_limit=1)
-    text = run_command("status", query.home.root).output
+    write_status(stored, moves=moves, warnings=warnings, slot_limit=1)
+    text = run_command("status", stored.home.root).output
     assert "LAST MOVES (10 of 12 in the status)" in text
     assert [n for n in range(12) if f"reason {n}." in text] == list(range(2, 12))
     assert "LAST WARNINGS (5 of 7 in the status)" in text

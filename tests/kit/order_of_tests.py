@@ -1,16 +1,24 @@
-"""Distribute tests over processes: one file at a time, in the order of the collection."""
+"""Distribute tests over processes: one file at a time, in the order of the collection, and few processes with a JVM."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 __all__ = ["InOrder"]
 
 SPLIT = "tests/spark/"
 """Files below it run last and share one session, so they can be split."""
 SPLIT_TESTS_MAX = 5
+SPLIT_PROCESSES = 2
+"""How many processes run these files. The JVM of each process first loads and compiles all it runs."""
+NEVER = 4
+EARLY = "tests/live/"
+"""Files below it wait much. So of three processes one begins with them, and the others use the processors."""
 
 
 class InOrder(LoadScopeScheduling):
@@ -25,6 +33,8 @@ class InOrder(LoadScopeScheduling):
         self._runs: dict[str, str] = {}
         self._last = ""
         self._last_tests = 0
+        self._folders: dict[WorkerController, set[str]] = {}
+        """Which of ``SPLIT`` and ``EARLY`` each process runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return the run of a test. Tests of a file that do not follow each other are different runs."""
@@ -37,3 +47,33 @@ class InOrder(LoadScopeScheduling):
             self._last_tests += 1
             self._runs[nodeid] = self._last
         return self._runs[nodeid]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a process the first run that it may run. Without one it ends."""
+        own = self._folders.setdefault(node, set())
+        others = [self._folders.get(other, ()) for other in self.nodes if other is not node and not other.shutting_down]
+        ranks = {run: self._rank(_folder_of(run), own, others) for run in self.workqueue}
+        run = min(ranks, key=ranks.__getitem__)
+        if ranks[run] == NEVER:
+            node.shutdown()
+            return
+        own.update({_folder_of(run)} - {""})
+        self.workqueue.move_to_end(run, last=False)
+        super()._assign_work_unit(node)
+
+    def _rank(self, folder: str, own: Collection[str], others: Sequence[Collection[str]]) -> int:
+        """Return how soon a process runs a file of a folder, or ``NEVER``. Files of one rank keep their order.
+
+        ``own`` are the folders that it runs already, ``others`` those of each other process.
+        """
+        if folder == SPLIT and folder not in own and sum(SPLIT in folders for folders in others) >= SPLIT_PROCESSES:
+            return NEVER
+        if folder == EARLY and folder not in own and any(EARLY in folders for folders in others):
+            return 3
+        if folder and own and folder not in own:
+            return 2
+        return 0 if folder == EARLY and len(others) > 1 else 1
+
+
+def _folder_of(run: str) -> str:
+    return next((folder for folder in (SPLIT, EARLY) if run.startswith(folder)), "")

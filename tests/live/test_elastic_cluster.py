@@ -112,30 +112,27 @@ def test_a_death_inside_a_batch_loses_and_doubles_nothing(
 def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """Two members, four, three by a drain: key-groups move warm, one member's death excepted no batch fetches state."""
+    """Two members, three, two by a drain: key-groups move warm, and no batch fetches state."""
     await_executors(spark, 2)
     query = LiveQuery(spark, tmp_path, key_groups=12, acceptable_recovery_lag=100, max_warmup_replicas=4)
     query.feed(3)
-    added = [cluster.start_worker() for _ in range(2)]
+    added = cluster.start_worker()
     cluster.wait_until_ready()
-    await_executors(spark, 4)
-    reports = query.feed_until(lambda: len(query.owned()) == 4, "four members are counted")
-    reports += query.feed_until(query.settled, "four members are balanced", resting=False)
-    assert sorted(query.owned().values()) == [3, 3, 3, 3]
+    await_executors(spark, 3)
+    reports = query.feed_until(lambda: len(query.owned()) == 3, "three members are counted")
+    reports += query.feed_until(query.settled, "three members are balanced", resting=False)
+    assert sorted(query.owned().values()) == [4, 4, 4]
     assert sum(r.restores for r in reports) == 0
     assert {m["role"] for r in reports for m in r.moves} == {"owner", "warmup"}
-    leaving = next(m for m in query.job.members() if m.host == cluster.hosts[added[0]])
+    leaving = next(m for m in query.job.members() if m.host == cluster.hosts[added])
     query.job.drain(leaving.id)
     reports = query.feed_until(lambda: query.owned()[leaving.executor] == 0 and query.settled(), "it is empty")
     assert sum(r.restores for r in reports) == 0
-    cluster.kill_worker(added[0])
+    cluster.kill_worker(added)
     wait_for(lambda: leaving.executor not in executor_ids(spark), "Spark has noticed")
     report = query.feed()
     assert (report.restores, report.runs) == (0, 1)
-    assert sorted(query.owned().values()) == [4, 4, 4]
-    cluster.stop_worker(added[1])
-    await_executors(spark, 2)
-    query.feed_until(query.settled, "the rest has moved")
+    assert sorted(query.owned().values()) == [6, 6]
 
 
 @pytest.mark.long

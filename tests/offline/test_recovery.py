@@ -18,6 +18,7 @@ from riffle_spark.errors import (
     ConfigError,
     ConflictError,
     CorruptStateError,
+    FencedError,
     RefusedError,
     UnavailableError,
 )
@@ -28,6 +29,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import encode
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
+from riffle_spark.testing import InlineBackground
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one
@@ -266,6 +268,21 @@ def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, chec
     world.start()
     assert world.batch(3, one(10)).decision == "run"
     assert world.state("totals") == {"a": (4, 13)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_deletes_planned_before_an_adoption_are_not_done_i4(world: World, checkpoint: Path) -> None:
+    """The adoption fences a driver that still runs: its record has a higher epoch."""
+    world.start(InlineBackground(deferred=True))
+    fill(world, 12)
+    planned = world.background
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    adopt(world.home.root, str(checkpoint), execute=True)
+    before = {*world.memory.list("")}
+    planned.run()
+    assert before <= {*world.memory.list("")}
+    with pytest.raises(FencedError):
+        world.batch(12, one(1))
 
 
 def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: World, checkpoint: Path) -> None:

@@ -115,6 +115,10 @@ class Retention:
             newer_records -= 1
         return sequence
 
+    def has_retired(self, count: int, oldest: int) -> bool:
+        """Return whether at least ``count`` objects could be deleted if ``oldest`` were the oldest retained record."""
+        return len(self._retired) >= count and self._retired[count - 1][0] <= oldest
+
     def take_deletable(self, promised: int) -> list[str]:
         """Return the names that may be deleted after the commit of a record with this promise, each only once.
 

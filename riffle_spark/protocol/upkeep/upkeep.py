@@ -1,7 +1,6 @@
 """Plan the background work: copies that follow the log, merges, snapshots, removed copies, deletes and scans.
 
-A failure here never fails a batch: the work is done later. A snapshot or merged delta counts only once a commit lists
-it.
+A failure here never fails a batch: the work is done later. Snapshots and merged deltas count once a commit lists them.
 """
 
 from collections import Counter
@@ -52,6 +51,7 @@ _SNAPSHOTS_PER_EXECUTOR = 16
 _OVERDUE_FACTOR = 2
 """A chain this many times longer than the policy allows gets its snapshot before the first batch."""
 _SWEEP_RECORDS = 16
+_SWEEP_OBJECTS = 8
 _CATCH_UP_SECONDS = 600.0
 
 
@@ -201,8 +201,9 @@ class Upkeep:
         It is raised only with records that deletes follow, and to the result of a search or scan. Until then old
         records stay available.
         """
-        oldest = self._retention.oldest_after(sequence, self._now_ms) if sequence >= self._next_sweep else 0
-        return min(max(self._promised, self._oldest_found, oldest), sequence)
+        oldest = self._retention.oldest_after(sequence, self._now_ms)
+        is_due = sequence >= self._next_sweep or self._retention.has_retired(_SWEEP_OBJECTS, oldest)
+        return min(max(self._promised, self._oldest_found, oldest if is_due else 0), sequence)
 
     def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
         """Record a commit: objects that it no longer lists may be deleted later.
@@ -241,11 +242,11 @@ class Upkeep:
         long_chains = [a for a, entry in due_entries.items() if is_too_long(self._policy, a, entry, record.version)]
         self._warnings.update(self._long_chains.update(long_chains, record))
         self._submit_plan(current, due_entries, clock_seconds)
+        deletable = self._retention.take_deletable(record.promised)
+        if deletable:
+            self._work.submit(partial(self._deletes.run, deletable))
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_RECORDS
-            deletable = self._retention.take_deletable(record.promised)
-            if deletable:
-                self._work.submit(partial(self._deletes.run, deletable))
             current.ownership.copies.known.forget_trails(self._retention.oldest)
             self._sparse = find_sparse(current.manifest)
         self._scans.submit_if_due(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
@@ -285,15 +286,14 @@ class Upkeep:
         Snapshots with the oldest base come first, so none starves.
         """
         placement = current.ownership.placement
-        setbacks = self._rounds.setbacks
         unlisted = {address for address, _ in self._taken}
         by_owner: dict[MemberId, list[SnapshotOrder]] = {}
         for address, entry in sorted(due_entries.items(), key=lambda item: (item[1].base.version, item[0])):
             owner = placement.present.owners.get(placement.groups.task(*address))
             if owner is not None and address not in unlisted:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
-        clock_seconds = self._clock.seconds()
-        ready = {owner: setbacks.ready_snapshots(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
+        seconds = self._clock.seconds()
+        ready = {owner: self._rounds.setbacks.ready_snapshots(owner, o, seconds) for owner, o in by_owner.items()}
         return {owner: orders[:_SNAPSHOTS_PER_EXECUTOR] for owner, orders in ready.items() if orders}
 
     def _merge_orders(

@@ -546,6 +546,21 @@ def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> N
         history.check_listed_objects()
 
 
+@pytest.mark.usefixtures("nothing_is_young")
+def test_objects_are_deleted_once_there_are_eight(tmp_path: Path) -> None:
+    """A record makes some objects deletable, so deletes do not wait for 16 records."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=2, retained_for=0)
+    unlisted = []
+    for version in range(40):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(40))))
+        log = world.log()
+        assert log.tail is not None
+        retained = [log.read(log.tail.sequence - 1)]
+        listed = log.manifest.object_names() | set().union(*log.listed_objects(retained, log.first))
+        unlisted.append(sum(paths.parse_object_name(n) is not None and n not in listed for n in world.memory.list("")))
+    assert 8 <= max(unlisted) < 8 + 2 * world.settings.key_groups
+
+
 def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     """A record between two batches carries the output on, though a snapshot took the delta with it off the state."""
     link = Link(Head(3, "11-a"), 0, 9, 1, 1)

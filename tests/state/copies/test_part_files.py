@@ -1,0 +1,60 @@
+"""The bytes of local parts, as they are used without being opened again."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.state.copies.part_files import PartFiles
+from riffle_spark.state.copies.places import encryption_place
+from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.objects.encryption import Keys, parse_keys
+from tests.kit.state.drawn_records import attempt
+from tests.kit.state.members import SCHEMA, delta_table
+
+KEY_GROUP = 3
+FILES = {
+    "a delta": f"fetched/7-{attempt(7)}.ab",
+    "a merged delta": f"fetched/7-{attempt(7)}.ab.merged",
+    "a merged part": f"stacks/{SCHEMA.store}/{KEY_GROUP}.ab.part",
+}
+
+
+def keys() -> Keys:
+    """Return one key."""
+    return parse_keys(f"a = {base64.b64encode(bytes(32)).decode()}", "file:/keys", bytes)
+
+
+def written(folder: Path, file: str, data: bytes, rows: int, own_keys: Keys | None) -> StackedPart:
+    """Write a part as a file of a member's folder, encrypted for its place if there are keys."""
+    if own_keys is not None:
+        data = own_keys.new_encryption()(data, encryption_place(file, SCHEMA.store, KEY_GROUP))
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return StackedPart(file, 0, len(data), part_codec.checksum(data), rows, 1)
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+def test_a_part_becomes_a_snapshot_unless_it_marks_deleted_keys(tmp_path: Path, file: str, is_encrypted: bool) -> None:
+    """Its bytes are those that were encoded, whatever place they are encrypted for."""
+    own_keys = keys() if is_encrypted else None
+    delta = part_codec.encode(delta_table({"a": 1, "b": None}))
+    snapshot = part_codec.encode(delta_table({"a": 1}).drop_columns([part_codec.DELETED]))
+    for folder, data in (tmp_path / "delta", delta), (tmp_path / "snapshot", snapshot):
+        part = written(folder, file, data, 2, own_keys)
+        read = PartFiles(folder, own_keys).read_as_snapshot(part, SCHEMA.store, KEY_GROUP)
+        assert (read and bytes(read)) == (data if data is snapshot else None)
+
+
+def test_a_part_of_another_place_is_a_damaged_copy(tmp_path: Path) -> None:
+    """It was encrypted for another key-group, so it is not read as a snapshot of this one."""
+    own_keys = keys()
+    part = written(tmp_path, FILES["a delta"], part_codec.encode(delta_table({"a": 1})), 1, own_keys)
+    with pytest.raises(DamagedCopy):
+        PartFiles(tmp_path, own_keys).read_as_snapshot(part, SCHEMA.store, KEY_GROUP + 1)
