@@ -105,6 +105,8 @@ def test_a_batch_costs_no_more_than_it_did(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[str], most: Costs
 ) -> None:
     """Once the first batches are through, all cost the same; two calls an operator ask whether a user has cached it."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")  # as in users' sessions; a compiled plan has fewer nodes
+    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(BATCHES):
         feed.add([{"k": k, "v": number} for k in range(30)])

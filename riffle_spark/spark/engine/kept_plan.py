@@ -174,6 +174,7 @@ class _KeptPlan:
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
+            self._kinds = [kind(node) for node in self._above]
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
@@ -203,11 +204,10 @@ class _KeptPlan:
 
     def _exchanged(self, rows: Any, shared: SharedRows | None) -> _Exchanged:
         """Return the exchanged rows of a batch: the ``shared`` ones if this plan would make the same."""
-        kinds = [kind(node) for node in self._above]
-        if shared is not None and shared.exchanged is not None and shared.exchanged.kinds == kinds:
+        if shared is not None and shared.exchanged is not None and shared.exchanged.kinds == self._kinds:
             return shared.exchanged
         nodes = self._copy_nodes(rows)
-        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting], kinds)
+        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting], self._kinds)
         if shared is not None:
             shared.exchanged = exchanged
         return exchanged
