@@ -99,12 +99,11 @@ class DriverLoad:
         measured.record_bytes = [len(self.objects.get(name) or b"") for name in records]
         return measured
 
-    def newest_records(self) -> tuple[Record, Record]:
-        """Return the newest record, and its full record with all entries."""
-        log = Log(self.objects, self.root)
-        newest = log.open()
+    def newest_record(self) -> Record:
+        """Return the newest record with the entries that it has itself: all entries if it is full."""
+        newest = Log(self.objects, self.root).open()
         assert newest is not None
-        return newest, log.read(newest.full)
+        return newest
 
     def _new_id(self) -> str:
         self._ids += 1
