@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 from riffle_spark.messages.slot_orders import Order, Part, Receipt
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, MergeOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Link, Snapshot
+from riffle_spark.state.log.manifest import Block, Link, MergedDelta, Replacement, Snapshot, link_in_block
 
 __all__ = ["CORES", "CpuMeter", "MadeUpExecutors", "MadeUpWork"]
 
@@ -108,9 +109,10 @@ class MadeUpExecutors:
 
     def _slot_receipt(self, order: Order, place: SlotPlace) -> Receipt:
         rows = CHANGED_ROWS * len(place.key_groups)
+        block = Block(PART_BYTES * len(place.key_groups), rows)
+        checksum = (order.version << 32) + place.number
         parts = tuple(
-            Part(key_group, index * PART_BYTES, PART_BYTES, (order.version << 32) + key_group, CHANGED_ROWS)
-            for index, key_group in enumerate(place.key_groups)
+            Part(key_group, 0, block.share_of(CHANGED_ROWS), checksum, CHANGED_ROWS) for key_group in place.key_groups
         )
         return Receipt(
             order.store,
@@ -124,7 +126,8 @@ class MadeUpExecutors:
             output_rows=rows,
             rows_updated=rows,
             parts=parts,
-            sealed_bytes=PART_BYTES * len(parts),
+            block=block,
+            sealed_bytes=block.size,
             hits=len(parts),
             folds=len(parts),
             received=(place.key_groups, (CHANGED_ROWS,) * len(parts)),
@@ -143,12 +146,18 @@ class MadeUpExecutors:
             snapshot_id = paths.snapshot_id(head.version, self._attempt(order.epoch))
             snapshot = Snapshot(snapshot_id, head, SNAPSHOT_BYTES, head.version + due.key_group, SNAPSHOT_ROWS)
             taken.append((due.store, due.key_group, snapshot))
+        merged = [
+            (store, link.start, Replacement(due.entry.base, link))
+            for (store, level), dues in groupby(order.merges, key=lambda due: (due.store, due.level))
+            for due, link in self._merged_links(list(dues), level, order.epoch)
+        ]
         return UpkeepReceipt(
             executor,
             order.member,
             copies=tuple((follow.store, follow.key_group, *follow.entry.head) for follow in order.follows),
             missing=tuple((drop.store, drop.key_group) for drop in order.drops),
             snapshots=tuple(taken),
+            merges=tuple(merged),
             delta_bytes=PART_BYTES * len(order.follows),
             folds=len(order.follows),
             requests={"put": len(taken), "get": len(order.follows)},
@@ -156,6 +165,15 @@ class MadeUpExecutors:
             disk=DISK,
             memory=MEMORY,
         )
+
+    def _merged_links(self, dues: Sequence[MergeOrder], level: int, epoch: int) -> Iterator[tuple[MergeOrder, Link]]:
+        """Yield each order with its link in one merged delta, a block. Half of the changed rows are of other keys."""
+        merged_id = paths.snapshot_id(max(due.entry.head.version for due in dues), self._attempt(epoch))
+        rows = [max(CHANGED_ROWS, due.entry.chain_size[0] // 2) for due in dues]
+        block = Block(sum(rows) * PART_BYTES // CHANGED_ROWS, sum(rows))
+        merged = MergedDelta(merged_id, level, block.size)
+        for due, count in zip(dues, rows, strict=True):
+            yield due, link_in_block(due.entry.head, due.key_group, self._attempts, count, block, merged)
 
 
 class MadeUpWork:

@@ -1,5 +1,5 @@
-"""Running totals on four engines, Spark's aggregation on both of its stores, and ours with encryption and in a session
-of ``riffle_spark.configure``. Each runs in a process of its own.
+"""Running totals on four engines, Spark's aggregation on both of its stores, and ours with encryption, with many
+key-groups and in a session of ``riffle_spark.configure``. Each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["ENGINES", "Spec", "play_here"]
 
 SECONDS = 1500.0
 SMALL_ROWS = 100
+MANY_GROUPS = 1_024
 SETTLED = 3
 """How many batches beside which upkeep had nothing to do make a query count as settled."""
 Spec = dict[str, Any]
@@ -51,6 +52,8 @@ class _Ours:
         )
         if spec["engine"] == "encrypted":
             self._settings = self._settings.but(encryption_keys=f"file:{_keys(folder)}")
+        if spec["engine"] == "many_groups":
+            self._settings = self._settings.but(key_groups=MANY_GROUPS)
 
     def _job(self) -> riffle.StatefulJob:
         compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
@@ -192,6 +195,7 @@ ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "before": ours,
     "configured": ours,
     "encrypted": ours,
+    "many_groups": ours,
     "builtin": builtin,
     "builtin_heap": builtin_heap,
     "apply_in_pandas": apply_in_pandas,

@@ -33,7 +33,7 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Side:
     """An engine on a case; ``before`` is ours at the revision to compare with, ``configured`` ours in a session of
-    ``riffle_spark.configure``.
+    ``riffle_spark.configure``, ``many_groups`` ours with 1,024 key-groups.
     """
 
     engine: str
@@ -48,6 +48,7 @@ CASES = {
     "ten_million_keys": Case(rows=100_000, keys=10_000_000, batches=20, filled=1_000_000),
     "tail": Case(rows=100_000, batches=300, warm_up=60),
     "encrypted": Case(rows=100_000, batches=30, warm_up=60),
+    "groups": Case(rows=100_000, batches=30, warm_up=60),
     "python": Case(rows=20_000, batches=5, warm_up=10),
     "python_fixed": Case(rows=100, warm_up=10),
 }
@@ -63,6 +64,7 @@ PARTS: dict[str, tuple[Side, ...]] = {
     "tail": (Side("ours", "tail"), Side("builtin_heap", "tail")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
+    "groups": (Side("ours", "groups"), Side("many_groups", "groups")),
     "python": (
         Side("apply_in_pandas_heap", "python"),
         Side("apply_in_pandas", "python"),
@@ -71,7 +73,13 @@ PARTS: dict[str, tuple[Side, ...]] = {
     ),
 }
 """What can be measured by itself, by name."""
-_CPU_NAMES = {"rows": ("", ""), "million": ("", "_million"), "fixed": ("fixed_", ""), "python": ("", "")}
+_CPU_NAMES = {
+    "rows": ("", ""),
+    "million": ("", "_million"),
+    "fixed": ("fixed_", ""),
+    "groups": ("groups_", ""),
+    "python": ("", ""),
+}
 """What stands before and after ``cpu_ms`` in the figure of a case."""
 
 
@@ -106,6 +114,7 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
         few = Side(engine, "one_million_keys")
         result |= _over(f"totals_ten_million_ratio{name}", batch_s, many_keys, few)
     result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
+    result |= _over("many_groups_ratio", batch_s, Side("many_groups", "groups"), Side("ours", "groups"))
     result |= _against_python(batch_s)
     if Side("ours", "rows") in results:
         result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
@@ -135,8 +144,8 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
         return {f"fixed_ms{engine}": milliseconds}
     if side.case == "encrypted":
         return {f"batch_ms_{'encrypted' if side.engine == 'encrypted' else 'plain' + engine}": milliseconds}
-    if side.case == "tail":
-        return {f"tail_batch_ms{engine}": milliseconds}
+    if side.case in {"tail", "groups"}:
+        return {f"{side.case}_batch_ms{engine}": milliseconds}
     if side.case.endswith("_keys"):
         return {f"totals_batch_ms_{side.case}{engine}": milliseconds}
     case = "_million" if side.case == "million" else ""

@@ -83,6 +83,13 @@ def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
     assert (figures["peak_pss_mb_plain"], figures["peak_pss_mb_encrypted"]) == (1_000, 1_100)
 
 
+def test_many_key_groups_are_compared_with_the_usual_number() -> None:
+    """The ratio is that of median batches, and each side has a batch time of its own."""
+    figures = _figures(ours__groups=[_took(0.4)], many_groups__groups=[_took(0.6)])
+    assert (figures["many_groups_ratio"], figures["groups_batch_ms_many_groups"]) == (1.5, 600)
+    assert "rows_per_s" not in figures
+
+
 def test_each_part_has_figures_of_its_own() -> None:
     """Large batches, small ones and many keys are compared by themselves; a part that did not run has no figures."""
     figures = _figures(

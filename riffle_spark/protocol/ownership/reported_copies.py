@@ -11,7 +11,6 @@ Theory of operation.
 4. A member has the deltas that it sealed itself as local files, so they do not count as missing.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,13 +73,14 @@ class ReportedCopies:
 
     def __init__(self) -> None:
         self._heads: dict[str, dict[Address, Head]] = {}
-        self._sealed: dict[str, deque[str]] = {}
+        self._sealed: dict[str, dict[str, None]] = {}
+        """The attempts of the last deltas that each member sealed, oldest first. A dict, because many are looked up."""
         self._trails: dict[Address, _Trail] = {}
 
     def record_census(self, census: Census) -> None:
         """Replace the copies of a member by those that its census lists."""
         self._heads[census.member] = {(store, kg): Head(version, a) for store, kg, version, a in census.copies}
-        self._sealed[census.member] = deque(census.sealed, maxlen=_SEALED_REMEMBERED)
+        self._sealed[census.member] = dict.fromkeys(census.sealed[-_SEALED_REMEMBERED:])
 
     def record_copy(self, member: str, address: Address, head: Head) -> None:
         """Record the head of one copy."""
@@ -119,7 +119,10 @@ class ReportedCopies:
         for receipt in receipts:
             if not receipt.member:
                 continue
-            self._sealed.setdefault(receipt.member, deque(maxlen=_SEALED_REMEMBERED)).append(receipt.attempt)
+            sealed = self._sealed.setdefault(receipt.member, {})
+            sealed[receipt.attempt] = None
+            if len(sealed) > _SEALED_REMEMBERED:
+                del sealed[next(iter(sealed))]
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)
                 self.record_copy(receipt.member, address, manifest.entry(*address).head)
@@ -159,9 +162,12 @@ class ReportedCopies:
 
     def _links_after(self, head: Head, address: Address, entry: Entry) -> tuple[Link, ...] | None:
         """Return the links from ``head`` to the head of ``entry``, or ``None`` if ``head`` is on no known chain."""
+        after_head = entry.find_head(head)
+        if after_head is not None:
+            return entry.chain[after_head:]
         links = entry.links_after(head)
         trail = self._trails.get(address)
-        if trail is None or (links is not None and entry.find_head(head) is not None):
+        if trail is None:
             return links
         end = entry.find_head(trail.head)
         place = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).find_head(head)
@@ -179,7 +185,7 @@ class ReportedCopies:
 
     def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:
         """Return the records and bytes of those links that the member did not seal itself."""
-        sealed = self._sealed.get(member, ())
+        sealed = self._sealed.get(member, {})
         remote_links = [link for link in links if link.source.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 

@@ -72,11 +72,14 @@ class Weights:
         times: dict[TaskId, float] = {}
         partition_rows: dict[TaskId, dict[int, float]] = {}
         for receipt in receipts:
-            task_of = partial(groups.task, receipt.store)
-            for key_group, amount in self._work_of(receipt, manifest):
-                _add(work, task_of(key_group), amount)
+            task_of = partial(TaskId, groups.of(receipt.store))
+            row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(sum(receipt.received[1]), 1)
             for key_group, count in zip(*receipt.received, strict=True):
-                _add(rows, task_of(key_group), count)
+                t = task_of(key_group)
+                work[t] = work.get(t, 0.0) + count * row_us
+                rows[t] = rows.get(t, 0.0) + count
+            for key_group, amount in self._work_of_changes(receipt, manifest):
+                _add(work, task_of(key_group), amount)
             for key_group, time in self._time_of(receipt, task_of).items():
                 _add(times, task_of(key_group), time)
             for key_group, partition, count in receipt.partition_rows:
@@ -95,11 +98,8 @@ class Weights:
             for t in sorted({*self._partition_rows, *partition_rows}):
                 self._partition_rows[t] = _fading_sum(self._partition_rows.get(t, {}), partition_rows.get(t, {}))
 
-    def _work_of(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
-        """Yield (key-group, microseconds) for the rows and bytes of a slot: first of its input, then of its changes."""
-        row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(sum(receipt.received[1]), 1)
-        for key_group, count in zip(*receipt.received, strict=True):
-            yield key_group, count * row_us
+    def _work_of_changes(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
+        """Yield (key-group, microseconds) for the rows and bytes of a slot's changes."""
         for part in receipt.parts:
             snapshot = manifest.entry(receipt.store, part.key_group).snapshot
             snapshot_bytes = snapshot.length * _SNAPSHOT_SHARE if snapshot else 0.0
@@ -227,10 +227,11 @@ def _memory_by_task(receipts: Iterable[Receipt], groups: Groups) -> dict[TaskId,
     """Return the bytes of Python workers by task. A slot's bytes are shared out by the rows of its key-groups."""
     memory: dict[TaskId, float] = {}
     for receipt in receipts:
-        rows = sum(receipt.received[1])
+        row_bytes = receipt.memory[0] / max(sum(receipt.received[1]), 1)
+        group = groups.of(receipt.store)
         for key_group, count in zip(*receipt.received, strict=True) if receipt.memory[0] else ():
-            t = groups.task(receipt.store, key_group)
-            memory[t] = max(memory.get(t, 0.0), receipt.memory[0] * count / max(rows, 1))
+            t = TaskId(group, key_group)
+            memory[t] = max(memory.get(t, 0.0), count * row_bytes)
     return memory
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from riffle_spark.protocol.upkeep.claim_work import Steps
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
-from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
@@ -70,12 +70,14 @@ class Retention:
         """
         self._records.append((record.sequence, now_ms, record.full))
         outputs = {link.object for _, link in record.outputs}
-        added: Counter[str] = Counter()
-        removed: Counter[str] = Counter()
+        removed_links: list[Link] = []
+        added_links: list[Link] = []
         for address, entry in changes.items():
-            removed_links, added_links = entry.changed_links(manifest.entries.get(address, EMPTY))
-            removed.update(link.object for link in removed_links)
-            added.update(link.object for link in added_links)
+            before, after = entry.changed_links(manifest.entries.get(address, EMPTY))
+            removed_links += before
+            added_links += after
+        added = Counter([link.object for link in added_links])
+        removed = Counter([link.object for link in removed_links])
         added.update(outputs - self._outputs)
         removed.update(self._outputs - outputs)
         self._outputs = outputs

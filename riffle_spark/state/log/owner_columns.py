@@ -1,6 +1,5 @@
 """Owners and standbys as JSON columns. Each member is listed once, because its name is most of the bytes."""
 
-import json
 from collections.abc import Mapping
 
 __all__ = ["owners_from_json", "owners_to_json"]
@@ -11,10 +10,11 @@ def owners_to_json(owners: Mapping[str, object]) -> list[object]:
 
     The tasks are ``None`` if they are 0, 1, 2 and so on.
     """
-    texts = [json.dumps(owner) for owner in owners.values()]
-    indexes = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    keys = [tuple(owner) if isinstance(owner, list | tuple) else owner for owner in owners.values()]
+    indexes = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    values = dict(zip(keys, owners.values(), strict=True))
     are_numbers = [*owners] == [*map(str, range(len(owners)))]
-    return [None if are_numbers else [*owners], [json.loads(text) for text in indexes], [indexes[t] for t in texts]]
+    return [None if are_numbers else [*owners], [values[key] for key in indexes], [indexes[key] for key in keys]]
 
 
 def owners_from_json(columns: object) -> dict[str, object]:

@@ -61,7 +61,6 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/formats/json_keys": "the key or value that the user of a command has typed",
     "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
     "state_tables/ranged_rows": "a snapshot's start; one that cannot be read like this is read as a whole part",
-    "state/log/owner_columns": ("record", "record body", "log"),
     "state/log/record": ("record", "record body", "log"),
     "state/objects/azure": _OF_STORE,
     "state/objects/azure_client": "a key that the process got in its own environment",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
@@ -82,7 +82,7 @@ class Past:
     def seal(self) -> None:
         """Let the newest link be one that the member sealed itself."""
         if self.every:
-            self.copies._sealed.setdefault(MEMBER, deque()).append(self.every[-1].head.attempt)
+            self.copies._sealed.setdefault(MEMBER, {})[self.every[-1].head.attempt] = None
 
 
 @given(ACTS, st.randoms(use_true_random=False))
@@ -145,6 +145,17 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
         lacking = [link for link in missing if link.head.attempt not in past.copies._sealed.get(MEMBER, ())]
         assert lag == CopyLag(sum(link.rows for link in lacking), sum(link.length for link in lacking))
         assert (lag.records == 0) == (not lacking)
+
+
+def test_only_the_last_deltas_of_a_member_are_remembered() -> None:
+    """The oldest is forgotten first, so that a long-running driver keeps as many as a short one."""
+    copies = ReportedCopies()
+    receipts = [Receipt("seen", 0, f"1-{number:02x}", number, MEMBER, "1") for number in range(258)]
+    copies.record_census(Census("1", MEMBER, sealed=tuple(receipt.attempt for receipt in receipts[:1])))
+    copies.record_receipts(receipts[1:], Manifest({}))
+    lacking = [Link(Head(1, receipt.attempt), 0, 10, 0, 1) for receipt in receipts]
+    lags = [copies._lag_of_links(MEMBER, [link]).records for link in lacking]
+    assert lags == [1, 1, *[0] * 256]
 
 
 @given(ACTS, st.randoms(use_true_random=False))
