@@ -96,7 +96,7 @@ def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
     check_schemas(stored, [replace(operator(), meanings={})])
 
 
-WIRE = (ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, "__riffle_ours", "__RIFFLE_SLOT")
+WIRE = (ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, "__riffle_output", "__RIFFLE_SLOT")
 
 
 PLACES = [*((name, "key") for name in WIRE), *((WIRE[0], place) for place in ("input", "result", "output"))]

@@ -36,7 +36,6 @@ __all__ = [
     "removals_since",
     "running_seconds",
     "scala_seq",
-    "selected",
     "sent_files",
     "session",
     "session_conf",
@@ -191,14 +190,6 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a logical plan as a DataFrame."""
     dataset = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.Dataset$", MODULE)
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
-
-
-def selected(frame: DataFrame, expressions: list[str]) -> DataFrame:
-    """Return ``frame.selectExpr(*expressions)``. PySpark's own way makes a call per expression and four others."""
-    spark = frame.sparkSession
-    if not is_classic(spark):
-        return frame.selectExpr(*expressions)
-    return DataFrame(frame._jdf.selectExpr(scala_seq(context(spark)._jvm, expressions)), spark)
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:

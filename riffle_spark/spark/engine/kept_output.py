@@ -2,12 +2,10 @@
 
 Theory of operation. A sink gets the rows of the attempts that the receipts name. ``rows_of`` expresses that in SQL.
 Spark parses, analyses and optimises this SQL again in each batch. Only two things differ between batches: the RDD with
-the result, and the numbers of the attempts. So the physical nodes of the first batch are kept:
+the result, and the numbers of the attempts. So the physical node of the first batch is kept: a generator that passes
+the output rows in chunks of these attempts, and raises an error for a chunk of another attempt.
 
-1. a filter that passes output rows of these attempts and raises an error for rows of other attempts
-2. a projection to the output columns
-
-Each batch copies both on top of a leaf with its own RDD. The sink gets the RDD of the projection. Spark cannot move a
+Each batch puts a copy on top of a leaf with its own RDD. The sink gets the RDD of the generator. Spark cannot move a
 sink's own filter below it, so no row is read before its attempt is checked.
 """
 
@@ -19,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from riffle_spark.messages.slot_orders import attempt_number
-from riffle_spark.spark.compat.java import checked
+from riffle_spark.spark.compat.java import checked, nil
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.kept_plan import elements, result_or_none
-from riffle_spark.spark.engine.stage_frames import StoredResult, checked_rows, rows_of
+from riffle_spark.spark.engine.stage_frames import StoredResult, rows_of
 
 __all__ = ["KeptOutputs"]
 
@@ -47,20 +45,20 @@ class KeptOutputs:
         """Return the output rows of ``attempts`` in a store's result. Reading a row of another attempt fails."""
         frame = result.frame
         if not handles.is_classic(frame.sparkSession):
-            return rows_of(frame, attempts, output)
+            return rows_of(frame, attempts)
         kept_output, plan, tries = self._plans.get(store, (None, None, _TRIES))
         if kept_output != output:
             plan = None
             tries = _TRIES
         if plan is None and tries:
-            plan = result_or_none(store, lambda: _KeptOutput(frame, output))
+            plan = result_or_none(store, lambda: _KeptOutput(frame))
         rows = None if plan is None else _rows(store, plan, frame, result.rdd, attempts)
         if rows is not None:
             self._plans[store] = output, plan, _TRIES
             return rows
         self._plans[store] = output, None, max(tries - 1, 0)
         self.fallbacks += 1
-        return rows_of(frame, attempts, output)
+        return rows_of(frame, attempts)
 
 
 def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts: Sequence[str]) -> DataFrame | None:
@@ -73,23 +71,21 @@ def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts:
 
 
 class _KeptOutput:
-    """The filter and the projection of a result's output rows."""
+    """The generator of a result's output rows."""
 
-    def __init__(self, frame: DataFrame, output: pa.Schema) -> None:
-        """Take the analysed plan of ``checked_rows`` apart. Raise ``LookupError`` if it has another form."""
+    def __init__(self, frame: DataFrame) -> None:
+        """Take the analysed plan of ``rows_of`` apart. Raise ``LookupError`` if it has another form."""
         self._jvm = handles.context(frame.sparkSession)._jvm
-        project = checked(checked_rows(frame, [""], output)._jdf.queryExecution().analyzed(), "Project")
-        condition = checked(project.child(), "Filter").condition()
-        columns = project.projectList()
-        is_ours = checked(checked(condition, "If").predicate(), "In")
-        self._attempt = is_ours.value()
-        self._is_row = condition.trueValue()
-        self._fails = condition.falseValue()
+        project = checked(rows_of(frame, [""])._jdf.queryExecution().analyzed(), "Project")
+        generate = checked(project.child(), "Generate")
+        chunk = checked(checked(generate.generator(), "Inline").child(), "If")
+        self._attempt = checked(chunk.predicate(), "In").value()
+        self._rows = chunk.trueValue()
+        self._fails = chunk.falseValue()
+        self._output = generate.generatorOutput()
         with handles.active(frame.sparkSession):
             scan = frame._jdf.queryExecution().sparkPlan()
             self._leaf_output, _, *self._leaf = elements(checked(scan, "RDDScanExec"))
-            self._project = self._class(f"{_EXECUTION}.ProjectExec")(columns, scan)
-        self._output = self._project.output()
         self._partitioning = self._class("org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")(0)
         self._mapper = self._class("com.fasterxml.jackson.databind.ObjectMapper")()
         self._longs = self._class("java.lang.Class").forName("[J")
@@ -101,10 +97,10 @@ class _KeptOutput:
         numbers = self._mapper.readValue(json.dumps([attempt_number(attempt) for attempt in attempts]), self._longs)
         number_set = handles.looked_up(self._jvm, "scala.Predef", "genericWrapArray")(numbers).toSet()
         is_ours = self._class(f"{_EXPRESSIONS}.InSet")(self._attempt, number_set)
-        condition = self._class(f"{_EXPRESSIONS}.If")(is_ours, self._is_row, self._fails)
-        checked_leaf = self._class(f"{_EXECUTION}.FilterExec")(condition, leaf)
-        ours = self._project.withNewChildInternal(checked_leaf).execute()
-        plan = handles.logical_rdd(self._jvm, self._output, ours, self._partitioning, handles.session(spark))
+        chunk = self._class(f"{_EXPRESSIONS}.If")(is_ours, self._rows, self._fails)
+        inline = self._class(f"{_EXPRESSIONS}.Inline")(chunk)
+        rows = self._class(f"{_EXECUTION}.GenerateExec")(inline, nil(self._jvm), False, self._output, leaf).execute()
+        plan = handles.logical_rdd(self._jvm, self._output, rows, self._partitioning, handles.session(spark))
         return handles.frame_of(spark, plan)
 
     def _class(self, name: str) -> Any:

@@ -82,11 +82,10 @@ class SharedRows:
 
 
 class _Exchanged(NamedTuple):
-    """Rows after an exchange: their RDD, the node that counts them, and the kinds of nodes that made them."""
+    """Rows after an exchange: their RDD, and the node that counts them."""
 
     rdd: Any
     counting: Any
-    kinds: list[str]
 
 
 class KeptPlans:
@@ -174,7 +173,6 @@ class _KeptPlan:
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
-            self._kinds = [kind(node) for node in self._above]
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
@@ -203,11 +201,11 @@ class _KeptPlan:
         )
 
     def _exchanged(self, rows: Any, shared: SharedRows | None) -> _Exchanged:
-        """Return the exchanged rows of a batch: the ``shared`` ones if this plan would make the same."""
-        if shared is not None and shared.exchanged is not None and shared.exchanged.kinds == self._kinds:
+        """Return the exchanged rows of a batch: the ``shared`` ones if another plan has made them."""
+        if shared is not None and shared.exchanged is not None:
             return shared.exchanged
         nodes = self._copy_nodes(rows)
-        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting], self._kinds)
+        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting])
         if shared is not None:
             shared.exchanged = exchanged
         return exchanged

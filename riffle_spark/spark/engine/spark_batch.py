@@ -39,6 +39,7 @@ from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import keys_of, store_of
+from riffle_spark.worker.result_chunks import chunked_schema
 
 __all__ = ["DeliverySink", "Sink", "Sinks", "SparkWork", "arity", "sealed_rows"]
 
@@ -213,11 +214,12 @@ class SparkWork:
 
         Raise ``LookupError`` or the JVM's error if rows are to be ``combined`` and cannot be.
         """
-        output = routing.spark_schema(result_schema(order.output))
+        rows_schema = routing.arrow_of(routing.spark_schema(result_schema(order.output)))
+        output = routing.spark_schema(chunked_schema(rows_schema))
         sent_order = order if combined is None else combined_order(order, combined)
         shared = self._shared.get(order.store) if combined is None else None
         sent = None if shared is None else shared.columns.names
-        function = compat.slot_udf(slot_function(sent_order, compute, routing.arrow_of(output), channel, sent))
+        function = compat.slot_udf(slot_function(sent_order, compute, rows_schema, channel, sent))
         if shared is not None:
             sent_order = order = replace(order, rows=shared.columns)
         plan_by_spark = partial(self._result, layout, order, function, output, combined)

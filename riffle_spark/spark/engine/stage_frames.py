@@ -5,18 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number, without_letters
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine import kept_plan, routing
+from riffle_spark.spark.engine import kept_plan
+from riffle_spark.worker.result_chunks import RESULT_ROWS
 
-__all__ = ["SideOutput", "StageInput", "StoredResult", "checked_rows", "raising_stale_rows", "rows_of"]
+__all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
 
 _STALE = "riffle: a row of an attempt that was given up"
 _STALE_CAUSES = {
@@ -24,8 +24,6 @@ _STALE_CAUSES = {
     f"{compat.RAISED}{_STALE}": "it has rows of another attempt",
     compat.LOST_BLOCK: "one of its blocks is lost",
 }
-_OURS = "__riffle_ours"
-_FAILS = f"raise_error('{_STALE}')"
 _logger = logging.getLogger("riffle_spark")
 
 
@@ -95,8 +93,7 @@ class StoredResult:
 
     def letters(self, attempts: Sequence[str]) -> DataFrame:
         """Return the dead letters of ``attempts``. Reading a row of another attempt fails."""
-        ours = self.frame.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {LETTER} is not null, {_FAILS})")
-        return ours.selectExpr(f"if({_OURS}, {LETTER}, {_FAILS}) as {LETTER}").select(f"{LETTER}.*")
+        return self.frame.selectExpr(_checked(LETTER, attempts))
 
     def routed(self) -> int | None:
         """Return how many rows were routed to the slots, or ``None`` if that is unknown."""
@@ -123,36 +120,19 @@ class StoredResult:
             )
 
 
-def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows of ``attempts``. Reading a row of another attempt fails, so no such row is delivered.
+def rows_of(result: DataFrame, attempts: Sequence[str]) -> DataFrame:
+    """Return the output rows of ``attempts``. Reading a chunk of another attempt fails."""
+    return result.selectExpr(_checked(RESULT_ROWS, attempts))
 
-    Each column fails, too, because Spark may evaluate a sink's filter on a column before the filter on attempts.
+
+def _checked(column: str, attempts: Sequence[str]) -> str:
+    """Return the SQL of a generator of the rows in an array column. It fails for a chunk of another attempt.
+
+    The check is in the generator's argument. Spark reads no column of a row before, and evaluates no filter before. If
+    the argument was a column, Spark would skip chunks and receipts whose array is null or empty, unchecked.
     """
-    names = map(routing.quoted, without_letters(output).names)
-    marked = handles.selected(result, ["*", _mark(attempts)]).where(f"if({_OURS}, {_is_row(output)}, {_FAILS})")
-    return handles.selected(marked, [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
-
-
-def checked_rows(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows of ``attempts``. The filter fails for a row of another attempt, the columns do not."""
-    checked = result.where(f"if({_are_ours(attempts)}, {_is_row(output)}, {_FAILS})")
-    return checked.selectExpr(*map(routing.quoted, without_letters(output).names))
-
-
-def _mark(attempts: Sequence[str]) -> str:
-    """Return the SQL of a column that is true for rows of these attempts."""
-    return f"{_are_ours(attempts)} as {_OURS}"
-
-
-def _are_ours(attempts: Sequence[str]) -> str:
-    """Return the SQL of a condition that is true for rows of these attempts."""
-    numbers = [str(attempt_number(attempt)) for attempt in attempts]
-    return f"{ATTEMPT} in ({', '.join(numbers)})"
-
-
-def _is_row(output: pa.Schema) -> str:
-    """Return the SQL of a condition that is true for output rows, and false for receipts and dead letters."""
-    return f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
+    numbers = ", ".join(str(attempt_number(attempt)) for attempt in attempts)
+    return f"inline(if({ATTEMPT} in ({numbers}), {column}, raise_error('{_STALE}')))"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from riffle_spark.spark.engine.import_caches import forget_zip_directories
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
+from riffle_spark.worker.result_chunks import chunk_result
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
@@ -73,7 +74,7 @@ def slot_function(
     channel: ReceiptChannel | None = None,
     sent: Sequence[str] | None = None,
 ) -> SlotFunction:
-    """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its result.
+    """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its result in chunks.
 
     ``sent`` are the columns of these rows if they have more than the order needs. The function also sends the receipt
     through ``channel``. Spark pickles the function, so the order is text and functions of this package are pickled by
@@ -93,7 +94,7 @@ def _run(
     slot: int,
     rows: pa.Table,
 ) -> pa.Table:
-    """Run a slot on an executor, given its order as ``text``; return its result.
+    """Run a slot on an executor, given its order as ``text``; return its result in chunks.
 
     ``run`` is the run's id and the accumulator for receipts. ``sent`` are the columns of the rows if they have more
     than the order needs.
@@ -110,8 +111,9 @@ def _run(
     if run is not None:
         run_id, accumulator = run
         accumulator.add({run_id: result[RECEIPT].drop_null().to_pylist()})
+    chunks = chunk_result(result)
     _prepare_next_task("slot")
-    return result
+    return chunks
 
 
 def with_offsets(rows: pa.Table) -> pa.Table:

@@ -14,6 +14,7 @@ from riffle_spark.spark.engine import kept_output, routing
 from riffle_spark.spark.engine.kept_output import KeptOutputs
 from riffle_spark.spark.engine.kept_plan import PlanFrame
 from riffle_spark.spark.engine.stage_frames import StoredResult
+from riffle_spark.worker.result_chunks import chunked_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -25,9 +26,16 @@ Values = tuple[object, ...]
 def stored(spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.Schema = OUTPUT) -> StoredResult:
     """Return a stored result with rows of attempts, and a receipt of each attempt."""
     attempts = dict.fromkeys(attempt for attempt, _ in rows)
-    all_rows = [(attempt_number(attempt), None, *values) for attempt, values in rows]
-    all_rows += [(attempt_number(attempt), "{}", *[None] * len(output)) for attempt in attempts]
-    frame = spark.createDataFrame(all_rows, routing.spark_schema(result_schema(output)))
+    has_letters = LETTER in output.names
+    chunks: list[Values] = []
+    for attempt in attempts:
+        number, ours = attempt_number(attempt), [values for owner, values in rows if owner == attempt]
+        plain = [values[:-1] for values in ours if values[-1] is None] if has_letters else ours
+        chunks.append((number, None, plain, None)[: 3 + has_letters])
+        if has_letters:
+            chunks.append((number, None, None, [values[-1] for values in ours if values[-1] is not None]))
+        chunks.append((number, "{}", None, None)[: 3 + has_letters])
+    frame = spark.createDataFrame(chunks, routing.spark_schema(chunked_schema(result_schema(output))))
     return StoredResult(PlanFrame(frame, lambda: len(rows)), several=False)
 
 
@@ -113,12 +121,12 @@ def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str)
 @pytest.mark.long
 def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """After that, Spark analyses each batch, and every such batch counts. Other columns are tried again."""
-    made: list[pa.Schema] = []
+    made: list[int] = []
     make = kept_output._KeptOutput.__init__
 
-    def making(plan: kept_output._KeptOutput, frame: DataFrame, output: pa.Schema) -> None:
-        made.append(output)
-        make(plan, frame, output)
+    def making(plan: kept_output._KeptOutput, frame: DataFrame) -> None:
+        made.append(len(frame.columns))
+        make(plan, frame)
 
     monkeypatch.setattr(kept_output._KeptOutput, "__init__", making)
     monkeypatch.setattr(kept_output, "_EXPRESSIONS", "org.apache.spark.no.such")
@@ -129,4 +137,4 @@ def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkey
     assert (len(made), outputs.fallbacks) == (3, 7)
     fewer = OUTPUT.remove(1)
     assert values_in(outputs.rows(STORE, stored(spark, [("1-a", ("a",))], fewer), ["1-a"], fewer)) == [("a",)]
-    assert made[3:] == [fewer]
+    assert len(made[3:]) == 1

@@ -20,6 +20,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
 from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows, rows_of
+from riffle_spark.worker.result_chunks import RESULT_ROWS
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -178,9 +179,10 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
 def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
     frame = spark.createDataFrame(
-        [(attempt_number("theirs"), None, "ann")], f"{ATTEMPT} long, {RECEIPT} string, user string"
+        [(attempt_number("theirs"), None, [("ann",)])],
+        f"{ATTEMPT} long, {RECEIPT} string, {RESULT_ROWS} array<struct<user string>>",
     )
-    rows = rows_of(frame, ["ours"], pa.schema([("user", pa.string())]))
+    rows = rows_of(frame, ["ours"])
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()
 

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, attempt_number
 from riffle_spark.spark.engine.stage_frames import rows_of
+from riffle_spark.worker.result_chunks import RESULT_ROWS
 from tests.kit.streams.streaming import committed, settings_in, wait_for
 
 pytestmark = pytest.mark.spark
@@ -131,13 +132,18 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
 
 @pytest.mark.newer_spark
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.sample("some keys")
-def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession, asked: str) -> None:
+@pytest.mark.sample("no rows-some keys", "rows-some keys")
+@pytest.mark.parametrize("lost", [None, [], [(7, 7)]], ids=["no rows", "an empty chunk", "rows"])
+def test_a_receipt_of_another_attempt_is_never_filtered_away(
+    spark: SparkSession, asked: str, lost: list[tuple[int, int]] | None
+) -> None:
     """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
     ours, given_up = attempt_number("ours"), attempt_number("given up")
-    rows = [(ours, None, 1, 1), (ours, "{}", None, None), (given_up, "{}", None, None)]
-    result = spark.createDataFrame(rows, f"{ATTEMPT} long, {RECEIPT} string, k long, rows long")
+    rows = [(ours, None, [(1, 1)]), (ours, "{}", None), (given_up, "{}", lost)]
+    result = spark.createDataFrame(
+        rows, f"{ATTEMPT} long, {RECEIPT} string, {RESULT_ROWS} array<struct<k long, rows long>>"
+    )
     spark.conf.set(COMPILED, "false")
-    assert len(ASKED[asked](rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
+    assert len(ASKED[asked](rows_of(result.where(f"{ATTEMPT} = {ours}"), ["ours"])).collect()) == 1
     with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
-        ASKED[asked](rows_of(result, ["ours"], COUNTED)).collect()
+        ASKED[asked](rows_of(result, ["ours"])).collect()

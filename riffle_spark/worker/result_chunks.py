@@ -1,0 +1,98 @@
+"""Pack the result of a slot into few rows, each with an array of output rows.
+
+Spark stores the result row by row. It estimates the size of stored rows, and serialises each row if it keeps two
+copies. Both cost more than the rows' own work, so Spark gets chunks of ``CHUNK_ROWS`` output rows.
+
+Spark holds a stored row in one array of bytes, of at most 2 GiB. So a result that may be large has chunks of one row.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
+
+__all__ = ["RESULT_ROWS", "chunk_result", "chunked_schema"]
+
+RESULT_ROWS = "__riffle_output"
+"""The column with an array of output rows. A column ``LETTER`` has an array of dead letters."""
+CHUNK_ROWS = 1024
+CHUNK_BYTES = 32 << 20
+"""A result has chunks of one row if its texts, lists and maps may take more bytes."""
+_VALUE_BYTES = 40
+"""The most bytes that Spark adds to a value in a list or map: 8 for its place, and 32 for its length and padding."""
+
+
+def chunked_schema(result: pa.Schema) -> pa.Schema:
+    """Return the schema of a result in chunks, from its schema in rows (``result_schema``)."""
+    fields = [result.field(ATTEMPT), result.field(RECEIPT)]
+    rows = without_letters(pa.schema(list(result)[len(fields) :]))
+    fields.append(pa.field(RESULT_ROWS, pa.list_(pa.struct(list(rows)))))
+    if LETTER in result.names:
+        fields.append(pa.field(LETTER, pa.list_(result.field(LETTER).type)))
+    return pa.schema(fields)
+
+
+def chunk_result(result: pa.Table) -> pa.Table:
+    """Return a slot's result in chunks. Its last row is the receipt, and stays a row of its own."""
+    schema = chunked_schema(result.schema)
+    count = result.num_rows - 1
+    rows = result.slice(0, count).drop_columns([ATTEMPT, RECEIPT])
+    is_large = sum(_variable_bytes(chunk) for column in rows.columns for chunk in column.chunks) > CHUNK_BYTES
+    rows = rows if is_large else rows.combine_chunks()
+    lists: dict[str, list[pa.Array]] = {RESULT_ROWS: [], LETTER: []}
+    chunk_rows = 1 if is_large else CHUNK_ROWS
+    if LETTER in rows.column_names:
+        letters = rows.column(LETTER)
+        lists[LETTER] = list(_split(letters.drop_null().chunks, chunk_rows, schema.field(LETTER).type))
+        rows = rows.filter(pc.is_null(letters)) if lists[LETTER] else rows
+        rows = rows.drop_columns([LETTER])
+    kind = schema.field(RESULT_ROWS).type
+    structs = (
+        pa.Array.from_buffers(kind.value_type, batch.num_rows, [None], children=batch.columns)
+        for batch in rows.to_batches()
+    )
+    lists[RESULT_ROWS] = list(_split(structs, chunk_rows, kind))
+    parts = [(name, array) for name, arrays in lists.items() for array in arrays]
+    parts.append((RECEIPT, result.column(RECEIPT).slice(count)))
+    return pa.concat_tables([_part(name, values, result.column(ATTEMPT)[count], schema) for name, values in parts])
+
+
+def _part(name: str, values: pa.Array | pa.ChunkedArray, attempt: pa.Scalar, schema: pa.Schema) -> pa.Table:
+    """Return rows of an attempt with values of one column. Their other columns are null."""
+    known = {ATTEMPT: pa.repeat(attempt, len(values)), name: values}
+    return pa.table(
+        [known[f.name] if f.name in known else pa.nulls(len(values), f.type) for f in schema], schema=schema
+    )
+
+
+def _split(structs: Iterable[pa.Array], rows: int, kind: pa.ListType) -> Iterator[pa.Array]:
+    """Yield arrays of lists with at most ``rows`` elements, from non-empty arrays of structs."""
+    for values in structs:
+        if len(values):
+            offsets = np.append(np.arange(0, len(values), rows, dtype=np.int32), np.int32(len(values)))
+            yield pa.ListArray.from_arrays(pa.array(offsets), values, type=kind)
+
+
+def _variable_bytes(array: pa.Array) -> int:
+    """Return the most bytes that the texts, lists and maps of an array take in Spark, beyond a constant per row."""
+    kind = array.type
+    if types.is_struct(kind):
+        return sum(_variable_bytes(array.field(index)) for index in range(kind.num_fields))
+    if types.is_nested(kind) and len(array):
+        start, end = (array.offsets[place].as_py() for place in (0, -1))
+        children = [array.keys, array.items] if types.is_map(kind) else [array.values]
+        places: int = sum(_count_values(child.type) for child in children) * (end - start)
+        return places * _VALUE_BYTES + sum(_variable_bytes(child.slice(start, end - start)) for child in children)
+    is_bytes = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+    return int(array.nbytes) if is_bytes or types.is_large_binary(kind) else 0
+
+
+def _count_values(kind: pa.DataType) -> int:
+    """Return how many values a value of a type has: a struct has itself and those of its fields."""
+    if not types.is_struct(kind):
+        return 1
+    return 1 + sum(_count_values(kind.field(index).type) for index in range(kind.num_fields))

@@ -1,0 +1,89 @@
+"""A slot's result in chunks holds the rows of the result, in order, and small ones where they may be large."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field, result_schema
+from riffle_spark.worker import result_chunks
+from riffle_spark.worker.result_chunks import RESULT_ROWS, chunk_result, chunked_schema
+
+NUMBER = 7
+FLAGS = pa.list_(pa.struct([("a", pa.bool_())]))
+COUNTS = pa.map_(pa.string(), pa.int32())
+NESTED = pa.schema([("k.`x", pa.string()), ("l", FLAGS), ("m", COUNTS), ("d", pa.decimal128(38, 3))])
+VALUES: dict[str, list[object]] = {
+    "k.`x": [None, "b"],
+    "l": [[{"a": True}], None],
+    "m": [[("q", 1)], None],
+    "d": [Decimal("1.500"), None],
+}
+ROWS = pa.table([pa.array(VALUES[field.name] * 1500, field.type) for field in NESTED], schema=NESTED)
+
+
+def result_of(rows: pa.Table) -> pa.Table:
+    """Return the result of a slot with these output rows."""
+    schema = result_schema(rows.schema)
+    numbers = pa.repeat(pa.scalar(NUMBER, pa.int64()), rows.num_rows)
+    plain = pa.table([numbers, pa.nulls(rows.num_rows, pa.string()), *rows.columns], schema=schema)
+    last = {ATTEMPT: NUMBER, RECEIPT: "{}"}
+    receipt = pa.table([pa.array([last.get(field.name)], field.type) for field in schema], schema=schema)
+    return pa.concat_tables([plain, receipt])
+
+
+def rows_in(chunks: pa.Table, column: str = RESULT_ROWS) -> list[object]:
+    """Return the rows in an array column of a result in chunks."""
+    return [row for rows in chunks.column(column).to_pylist() for row in rows or ()]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1 << 25, 4), (10, 3001)], ids=["small", "large"])
+def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: int, count: int) -> None:
+    """From sliced tables of several pieces, too. A result that may be large has chunks of one row."""
+    monkeypatch.setattr(result_chunks, "CHUNK_BYTES", limit)
+    rows = pa.concat_tables([ROWS.slice(5, 1000), ROWS.slice(1, 2000)])
+    chunks = chunk_result(result_of(rows))
+    chunks.validate(full=True)
+    assert chunks.schema == chunked_schema(result_schema(NESTED))
+    assert rows_in(chunks) == rows.to_pylist()
+    assert set(chunks.column(ATTEMPT).to_pylist()) == {NUMBER}
+    assert chunks.column(RECEIPT).drop_null().to_pylist() == ["{}"]
+    assert chunks.num_rows == count
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        (pa.array([[True] * 1000]), 1000 * 40),
+        (pa.array([[{"a": True}] * 1000], FLAGS), 2 * 1000 * 40),
+        (pa.array([[("", 1)] * 1000], COUNTS), 2 * 1000 * 40),
+    ],
+    ids=["list", "structs", "map"],
+)
+def test_values_in_lists_count_with_what_spark_adds(values: pa.Array, most: int) -> None:
+    """Arrow stores a flag in one bit, and Spark a struct with one in 24 bytes."""
+    assert most <= result_chunks._variable_bytes(values) <= 2 * most
+
+
+def test_numbers_of_any_count_are_chunked() -> None:
+    """A chunk of numbers has a bounded size."""
+    assert result_chunks._variable_bytes(pa.array(range(100_000))) == 0
+
+
+def test_dead_letters_have_chunks_of_their_own() -> None:
+    """No chunk of output rows holds a dead letter."""
+    rows = pa.schema([("n", pa.int64())])
+    output = rows.append(letter_field(rows))
+    letters = pa.array([None, {"error": "ValueError"}, None], output.field(LETTER).type)
+    chunks = chunk_result(result_of(pa.table([pa.array([1, None, 3]), letters], schema=output)))
+    assert rows_in(chunks) == [{"n": 1}, {"n": 3}]
+    assert [letter["error"] for letter in rows_in(chunks, LETTER)] == ["ValueError"]  # type: ignore[index]
+
+
+def test_a_result_without_rows_is_its_receipt() -> None:
+    """So is one whose output has no columns."""
+    for schema in (NESTED, pa.schema([])):
+        chunks = chunk_result(result_of(schema.empty_table()))
+        assert (chunks.num_rows, rows_in(chunks)) == (1, [])
