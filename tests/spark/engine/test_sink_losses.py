@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
@@ -41,7 +42,15 @@ def totals(number: int) -> Rows:
 def holders(rows: DataFrame) -> set[int]:
     """Return on how many executors the results below a frame are kept. Frames that idioms keep do not count."""
     leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
-    return {leaves.apply(at).rdd().getStorageLevel().replication() for at in range(leaves.size())}
+    rdds = [leaves.apply(at).rdd() for at in range(leaves.size())]
+    return {stored_below(rdd).getStorageLevel().replication() for rdd in rdds}
+
+
+def stored_below(rdd: Any) -> Any:
+    """Return the stored RDD that an RDD is computed from."""
+    while not rdd.getStorageLevel().isValid():
+        rdd = rdd.dependencies().head().rdd()
+    return rdd
 
 
 class Murderous:
