@@ -166,7 +166,8 @@ def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESU
         sys.exit("there are no figures to save")
     name = command.rsplit(maxsplit=1)[-1]
     file = folder / f"{name}.json"
-    newer = _run_of(" ".join(["./run", command, *options]), json.loads(lines[-1]))
+    run = "./run demo" if name == "demo" else f"./run bench {name}"
+    newer = _run_of(" ".join([run, *options]), json.loads(lines[-1]))
     save(file, (*read(file), newer) if name in TRENDS else with_run(read(file), newer))
     return file
 

@@ -40,9 +40,10 @@ def test_every_file_of_figures_is_on_the_page() -> None:
 
 
 def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
-    """A figure in bold type in the README or in a page of processors stands on the numbers page."""
+    """A figure in bold type in the README, or on a page of processors or other engines, is on the numbers page."""
     numbers = PAGE.read_text()
-    for page in (CHECKOUT / "README.md", CHECKOUT / "docs" / "processors.md"):
+    docs = CHECKOUT / "docs"
+    for page in (CHECKOUT / "README.md", docs / "processors.md", docs / "why-riffle-spark.md"):
         quoted = [figure for figure in re.findall(r"\*\*([^*\n]+)\*\*", page.read_text()) if figure[0].isdigit()]
         assert quoted
         assert [figure for figure in quoted if not re.search(rf"(?<![\w.]){re.escape(figure)}(?!\w)", numbers)] == []
