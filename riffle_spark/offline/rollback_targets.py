@@ -174,10 +174,14 @@ def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
     oldest = min(versions, default=0)
     newest = max(versions, default=0)
     retained = f"between {oldest} and {newest}" if versions else "none"
+    remedy = "Choose a retained batch. Raise retained_versions to keep more in future."
+    savepoint = next((savepoint.name for savepoint in tail.savepoints if savepoint.version == version), None)
+    if savepoint is not None:
+        remedy += f" Or return to savepoint {savepoint}, which keeps this batch (--to-savepoint)."
     # Cause: Retention deleted the records of this batch, or they are damaged.
     raise ConfigError(
         f"Cannot roll back to batch {version}: no intact record of it is retained. Retained batches: {retained}.",
-        remedy="Choose a retained batch. Raise retained_versions to keep more in future.",
+        remedy=remedy,
         where="--to",
         id="RIFFLE-0132",
     )

@@ -36,6 +36,7 @@ queries. `./run reference` writes this page from the source; `riffle COMMAND --h
 | 1 | the command failed, or found what it looks for: damage, a query that is stuck. The help of the command says it |
 | 2 | the command was called wrongly |
 | 3 | the store cannot be reached or read, so nothing is known |
+| 4, 5 | of a command that steers a query: no answer in time; the query does not run |
 
 ### Complete commands in your shell
 

@@ -69,6 +69,8 @@ def test_a_rollback_to_a_savepoint_is_exact_many_batches_later(world: World, che
     world.start()
     feed_six_keys(world, 6, 21, states)
     assert not world.memory.exists(paths.record_name(5)), "its record is gone from the log"
+    with pytest.raises(ConfigError, match=r"(?s)batch 5.*savepoint release"):
+        rollback(world.home.root, 5, str(checkpoint))
     plan = rollback(world.home.root, "savepoint:release", str(checkpoint))
     assert (plan.executed, plan.version, plan.offsets) == (False, 5, "offsets-5")
     rollback(world.home.root, "savepoint:release", str(checkpoint), execute=True)

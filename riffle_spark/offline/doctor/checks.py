@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.offline.doctor.facts import DiskFacts, JavaFacts, KafkaFacts, Level, PythonFacts, Result, StoreFacts
-from riffle_spark.process.types.missing_modules import REQUIREMENTS, missing_module_remedy
+from riffle_spark.process.types.missing_modules import REQUIREMENTS, install_remedy, missing_module_remedy
 from riffle_spark.spark_installation import SparkInstallation, python_problem
 
 __all__ = [
@@ -76,7 +76,8 @@ def check_workers(driver: PythonFacts, worker: PythonFacts) -> Result:
     missing = [name for name in _WORKER_PACKAGES if name not in worker.packages]
     if missing:
         fact = f"{fact} It does not have {', '.join(missing)}."
-        return Result("workers", "error", fact, missing_module_remedy(missing[0]))
+        install = install_remedy(*(REQUIREMENTS[name] for name in missing))
+        return Result("workers", "error", fact, f"{remedy} On machines without it: {install}")
     if "riffle-spark" not in worker.packages:
         fact = f"{fact} It does not have riffle_spark."
         return Result("workers", "warning", fact, missing_module_remedy("riffle_spark"))

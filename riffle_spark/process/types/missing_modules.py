@@ -43,13 +43,14 @@ def missing_module_remedy(module: str) -> str:
     )
 
 
-def install_remedy(requirement: str) -> str:
-    """Return the remedy text for installing a package with compiled modules on the executors.
+def install_remedy(*requirements: str) -> str:
+    """Return the remedy text for installing packages with compiled modules on the executors.
 
-    ``requirement`` is pip's name of it.
+    ``requirements`` are pip's names of them.
     """
+    packages = "' '".join(requirements)
     return (
-        f"Run pip install '{requirement}' in the Python of every executor, or send an environment: "
+        f"Run pip install '{packages}' in the Python of every executor, or send an environment: "
         f"{ARCHIVE_VARIABLES} spark-submit --archives environment.tar.gz#environment"
     )
 
