@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.messages.upkeep_orders import UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import MergeOrder, UpkeepReceipt
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Head
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head
+from riffle_spark.worker import upkeep_piece
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
@@ -182,6 +183,19 @@ def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
     assert [key_group for _, key_group, _ in receipt.snapshots] == [1, 3]
     assert receipt.errors[0].startswith("totals, key-group 2: ")
     assert receipt.snapshots_left == 0
+
+
+def test_merges_of_a_piece_share_objects_of_a_bounded_size(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object has key-groups until their parts reach the size, the later objects as well as the first."""
+    entries = {kg: Entry(None, entry.chain, cut=entry.base) for kg, entry in upkept.place.entries.items()}
+    size = max(entry.chain_bytes for entry in entries.values())
+    monkeypatch.setattr(upkeep_piece, "_MERGED_BYTES", 2 * size)
+    merges = tuple(MergeOrder(STORE, kg, entry, 1) for kg, entry in entries.items())
+    receipt = upkept.run(merges=merges)
+    assert [kg for _, kg, _ in receipt.merges] == list(KEY_GROUPS)
+    objects = [replacement.link.object for _, _, replacement in receipt.merges]
+    assert objects[::2] == objects[1::2]
+    assert len(set(objects)) == len(KEY_GROUPS) // 2
 
 
 def test_an_order_for_another_member_does_nothing(upkept: Upkept) -> None:

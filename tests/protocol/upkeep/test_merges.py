@@ -319,6 +319,24 @@ def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_
     assert world.memory.get(replacement.link.object) is None
 
 
+def test_links_of_the_driver_before_are_merged(tmp_path: Path) -> None:
+    """Key-groups that no batch changes after a restart are merged once, and a record lists the merged delta."""
+    world = query(tmp_path, executors=["1"], operators=[totals()])
+    idle = tuple(f"k{n}" for n in range(20))
+    for version in range(5):
+        world.batch(version, rows_of(*((key, 1, 0) for key in idle)))
+    world.start(InlineBackground(deferred=True))
+    before = len(world.memory.list("merged/"))
+    for version in range(5, 9):
+        world.batch(version, rows_of(("a", 1, 0)))
+        world.background.run()
+    entries = world.log().manifest.entries.values()
+    idle_chains = [[link.level for link in entry.chain] for entry in entries if entry.head.version < 5]
+    assert idle_chains
+    assert idle_chains == [[1]] * len(idle_chains)
+    assert len(world.memory.list("merged/")) - before <= 2
+
+
 def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
     """The record lists the deltas that were merged since, and they are retained."""
     world = query(tmp_path, executors=["1"], operators=[totals()], retained_versions=30)

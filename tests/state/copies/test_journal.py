@@ -119,6 +119,19 @@ def test_a_journal_is_replaced_when_it_is_twice_as_long_as_needed(
     assert len(numbers) > 3
 
 
+def test_changes_of_high_stacks_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All parts of all stacks count as needed, so a batch writes only its changes, however many parts stacks have."""
+    monkeypatch.setattr(journal_file, "_SPARE_BYTES", 0)
+    stacks = Stacks(tmp_path, "totals")
+    assert stacks.replace_many({n: (None, stack_of(1, *range(8))) for n in range(100)})
+    (journal,) = journals_in(tmp_path)
+    size = journal.stat().st_size
+    for key_group in range(20):
+        assert stacks.replace(key_group, stack_of(1, *range(8)), stack_of(2, *range(9)))
+    assert journals_in(tmp_path) == [journal]
+    assert journal.stat().st_size < 1.2 * size
+
+
 def test_a_reader_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unchanged journal costs one look at its size."""
     stacks = Stacks(tmp_path, "totals")

@@ -61,6 +61,22 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
     assert place.bring().restores == 1
 
 
+@pytest.mark.parametrize("key_groups", [3, 4])
+def test_each_key_group_has_its_turn(tmp_path: Path, key_groups: int) -> None:
+    """As many looks as there are key-groups find damage of any of them, and each look goes on where the last ended."""
+    place = Place(tmp_path)
+    place.seal(0, {kg: {"k": kg} for kg in range(key_groups)})
+    for kg in range(key_groups):
+        place.snapshot(kg)
+    place.bring()
+    for damaged in range(key_groups):
+        for file in place.files(damaged):
+            file.write_bytes(b"x")
+        dropped = [address for _ in range(key_groups) for address in scrub_stacks(place.folder, 1)]
+        assert ("totals", damaged) in dropped
+        place.bring()
+
+
 @pytest.mark.parametrize("length", [1 << 45, 1 << 63])
 def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> None:
     """Whatever a list says, no more is read than is there."""
