@@ -5,14 +5,17 @@ Theory of operation.
 1. A copy's head is a point in the history of its key-group. The copy lacks the links from there to the head in the log.
    Their rows are its lag in records, their lengths its lag in bytes.
 2. A snapshot or a merged delta removes links from the chain. A copy that is behind can still fold them while their
-   objects are retained. So they are kept here as a *trail*, for the life of this driver. It ends at a head on the
-   chain. A copy on the trail lacks fewer bytes than the merged delta has.
+   objects are retained. So the newest of them are kept here as a *trail*, for the life of this driver. It ends at a
+   head on the chain. A copy on the trail lacks fewer bytes than the merged delta has. A copy that is further behind
+   fetches the merged delta or the whole state.
 3. A copy whose head is neither on the chain nor on the trail lacks the whole state, like a member without a copy.
 4. A member has the deltas that it sealed itself as local files, so they do not count as missing.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from riffle_spark.messages.slot_orders import Receipt
@@ -22,6 +25,8 @@ from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, H
 __all__ = ["CopyLag", "ReportedCopies", "lag_without_copy"]
 
 _SEALED_REMEMBERED = 256
+_TRAIL_LINKS = 64
+"""The most links of a trail. Standbys are a few batches behind. All links of an hour would be thousands a key-group."""
 
 
 class CopyLag(NamedTuple):
@@ -66,6 +71,13 @@ class _Trail:
             self.links = []
             place = 0
         self.links += [(sequence, link) for link in removed.chain[place:]]
+        self.forget_first(len(self.links) - _TRAIL_LINKS)
+
+    def forget_first(self, count: int) -> None:
+        """Forget the first ``count`` links; none if that is not positive."""
+        if count > 0:
+            self.base = self.links[count - 1][1].head
+            del self.links[:count]
 
 
 class ReportedCopies:
@@ -146,11 +158,8 @@ class ReportedCopies:
         ``oldest`` is the number of the first retained record.
         """
         for address, trail in list(self._trails.items()):
-            retained = [(sequence, link) for sequence, link in trail.links if sequence > oldest]
-            if len(retained) < len(trail.links):
-                trail.base = trail.links[len(trail.links) - len(retained) - 1][1].head
-                trail.links = retained
-            if not retained:
+            trail.forget_first(bisect_right(trail.links, oldest, key=itemgetter(0)))
+            if not trail.links:
                 del self._trails[address]
 
     def missing_links(self, member: str, address: Address, entry: Entry) -> tuple[Link, ...] | None:

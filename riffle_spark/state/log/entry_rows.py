@@ -8,7 +8,7 @@ which has the head, id, level and size. If the object is a block, its row also h
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import add
 from typing import NamedTuple, cast
 
@@ -67,37 +67,62 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
 
     ``merged`` is present only if there are links of merged deltas.
     """
-    indexes: dict[Head, int] = {}
-    index_of = indexes.setdefault
+    ordered = sorted(entries.items())
+    links = list(chain.from_iterable([entry.chain for _, entry in ordered]))
+    heads, starts, lengths, checksums, counts, merged, blocks = zip(*links, strict=True) if links else ((),) * 7
+    ends = (end for _, entry in ordered for end in (entry.snapshot and entry.snapshot.head, entry.cut) if end)
+    indexes = {head: index for index, head in enumerate(dict.fromkeys(chain(heads, ends)))}
+    place_of = _number_places(indexes, zip(heads, merged, strict=True))
+    places = [place_of[pair] for pair in zip(heads, merged, strict=True)]
+    in_blocks = {
+        place: [*block, f"{checksum:016x}"]
+        for place, (block, checksum) in dict(zip(places, zip(blocks, checksums, strict=True), strict=True)).items()
+        if block is not None
+    }
+    flat: list[int | str] = [0] * (5 * len(links))
+    flat[0::5] = places
+    flat[1::5] = starts
+    flat[3::5] = ["0"] * len(links)
+    flat[4::5] = counts
+    if None in blocks:
+        parts = list(zip(lengths, checksums, blocks, strict=True))
+        flat[2::5] = [length if block is None else 0 for length, _, block in parts]
+        flat[3::5] = [f"{checksum:016x}" if block is None else "0" for _, checksum, block in parts]
     rows: dict[str, list[list[object]]] = {}
-    merged_rows: dict[tuple[Head, MergedDelta], int] = {}
-    merged_places: list[tuple[list[int | str], int, int]] = []
-    blocks: dict[Head | MergedDelta, list[int | str]] = {}
-    for (store, key_group), entry in sorted(entries.items()):
-        numbers: list[int | str] = []
-        for head, start, length, checksum, count, merged, block in entry.chain:
-            if merged is not None:
-                row = merged_rows.setdefault((head, merged), len(merged_rows))
-                merged_places.append((numbers, len(numbers), row))
-            if block is None:
-                numbers += (index_of(head, len(indexes)), start, length, f"{checksum:016x}", count)
-                continue
-            numbers += (index_of(head, len(indexes)), start, 0, "0", count)
-            source = merged or head
-            if source not in blocks:
-                blocks[source] = [*block, f"{checksum:016x}"]
+    first = 0
+    for (store, key_group), entry in ordered:
+        end = first + 5 * len(entry.chain)
         snapshot: list[object] | None = None
         if entry.snapshot is not None:
             id, head, length, checksum, count = entry.snapshot
-            snapshot = [id, index_of(head, len(indexes)), length, f"{checksum:016x}", count]
-        cut = None if entry.cut is None else index_of(entry.cut, len(indexes))
-        rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, numbers, cut])
-    for numbers, place, row in merged_places:
-        numbers[place] = len(indexes) + row
-    columns: dict[str, object] = {"heads": [[*head, *blocks.get(head, ())] for head in indexes], "stores": rows}
+            snapshot = [id, indexes[head], length, f"{checksum:016x}", count]
+        cut = None if entry.cut is None else indexes[entry.cut]
+        rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, flat[first:end], cut])
+        first = end
+    columns: dict[str, object] = {
+        "heads": [[*head, *in_blocks.get(index, ())] for head, index in indexes.items()],
+        "stores": rows,
+    }
+    merged_rows = [
+        [indexes[head], *of_link, *in_blocks.get(place, ())[1:]]
+        for (head, of_link), place in place_of.items()
+        if of_link is not None
+    ]
     if merged_rows:
-        columns["merged"] = [[indexes[head], *merged, *blocks.get(merged, ())[1:]] for head, merged in merged_rows]
+        columns["merged"] = merged_rows
     return columns
+
+
+def _number_places(
+    indexes: Mapping[Head, int], pairs: Iterable[tuple[Head, MergedDelta | None]]
+) -> dict[tuple[Head, MergedDelta | None], int]:
+    """Return the place of each head, with the merged delta that leads to it. Those with one follow all heads."""
+    places: dict[tuple[Head, MergedDelta | None], int] = {}
+    next_place = len(indexes)
+    for head, of_link in dict.fromkeys(pairs):
+        places[head, of_link] = indexes[head] if of_link is None else next_place
+        next_place += of_link is not None
+    return places
 
 
 def has_blocks(columns: Mapping[str, object]) -> bool:
@@ -110,7 +135,8 @@ def has_blocks(columns: Mapping[str, object]) -> bool:
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
     """Return the entries that ``entries_to_json`` wrote.
 
-    Other JSON raises ``KeyError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the values.
+    Other JSON raises ``KeyError``, ``IndexError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the
+    values.
     """
     head_rows = cast("list[tuple[int, str]]", columns["heads"])
     heads = [Head(row[0], row[1]) for row in head_rows]
@@ -120,20 +146,6 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
         _Place(heads[row[0]], MergedDelta(*row[1:4]), *_parse_block(row[3:] if len(row) > 4 else ()))
         for row in merged_rows
     ]
-    has_tables = bool(merged_rows) or has_blocks(columns)
-
-    def links(flat: list[int | str]) -> tuple[Link, ...]:
-        fives = cast("Iterable[tuple[int, int, int, str, int]]", zip(*[iter(flat)] * 5, strict=True))
-        if has_tables:
-            return tuple(
-                [places[place].make_link(start, length, sum_, rows) for place, start, length, sum_, rows in fives]
-            )
-        return tuple(
-            [
-                _make_link((heads[head], start, length, int(sum_, 16), rows, None, None))
-                for head, start, length, sum_, rows in fives
-            ]
-        )
 
     def snapshot(row: list[object] | None) -> Snapshot | None:
         if row is None:
@@ -142,11 +154,39 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
         return Snapshot(id, heads[head], length, int(checksum, 16), count)
 
     stores = cast("dict[str, list[_Row]]", columns["stores"])
-    return {
-        (store, key_group): Entry(snapshot(snapshot_row), links(chain), timer, None if cut is None else heads[cut])
-        for store, rows in stores.items()
-        for key_group, timer, snapshot_row, chain, cut in rows
-    }
+    rows = [(store, *row) for store, of_store in stores.items() for row in of_store]
+    links = _links_of(places, [row[4] for row in rows])
+    entries: dict[Address, Entry] = {}
+    first = 0
+    for store, key_group, timer, snapshot_row, numbers, cut in rows:
+        end = first + len(numbers) // 5
+        of_entry = tuple(links[first:end])
+        entries[store, key_group] = Entry(snapshot(snapshot_row), of_entry, timer, None if cut is None else heads[cut])
+        first = end
+    return entries
+
+
+def _links_of(places: Sequence["_Place"], chains: Sequence[list[int | str]]) -> list[Link]:
+    """Return the links of all chains, one after the other. Each link is five numbers of its chain."""
+    if any(len(numbers) % 5 for numbers in chains):
+        raise ValueError("a chain does not have five numbers per link")
+    flat = list(chain.from_iterable(chains))
+    if not flat:
+        return []
+    indexes, starts, lengths, checksums, counts = (cast("list[int]", flat[column::5]) for column in range(5))
+    if set(map(type, indexes)) != {int} or min(indexes) < 0:
+        raise TypeError("a chain has a head that is not an index")
+    blocks = [block for index in indexes if (block := places[index].block) is not None]
+    if len(blocks) < len(indexes):
+        fives = zip(indexes, starts, lengths, cast("list[str]", checksums), counts, strict=True)
+        return [places[index].make_link(start, length, sum_, rows) for index, start, length, sum_, rows in fives]
+    if set(map(type, counts)) != {int}:
+        raise TypeError("a link in a block has rows that are not a number")
+    shares = [block.share_of(count) for block, count in zip(blocks, counts, strict=True)]
+    heads = [places[index].head for index in indexes]
+    sums = [places[index].checksum for index in indexes]
+    merged = [places[index].merged for index in indexes]
+    return list(map(_make_link, zip(heads, starts, shares, sums, counts, merged, blocks, strict=True)))
 
 
 def changed_entries_from_json(columns: dict[str, object], version: int, epoch: int) -> dict[Address, Entry]:
@@ -209,8 +249,6 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
         snapshot = entry.snapshot
         if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MAX:
             raise ValueError(f"store {store} has a key-group {key_group!r}")
-        if any(link.block is not None and link.start != key_group for link in entry.chain):
-            raise ValueError(f"key-group {key_group} of store {store} has a link in a block to another key-group")
         if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
             raise ValueError(f"invalid timer {entry.timer_ms!r}")
         if entry.cut is not None:
@@ -221,8 +259,10 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
                 raise ValueError(f"invalid snapshot id {snapshot.id!r}")
             if int(snapshot.id.partition("-")[0]) != max(snapshot.head.version, 0):
                 raise ValueError(f"snapshot {snapshot.id} is listed for version {snapshot.head.version}")
-
-    _check_links(list(chain.from_iterable([entry.chain for entry in entries.values()])))
+    links = list(chain.from_iterable([entry.chain for entry in entries.values()]))
+    if links:
+        lengths = [len(entry.chain) for entry in entries.values()]
+        _check_links(links, list(chain.from_iterable(map(repeat, [number for _, number in entries], lengths))))
 
 
 def check_link(store: str, link: Link) -> None:
@@ -231,20 +271,26 @@ def check_link(store: str, link: Link) -> None:
     _check_link(link)
 
 
-def _check_links(links: list[Link]) -> None:
-    """Raise ``ValueError`` if a link has an impossible head or range. Each head is checked once."""
-    if not links:
-        return
-    for head in {id(link.head): link.head for link in links}.values():
+def _check_links(links: list[Link], key_groups: list[int]) -> None:
+    """Raise ``ValueError`` if a link, of the key-group at its place, has an impossible head or range.
+
+    Each head and merged delta is checked once.
+    """
+    heads, starts, lengths, checksums, rows, merged, blocks = zip(*links, strict=True)
+    for head in dict(zip(map(id, heads), heads, strict=True)).values():
         _check_head(head)
-    _, starts, lengths, checksums, rows, _, _ = zip(*links, strict=True)
+    if [*starts] != key_groups or None in blocks:
+        for link, key_group in zip(links, key_groups, strict=True):
+            if link.block is not None and link.start != key_group:
+                raise ValueError(f"key-group {key_group} has a link in a block to key-group {link.start!r}")
     columns = (starts, lengths, checksums, rows)
     are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in columns)
     if not are_numbers or max(chain(map(add, starts, lengths), rows)) >= NUMBERS_END:
         for link in links:
             _check_link(link)
-    for link in {id(link.merged): link for link in links if link.merged is not None}.values():
-        _check_merged(link)
+    for link in dict(zip(map(id, merged), links, strict=True)).values():
+        if link.merged is not None:
+            _check_merged(link)
 
 
 def _check_link(link: Link) -> None:

@@ -120,6 +120,18 @@ def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
     assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
 
 
+def test_a_trail_has_only_the_newest_links() -> None:
+    """A copy that is further behind than the trail reaches lacks the whole state."""
+    past = Past(random.Random(0))
+    for _ in range(100):
+        past.batch()
+        past.snapshot()
+    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-65])
+    assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) == tuple(past.every[-64:])
+    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-66])
+    assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
+
+
 def test_a_census_tells_of_all_copies_that_there_are() -> None:
     """What a member had and the next census does not find is gone."""
     past = Past(random.Random(0))
