@@ -205,4 +205,5 @@ def _show_costs(costs: "SavepointCosts") -> None:
         echo("The query has no savepoints.")
         return
     show_table(table)
-    echo(f"Only savepoints keep {show_count(costs.only_objects)} objects with {show_bytes(costs.only_bytes)}.")
+    objects = show_count(costs.only_objects)
+    echo(f"Without the savepoints, {objects} objects with {show_bytes(costs.only_bytes)} would be deleted.")

@@ -174,7 +174,9 @@ def _find_batch_record(log: Log, tail: Record, version: int) -> Record:
     oldest = min(versions, default=0)
     newest = max(versions, default=0)
     retained = f"between {oldest} and {newest}" if versions else "none"
-    remedy = "Choose a retained batch. Raise retained_versions to keep more in future."
+    remedy = "Choose a retained batch."
+    if not versions or version < oldest:
+        remedy += " Raise retained_versions to keep more in future."
     savepoint = next((savepoint.name for savepoint in tail.savepoints if savepoint.version == version), None)
     if savepoint is not None:
         remedy += f" Or return to savepoint {savepoint}, which keeps this batch (--to-savepoint)."

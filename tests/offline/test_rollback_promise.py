@@ -170,8 +170,11 @@ def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
     assert tail is not None
     assert tail.promised > 1
     checkpoint, first = str(tmp_path / "checkpoint"), tail.version - (tail.sequence - tail.promised)
-    with pytest.raises(ConfigError, match="RIFFLE-0132"):
+    with pytest.raises(ConfigError, match="RIFFLE-0132") as released:
         rollback(world.home.root, first - 1, checkpoint)
+    with pytest.raises(ConfigError, match="RIFFLE-0132") as unknown:
+        rollback(world.home.root, tail.version + 1, checkpoint)
+    assert ["retained_versions" in error.value.remedy for error in (released, unknown)] == [True, False]
     with pytest.raises(ConfigError, match="RIFFLE-0131"):
         rollback(world.home.root, f"record:{tail.promised - 1}", checkpoint)
     with pytest.raises(ConfigError, match="RIFFLE-0131"):

@@ -348,7 +348,7 @@ class TestCommands:
         assert [(each["name"], each["version"]) for each in shown["savepoints"]] == [("a", 5)]
         assert shown["savepoints"][0]["rollback_to"] == "savepoint:a"
         text = run_command("savepoint", "list", root)
-        assert "Only savepoints keep" in text.output
+        assert "Without the savepoints, " in text.output
         logged = read_json("log", root)
         assert (logged["records"][-1]["kind"], logged["savepoints"][0]["name"]) == ("savepoint", "a")
         assert "savepoint:a" in run_command("log", root).output

@@ -45,8 +45,8 @@ REFUSED: Final = {
     "result_and_input": Refusal(
         "A join of a stateful operator's results with another stream is not supported, because the rows of a batch "
         "would come from a store and from a source.",
-        "Group the other stream too (for example dropDuplicates by its key and time), or write the results to a sink "
-        "and join them in a second query.",
+        "Write the results to a sink and join them in a second query. Or group the other stream too, for example with "
+        "dropDuplicates by its key and time, which keeps one of several rows with the same key and time.",
         id="RIFFLE-0604",
     ),
     "limit": Refusal(
