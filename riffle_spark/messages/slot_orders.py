@@ -137,7 +137,8 @@ def _home_text(home: Home) -> str:
 class Order:
     """The batch of an operator: everything that its slots need, except the computation.
 
-    ``slots`` maps a slot's number to its key-groups. ``schema`` is the store's as the log stores it, ``key`` names its
+    ``claim`` are the digits that the ids of all attempts start with: those of the driver's claim of the log. ``slots``
+    maps a slot's number to its key-groups. ``schema`` is the store's as the log stores it, ``key`` names its
     columns. Rows are routed by the columns ``routed_by``, or by all key columns. With ``by_key`` a row's key-group is
     the hash of its key, otherwise it stands for the row's partition.
 
@@ -197,6 +198,11 @@ class Order:
     combined: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     input_partitions: int = 0
+    claim: str = ""
+
+    def attempt_name(self, random: bytes) -> str:
+        """Return the name of an attempt, ``<epoch>-<attempt id>``. ``random`` are 16 bytes that make it unique."""
+        return f"{self.epoch}-{self.claim}{random.hex()[len(self.claim) :]}"
 
     @property
     def routing(self) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def run_slot(
             output = attempt.run(slot, rows)
     except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
         error = _as_riffle_error(raised, attempt.folder.path if attempt else None)
-        name = f"{order.epoch}-{attempt_id.hex()}"
+        name = order.attempt_name(attempt_id)
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
         return _answer_table(order.output, order.output.empty_table(), receipt)
@@ -114,7 +114,7 @@ class _Attempt:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
         self.compute = make_store_computation(computation, order.store)
-        self.name = f"{order.epoch}-{attempt_id.hex()}"
+        self.name = order.attempt_name(attempt_id)
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
         self.folder = folder_of(order.home, executor)

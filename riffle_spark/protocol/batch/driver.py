@@ -18,7 +18,7 @@ from riffle_spark.protocol.batch.enter import Decision, check_matches_stored_sta
 from riffle_spark.protocol.batch.idle_loop import IdleLoop
 from riffle_spark.protocol.batch.mailbox import last_number
 from riffle_spark.protocol.batch.mailbox_reader import MailboxReader
-from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
+from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, claim_digits, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.batch.state_changes import StateChanges
 from riffle_spark.protocol.facts import DriverFacts, FailureFacts
@@ -60,6 +60,7 @@ class Driver:
         upkeep_objects = ports.upkeep_objects or ports.objects
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)
         self._run_id: str | None = None
+        self._claim_digits = ""
         self.operations = RequestRegister(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations, ports.clock)
@@ -290,6 +291,7 @@ class Driver:
         promised = self._upkeep.promise_after(self._log.first, previous) if previous else 0
         draft = replace(draft, promised=promised, savepoints=self.mailbox.savepoints.for_claim(previous))
         tail = self._log.append(draft, self._log.manifest)
+        self._claim_digits = claim_digits(tail.commit_id)
         self.mailbox.savepoints.start(tail)
         follows_claim = previous is not None and previous.kind == "claim"
         self._upkeep.start(self._log.first, tail, self._log.manifest, follows_claim=follows_claim)
@@ -444,6 +446,7 @@ class Driver:
         return BatchRun(
             incoming,
             number,
+            self._claim_digits,
             self._settings,
             self._present_home(),
             tail,

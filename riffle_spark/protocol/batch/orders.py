@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from riffle_spark.messages.slot_orders import Home, Order, Receipt
 from riffle_spark.protocol.batch.initial import is_initial_state_due
@@ -9,10 +10,10 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, SlotLayout
 from riffle_spark.settings import Settings
-from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.log.manifest import CLAIM_DIGITS, EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["BatchRun", "CacheEntries", "order_for"]
+__all__ = ["BatchRun", "CacheEntries", "claim_digits", "order_for"]
 
 _LINKS_SENT = 2
 """An owner lacks one link, or two if a batch was repeated. To fetch the record is cheaper than to send more links."""
@@ -22,11 +23,13 @@ _LINKS_SENT = 2
 class BatchRun:
     """The common parts of the orders of one run of a batch.
 
-    ``number`` is 1 for the first run. ``caches`` are the entries of stores that are not durable.
+    ``number`` is 1 for the first run. ``claim`` are the digits of the driver's claim (``claim_digits``). ``caches`` are
+    the entries of stores that are not durable.
     """
 
     incoming: IncomingBatch
     number: int
+    claim: str
     settings: Settings
     home: Home
     tail: Record
@@ -85,7 +88,16 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         whole=declared.whole,
         keyless=declared.keyless,
         routed_by=declared.routed_by,
+        claim=run.claim,
     )
+
+
+def claim_digits(commit_id: str) -> str:
+    """Return the digits by which attempts of a claim differ from those of other claims with the same epoch.
+
+    ``commit_id`` is that of the claim's record, which is random. The digits are 4 bytes of its hash.
+    """
+    return blake2b(commit_id.encode(), digest_size=CLAIM_DIGITS // 2).hexdigest()
 
 
 def _due_watermark_ms(run: BatchRun, operator: Operator) -> int | None:

@@ -176,17 +176,18 @@ def _links_of(places: Sequence["_Place"], chains: Sequence[list[int | str]]) -> 
     indexes, starts, lengths, checksums, counts = (cast("list[int]", flat[column::5]) for column in range(5))
     if set(map(type, indexes)) != {int} or min(indexes) < 0:
         raise TypeError("a chain has a head that is not an index")
-    blocks = [block for index in indexes if (block := places[index].block) is not None]
-    if len(blocks) < len(indexes):
-        fives = zip(indexes, starts, lengths, cast("list[str]", checksums), counts, strict=True)
-        return [places[index].make_link(start, length, sum_, rows) for index, start, length, sum_, rows in fives]
     if set(map(type, counts)) != {int}:
-        raise TypeError("a link in a block has rows that are not a number")
-    shares = [block.share_of(count) for block, count in zip(blocks, counts, strict=True)]
-    heads = [places[index].head for index in indexes]
-    sums = [places[index].checksum for index in indexes]
-    merged = [places[index].merged for index in indexes]
-    return list(map(_make_link, zip(heads, starts, shares, sums, counts, merged, blocks, strict=True)))
+        raise TypeError("a link has rows that are not a number")
+    heads, merged, blocks, block_checksums = zip(*[places[index] for index in indexes], strict=True)
+    sizes = [
+        length if block is None else block.share_of(count)
+        for length, count, block in zip(lengths, counts, blocks, strict=True)
+    ]
+    sums = [
+        int(cast(str, checksum), 16) if block is None else block_checksum
+        for checksum, block, block_checksum in zip(checksums, blocks, block_checksums, strict=True)
+    ]
+    return list(map(_make_link, zip(heads, starts, sizes, sums, counts, merged, blocks, strict=True)))
 
 
 def changed_entries_from_json(columns: dict[str, object], version: int, epoch: int) -> dict[Address, Entry]:
@@ -282,7 +283,7 @@ def _check_links(links: list[Link], key_groups: list[int]) -> None:
     if [*starts] != key_groups or None in blocks:
         for link, key_group in zip(links, key_groups, strict=True):
             if link.block is not None and link.start != key_group:
-                raise ValueError(f"key-group {key_group} has a link in a block to key-group {link.start!r}")
+                raise ValueError(f"key-group {key_group} has a link in a block to another key-group, {link.start!r}")
     columns = (starts, lengths, checksums, rows)
     are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in columns)
     if not are_numbers or max(chain(map(add, starts, lengths), rows)) >= NUMBERS_END:

@@ -10,8 +10,9 @@ Theory of operation:
    replaces successive links, and has the head of the last of them. Only a rollback changes an entry in another way: it
    restores an older manifest.
 4. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
-   too: it only repeats rows that the copy has. Such a head is known by its epoch and version: within the epoch of the
-   merged delta's head, every committed version between is on the same line.
+   too: it only repeats rows that the copy has. Such a head is known by its claim and version: of the attempts of one
+   driver's claim, every committed version between is on the same line. The epoch alone does not show that: after a root
+   was restored from a backup, the next claim has the epoch of a claim that is lost, whose copies may still exist.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.place import Place
 
 __all__ = [
+    "CLAIM_DIGITS",
     "EMPTY",
     "EMPTY_HEAD",
     "Address",
@@ -39,6 +41,8 @@ __all__ = [
 
 Address = tuple[str, int]
 """(store, key-group)."""
+CLAIM_DIGITS = 8
+"""How many hexadecimal digits at the start of an attempt id are the same for all attempts of one claim."""
 
 
 class Head(NamedTuple):
@@ -51,6 +55,14 @@ class Head(NamedTuple):
     def epoch(self) -> int:
         """The epoch of the driver, -1 for the empty head."""
         return int(self.attempt.split("-", 1)[0]) if self.attempt else -1
+
+    @property
+    def claim(self) -> str:
+        """The epoch and the first digits of the attempt id, by which attempts of different claims differ.
+
+        Versions before these digits had random ones. Their heads have no claim in common.
+        """
+        return self.attempt[: self.attempt.find("-") + 1 + CLAIM_DIGITS]
 
 
 EMPTY_HEAD = Head(-1, "")
@@ -242,7 +254,7 @@ class Entry:
         """Return the index of the link whose merged delta replaced a link with this head, ``None`` if it is unknown."""
         for index in range(len(self.chain) - 1, -1, -1):
             link = self.chain[index]
-            if link.merged is not None and link.head.epoch == head.epoch and link.head.version > head.version:
+            if link.merged is not None and link.head.claim == head.claim and link.head.version > head.version:
                 since = self.chain[index - 1].head if index else self.base
                 if since.version < head.version:
                     return index

@@ -53,17 +53,19 @@ class Line:
     state: State = field(default_factory=dict)
     version: int = -1
     epoch: int = 1
+    claims: int = 0
     objects: int = 0
     contents: dict[Link, Changes] = field(default_factory=dict)
     snapshots: dict[str, State] = field(default_factory=dict)
     copies: dict[Head, State] = field(default_factory=dict)
     on_line: list[Head] = field(default_factory=list)
-    records: list[tuple[Entry, State, int, list[Head]]] = field(default_factory=list)
+    records: list[tuple[Entry, State, int, list[Head], int]] = field(default_factory=list)
 
     def append(self, changes: Changes) -> None:
         """Commit a batch that changes the key-group."""
         self.version += 1
-        added = link(self.version, self.next_object(), epoch=self.epoch)
+        name = f"{self.epoch}-{self.claims:08x}{self.next_object():024x}"
+        added = link(self.version)._replace(head=Head(self.version, name))
         self.contents[added] = changes
         self.entry = self.entry.add_link(added)
         self.state = applied(self.state, changes)
@@ -73,7 +75,7 @@ class Line:
 
     def remember(self) -> None:
         """Keep the entry as that of a record."""
-        self.records.append((self.entry, self.state, self.version, list(self.on_line)))
+        self.records.append((self.entry, self.state, self.version, list(self.on_line), self.epoch))
 
     def next_object(self) -> int:
         """Return the number of a new object."""
@@ -104,10 +106,21 @@ class Line:
 
     def roll_back(self, number: int) -> None:
         """Return to an earlier record, as another driver."""
-        self.entry, self.state, self.version, on_line = self.records[number]
-        self.on_line = list(on_line)
-        self.epoch += 1
+        epoch = self.epoch
+        self.restore_backup(number)
+        self.epoch = epoch + 1
         self.remember()
+
+    def restore_backup(self, number: int) -> None:
+        """Return to an earlier record as if no later one had been, and claim it. Copies stay where they are."""
+        self.entry, self.state, self.version, on_line, self.epoch = self.records[number]
+        self.on_line = list(on_line)
+        self.claim()
+
+    def claim(self) -> None:
+        """Continue as another driver."""
+        self.epoch += 1
+        self.claims += 1
 
     def restored(self, entry: Entry) -> State:
         """Return the state that a whole entry describes."""
@@ -129,9 +142,9 @@ class Line:
                 state = applied(state, self.contents[part])
             assert state == self.state
         base = self.entry.base
-        newest = self.on_line[-1].epoch if self.on_line else 0
+        newest = self.on_line[-1].claim if self.on_line else ""
         for head in self.on_line:
-            if head.epoch == newest and head.version >= base.version:
+            if head.claim == newest and head.version >= base.version:
                 assert self.entry.links_after(head) is not None, f"{head} is on the chain"
 
     def check_records(self) -> None:
@@ -154,7 +167,7 @@ def _record(entries: dict[Address, Entry]) -> records.Record:
 
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["batch", "batch", "batch", "merge", "merge", "snapshot", "claim", "rollback"]),
+        st.sampled_from(["batch", "batch", "batch", "merge", "merge", "snapshot", "claim", "rollback", "restore"]),
         st.integers(0, 99),
         st.integers(1, 99),
         st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 99), min_size=1),
@@ -166,8 +179,8 @@ ACTS = st.lists(
 @settings(max_examples=200)
 @given(ACTS)
 def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
-    """Random batches, merges, snapshots, claims and rollbacks: links lead from a copy's head to the newest state, or
-    the head is not on the chain.
+    """Random batches, merges, snapshots, claims, rollbacks and restored backups: links lead from a copy's head to the
+    newest state, or the head is not on the chain.
     """
     line = Line()
     line.remember()
@@ -176,9 +189,11 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
         if act == "batch":
             line.append(changes)
         elif act == "claim":
-            line.epoch += 1
+            line.claim()
         elif act == "rollback":
             line.roll_back(place % len(line.records))
+        elif act == "restore":
+            line.restore_backup(place % len(line.records))
         elif chain and act == "merge":
             start = place % len(chain)
             line.merge(start, 1 + count % (len(chain) - start))
@@ -194,7 +209,7 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
 
 
 def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
-    """It is on the chain if its epoch is that of the merged delta's head. Other epochs may have been given up."""
+    """It is on the chain if its claim is that of the merged delta's head. Other claims may have been given up."""
     chain = tuple(link(version, epoch=epoch) for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 2)))
     merged = merged_link(chain[3].head, 9)
     entry = Entry(chain=chain).replace_by_merged(Replacement(chain[0].head, merged))
@@ -204,6 +219,22 @@ def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
     assert entry.links_after(chain[1].head) is None
     assert entry.links_after(chain[3].head) == (chain[4],)
     assert entry.links_after(chain[0].head) == (merged, chain[4])
+
+
+def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() -> None:
+    """After a root was restored from a backup, a claim gets the epoch of a claim that is lost. Its copies are off the
+    chain, as are those of earlier versions, whose attempts have random digits only.
+    """
+    before = link(1)
+    claims = {
+        claim: [Head(version, f"2-{claim}{version:024x}") for version in (2, 3)] for claim in ("aa" * 4, "bb" * 4)
+    }
+    lost, present = claims.values()
+    chain = (before, *(link(head.version)._replace(head=head) for head in present))
+    entry = Entry(chain=chain).replace_by_merged(Replacement(before.head, merged_link(present[-1], 9)))
+    assert entry is not None
+    assert entry.links_after(present[0]) == entry.chain[1:]
+    assert entry.links_after(lost[0]) is None
 
 
 def test_a_merged_delta_replaces_only_links_of_the_chain() -> None:
