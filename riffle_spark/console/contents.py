@@ -10,7 +10,7 @@ import click
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
 from riffle_spark.console.periods import period_options
 from riffle_spark.console.tables import Table, show_facts, show_table
-from riffle_spark.observe.units import show_bytes, show_count, show_time
+from riffle_spark.observe.units import show_bytes, show_count, show_rows, show_time
 
 if TYPE_CHECKING:
     from riffle_spark.observe.status import WarningSummary
@@ -110,7 +110,7 @@ def _savepoints_table(savepoints: "Sequence[RecordedSavepoint]") -> Table:
     columns = ("NAME", "BATCH", "COMMITTED", "CREATED", "ROLLBACK")
     table = Table("SAVEPOINTS", columns, right=frozenset({"BATCH"}))
     for savepoint in savepoints:
-        times = show_time(savepoint.written_ms), show_time(savepoint.created_ms)
+        times = show_time(savepoint.committed_ms), show_time(savepoint.created_ms)
         table.add(savepoint.name, savepoint.version, *times, f"savepoint:{savepoint.name}")
     return table
 
@@ -165,9 +165,12 @@ def _offsets_text(record: "LoggedRecord") -> str | None:
 def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """Show the stores of a query: columns, rows, bytes, parts and the largest key-groups.
 
-    ROWS counts a key once per part that has it. SKEW is the bytes of the largest key-group as a multiple of the mean.
-    REQUESTS are those of the whole query in the ten minutes before its last status, with their price at the list price
-    of S3. Reads the log and the status, also while the query runs.
+    ROWS is the number of state rows, as in Spark's `numRowsTotal`. It is `at most` a number if it is unknown: an
+    earlier version of riffle_spark wrote the store first, or its variables have changed. A part is a snapshot or a
+    delta of a key-group. ROWS IN PARTS counts a key once for each part that has it. SKEW is the bytes of the largest
+    key-group as a multiple of the mean. Requests are those of the whole query in the ten minutes before its last
+    status. Their price is an estimate at the list price of S3, and is left out for a root on `file://`. Reads the log
+    and the status, also while the query runs.
 
     Exit code 1: the root has no log, or it is damaged. 3: the store cannot be reached or read.
     """
@@ -185,12 +188,12 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     columns = ("STORE", "ROWS", "BYTES", "KEY-GROUPS", "SNAPSHOTS", "DELTAS", "LONGEST CHAIN", "SKEW")
     sizes = Table("", columns, right=frozenset(columns[1:]))
     schemas = Table("COLUMNS", ("STORE", "COLUMN", "TYPE", "PART"))
-    largest = Table("LARGEST KEY-GROUPS", ("STORE", "KEY-GROUP", "ROWS", "BYTES"), right=frozenset(columns[1:]))
-    largest.right |= {"KEY-GROUP"}
+    largest = Table("LARGEST KEY-GROUPS", ("STORE", "KEY-GROUP", "ROWS IN PARTS", "BYTES"))
+    largest.right = frozenset(largest.columns[1:])
     for store in stores:
         sizes.add(
             store.store,
-            show_count(store.rows),
+            show_rows(store.rows, is_exact=store.has_exact_rows),
             show_bytes(store.bytes),
             show_count(store.key_groups),
             show_count(store.snapshots),

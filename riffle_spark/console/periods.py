@@ -1,14 +1,14 @@
-"""The options ``--since`` and ``--until``."""
+"""Options that are times: ``--since``, ``--until``, and ``--time``."""
 
 from collections.abc import Callable
 from functools import wraps
 
 import click
 
-__all__ = ["period_options"]
+__all__ = ["parse_time_option", "period_options"]
 
 
-def _parse(_context: click.Context | None, parameter: click.Parameter, text: str | None) -> int | None:
+def parse_time_option(_context: click.Context | None, parameter: click.Parameter, text: str | None) -> int | None:
     """Return a time in milliseconds since the epoch."""
     from riffle_spark.offline.periods import parse_time
 
@@ -30,8 +30,8 @@ def period_options(command: Callable[..., None]) -> Callable[..., None]:
         "Show only what was not earlier: an ISO time with its zone (2026-03-01T14:05Z), or a duration before now (15m)."
     )
 
-    @click.option("--since", metavar="TIME", callback=_parse, help=since_help)
-    @click.option("--until", metavar="TIME", callback=_parse, help="Show only what was not later.")
+    @click.option("--since", metavar="TIME", callback=parse_time_option, help=since_help)
+    @click.option("--until", metavar="TIME", callback=parse_time_option, help="Show only what was not later.")
     @wraps(command)
     def with_period(*, since: int | None, until: int | None, **options: object) -> None:
         from riffle_spark.offline.periods import Period

@@ -145,7 +145,7 @@ def _show_savepoint(savepoint: "RecordedSavepoint", verb: str, *, as_json: bool)
     if as_json:
         echo(json.dumps(asdict(savepoint)))
         return
-    echo(f"Savepoint {savepoint.name} {verb} batch {savepoint.version} of {show_time(savepoint.written_ms)}.")
+    echo(f"Savepoint {savepoint.name} {verb} batch {savepoint.version} of {show_time(savepoint.committed_ms)}.")
 
 
 @savepoint_command.command("list")
@@ -196,7 +196,7 @@ def _show_costs(costs: "SavepointCosts") -> None:
         table.add(
             savepoint.name,
             savepoint.version,
-            show_time(savepoint.written_ms),
+            show_time(savepoint.committed_ms),
             show_time(savepoint.created_ms),
             savepoint.user,
             *([None] * len(sizes) if each.problem else sizes),

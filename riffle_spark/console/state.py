@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +11,7 @@ import click
 
 from riffle_spark.console.lazy_group import LazyGroup
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.periods import parse_time_option
 from riffle_spark.console.tables import Table, show_facts, show_table
 from riffle_spark.observe.units import show_time
 
@@ -64,7 +66,13 @@ def _table_options(command: _Command) -> _Command:
 @click.argument("key", metavar="KEY")
 @_table_options
 @click.option("--version", help="The batch whose state is shown, or savepoint:NAME. By default the newest.")
-@click.option("--time", help="A time with its zone, such as 2026-11-26T14:00:00Z: the newest batch at or before it.")
+@click.option(
+    "--time",
+    metavar="TIME",
+    callback=parse_time_option,
+    help="Show the newest batch at or before this time: an ISO time with its zone (2026-11-26T14:00:00Z), or a "
+    "duration before now (15m).",
+)
 @json_option
 def show_command(  # noqa: PLR0913 - one argument for each option
     root: str,
@@ -72,7 +80,7 @@ def show_command(  # noqa: PLR0913 - one argument for each option
     store: str | None,
     variable: str | None,
     version: str | None,
-    time: str | None,
+    time: int | None,
     s3_endpoint: str | None,
     conf_file: Path,
     as_json: bool,
@@ -88,7 +96,8 @@ def show_command(  # noqa: PLR0913 - one argument for each option
     from riffle_spark.state_tables.read_state import read_table
 
     opened = _open(root, conf_file, s3_endpoint)
-    table = opened.view(_parse_version(version), time).table(store, variable)
+    moment = None if time is None else datetime.fromtimestamp(time / 1000, timezone.utc)
+    table = opened.view(_parse_version(version), moment).table(store, variable)
     rows = to_json_rows(read_table(table, _parse_key(key, table)).read_all())
     shown = {"root": root, "store": table.store, "variable": table.variable, "version": table.view.record.version}
     if as_json:

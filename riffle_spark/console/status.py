@@ -10,7 +10,7 @@ import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
 from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
-from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_time
+from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_rows, show_time
 
 if TYPE_CHECKING:
     from riffle_spark.observe.rates import Rates
@@ -70,8 +70,10 @@ def status_command(
 
     Reads the root alone, while the query runs or after it. Members, lag and moves are those that the driver last wrote,
     at most a minute ago. The last commit is that of the log. Times are in UTC. Rates of batches are those of the last
-    five minutes, requests those of the last ten. STATE is the state of the key-groups that a member owns, at most 30 s
-    old. DISK is the used share, and the limit beyond which a member gets no new copies.
+    five minutes, requests those of the last ten. The price of requests is an estimate at the list price of S3, and is
+    left out for a root on `file://`. STATE BYTES and ROWS IN PARTS are those of the key-groups that a member owns, at
+    most 30 s old. ROWS IN PARTS counts a key once for each snapshot and delta that has it. DISK is the used share, and
+    the limit beyond which a member gets no new copies.
 
     HEALTH is `ok`, or one of these. `failed`: an error ended the query; its class, id and time are shown. `paused`: by
     an operator. `stopped`. `behind`: records are unread, or a batch runs, and the last commit is older than three
@@ -187,18 +189,20 @@ def _summary(state: "RootStatus") -> list[tuple[str, str]]:
 def _savepoints_text(state: "RootStatus") -> str:
     """Return the number of savepoints, and the oldest one. `riffle savepoint list` has their cost."""
     savepoints = state.record.savepoints
-    oldest = min(savepoints, key=lambda savepoint: savepoint.written_ms)
-    return f"{len(savepoints)}, the oldest is {oldest.name} of batch {oldest.version} ({show_time(oldest.written_ms)})"
+    oldest = min(savepoints, key=lambda savepoint: savepoint.committed_ms)
+    return (
+        f"{len(savepoints)}, the oldest is {oldest.name} of batch {oldest.version} ({show_time(oldest.committed_ms)})"
+    )
 
 
 def cost_text(rates: "Rates") -> str:
-    """Return the requests per hour with their estimated price."""
-    if rates.requests_per_hour is None or rates.dollars_per_hour is None:
+    """Return the requests per hour, with their estimated price if the store charges for requests."""
+    if rates.requests_per_hour is None:
         return "unknown"
-    return (
-        f"{show_count(rates.requests_per_hour)} per hour, about {rates.dollars_per_hour:.2g} USD per hour at the list "
-        "price of S3 Standard in us-east-1"
-    )
+    requests = f"{show_count(rates.requests_per_hour)} per hour"
+    if rates.dollars_per_hour is None:
+        return requests
+    return f"{requests}, about {rates.dollars_per_hour:.2g} USD per hour at the list price of S3 Standard in us-east-1"
 
 
 def _steering_lines(facts: "DriverFacts") -> list[tuple[str, str]]:
@@ -219,7 +223,8 @@ def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
     """Return the size of all stores."""
     stores = state.facts.stores
     size = show_bytes(sum(store.bytes for store in stores))
-    return [("State", f"{show_count(sum(store.rows for store in stores))} rows, {size}, {len(stores)} stores")]
+    rows = show_rows(sum(store.rows for store in stores), is_exact=all(store.has_exact_rows for store in stores))
+    return [("State", f"{rows} rows, {size}, {len(stores)} store{'s' * (len(stores) != 1)}")]
 
 
 def _lag_text(state: "RootStatus") -> str:
@@ -248,7 +253,7 @@ def _members(state: "RootStatus") -> Table:
         "SLOTS",
         "OWNS",
         "STATE BYTES",
-        "STATE ROWS",
+        "ROWS IN PARTS",
         "STANDBYS",
         "WARM-UPS",
         "REMAINING",

@@ -106,7 +106,7 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge(
             "state_rows",
             "rows",
-            "rows of a store; a key that is in several parts counts once per part",
+            "state rows of a store; an upper bound if an earlier version wrote it first, or its variables have changed",
             _SPARK,
             "store",
         ),
@@ -145,7 +145,7 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge(
             "owned_state_rows",
             "rows",
-            "rows of the state of its owned key-groups, at most 30 s old",
+            "rows in the snapshots and deltas of its owned key-groups, at most 30 s old; a key counts once for each",
             _RIFFLE,
             "executor",
         ),
@@ -214,7 +214,7 @@ SECTIONS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "requests_price_dollars",
             "dollars",
             "estimated price of these requests, at the list price of S3 Standard in us-east-1; storage and traffic are "
-            "not included",
+            "not included; 0 for a root on file://",
             _STORE,
         ),
     ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from riffle_spark.observe.markup import Markup, Part, element, join_parts
-from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_percent, show_time
+from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_percent, show_rows, show_time
 
 __all__ = [
     "NOTHING",
@@ -15,6 +15,7 @@ __all__ = [
     "dollars_part",
     "duration_part",
     "percent_part",
+    "rows_part",
     "scrolled_table",
     "section",
     "swatch",
@@ -40,6 +41,11 @@ class Column:
 def count_part(number: float | None) -> Markup:
     """Return a number of things. The element ``data`` carries the exact value."""
     return NOTHING if number is None else element("data", show_count(number), value=number)
+
+
+def rows_part(rows: int, is_exact: bool) -> Markup:
+    """Return a number of rows, or ``at most`` a number for an upper bound. The element ``data`` carries the number."""
+    return element("data", show_rows(rows, is_exact=is_exact), value=rows)
 
 
 def bytes_part(size: int) -> Markup:

@@ -13,6 +13,7 @@ from riffle_spark.observe.page_parts import (
     dollars_part,
     duration_part,
     percent_part,
+    rows_part,
     scrolled_table,
     section,
     swatch,
@@ -77,7 +78,7 @@ def summary_section(status: Status) -> Markup:
             "state",
             "State",
             bytes_part(sum(store.bytes for store in facts.stores)),
-            [count_part(sum(store.rows for store in facts.stores)), " rows"],
+            [rows_part(sum(s.rows for s in facts.stores), all(s.has_exact_rows for s in facts.stores)), " rows"],
         ),
         _figure(
             "cost",
@@ -285,7 +286,7 @@ def members_section(status: Status, categories: Categories) -> Markup:
         Column("Slots", True),
         Column("Owned", True),
         Column("State", True),
-        Column("Rows", True),
+        Column("Rows in parts", True),
         Column("Standbys", True),
         Column("Lag, records", True),
         Column("Trend", True),
@@ -356,7 +357,12 @@ def stores_section(status: Status) -> Markup:
     """Return the stores with their sizes."""
     columns = [Column("Store"), Column("Rows", True), Column("Size", True), Column("Deltas", True)]
     rows = [
-        [store.store, count_part(store.rows), bytes_part(store.bytes), count_part(store.chain_parts)]
+        [
+            store.store,
+            rows_part(store.rows, store.has_exact_rows),
+            bytes_part(store.bytes),
+            count_part(store.chain_parts),
+        ]
         for store in status.facts.stores
     ]
     return section("stores", "Stores", table("stores-table", "Stored state per store", columns, rows))

@@ -5,7 +5,6 @@ from statistics import fmean
 from typing import Final
 
 from riffle_spark.observe.status import Status
-from riffle_spark.protocol.request_prices import price_of
 
 __all__ = ["RATE_WINDOW_SECONDS", "Rates", "rates_of"]
 
@@ -23,7 +22,7 @@ class Rates:
         rows_per_second: their input rows, in all stores.
         batch_seconds: their mean duration; ``None`` if there was none.
         requests_per_hour: requests to the store in the last ten minutes, or since the start.
-        dollars_per_hour: their estimated price in US dollars.
+        dollars_per_hour: their estimated price in US dollars; ``None`` also if the store does not charge for requests.
     """
 
     batches_per_minute: float | None = None
@@ -49,5 +48,6 @@ def rates_of(status: Status) -> Rates:
     requests = status.requests
     if requests is not None and requests.seconds > 0:
         requests_per_hour = sum(requests.by_kind.values()) * _SECONDS_PER_HOUR / requests.seconds
-        dollars_per_hour = price_of(requests.by_kind) * _SECONDS_PER_HOUR / requests.seconds
+        if requests.dollars is not None:
+            dollars_per_hour = requests.dollars * _SECONDS_PER_HOUR / requests.seconds
     return Rates(per_minute, rows_per_second, fmean(totals) if totals else None, requests_per_hour, dollars_per_hour)

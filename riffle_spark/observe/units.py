@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 from typing import Final
 
-__all__ = ["show_bytes", "show_count", "show_duration", "show_percent", "show_time"]
+__all__ = ["show_bytes", "show_count", "show_duration", "show_percent", "show_rows", "show_time"]
 
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -16,6 +16,11 @@ def show_count(number: float) -> str:
         return f"{number:.2g}"
     rounded = round(number) if abs(number) >= 10 or number == round(number) else round(number, 1)
     return f"{rounded:,}"
+
+
+def show_rows(rows: int, *, is_exact: bool) -> str:
+    """Return a number of rows: ``1,234``, or ``at most 1,234`` for an upper bound."""
+    return show_count(rows) if is_exact else f"at most {show_count(rows)}"
 
 
 def show_bytes(size: int) -> str:

@@ -33,6 +33,7 @@ def parse_time(text: str) -> int:
     >>> parse_time("1970-01-01T00:00:01Z")
     1000
     """
+    text = text.strip()
     try:
         time_at = datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text)
     except ValueError:

@@ -122,11 +122,11 @@ def _find_record_at(log: Log, tail: Record, time_ms: int) -> Record:
             return record
         oldest = record
     since = "none" if oldest is None else f"since {show_time(oldest.written_ms)} (batch {oldest.version})"
-    earlier = [savepoint for savepoint in tail.savepoints if savepoint.written_ms <= time_ms]
+    earlier = [savepoint for savepoint in tail.savepoints if savepoint.committed_ms <= time_ms]
     remedy = "Choose a later time. Raise retained_for to keep more in future."
     if earlier:
-        newest = max(earlier, key=lambda savepoint: savepoint.written_ms)
-        remedy += f" Or return to savepoint {newest.name}, of {show_time(newest.written_ms)} (--to-savepoint)."
+        newest = max(earlier, key=lambda savepoint: savepoint.committed_ms)
+        remedy += f" Or return to savepoint {newest.name}, of {show_time(newest.committed_ms)} (--to-savepoint)."
     # Cause: Retention deleted the records of that time, or the query had not started.
     raise ConfigError(
         f"Cannot roll back to {show_time(time_ms)}: no record of that time is retained. Retained records: {since}.",

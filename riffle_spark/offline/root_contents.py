@@ -90,13 +90,16 @@ class StoreOnRoot:
         store: the name of the store.
         key: the name and type of each key column.
         columns: the name and type of each other column or variable.
-        rows: rows in all parts. A key that is in several parts counts several times.
-        bytes: bytes of all parts.
+        rows: state rows: keys, sessions, or elements of variables without timers. An upper bound unless
+            ``has_exact_rows``: then it counts a key once for each snapshot and delta that has it.
+        has_exact_rows: whether the number of state rows is known.
+        bytes: bytes of all snapshots and deltas.
         snapshots: key-groups with a snapshot.
         deltas: parts of deltas after the snapshots.
         longest_chain: the most deltas of a key-group.
         key_groups: how many key-groups have state.
-        largest: the (key-group, rows, bytes) of the largest key-groups.
+        largest: the (key-group, rows, bytes) of the largest key-groups. These rows count a key once for each snapshot
+            and delta that has it.
         skew: the bytes of the largest key-group as a multiple of the mean of all key-groups; 0 without state.
     """
 
@@ -104,6 +107,7 @@ class StoreOnRoot:
     key: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
     rows: int
+    has_exact_rows: bool
     bytes: int
     snapshots: int
     deltas: int
@@ -288,7 +292,7 @@ def read_stores(root: str, options: StoreOptions | None = None) -> list[StoreOnR
         entries.setdefault(store, {})[key_group] = entry
     total = max(len(tail.shards) if tail.dispatch != "key_group" else tail.total, 1)
     return [
-        _store_on_root(store, schema_of_text(store, tail.schemas[store]), entries[store], total)
+        _store_on_root(schema_of_text(store, tail.schemas[store]), entries[store], total, tail.row_counts.get(store))
         for store in sorted(tail.schemas)
     ]
 
@@ -299,8 +303,8 @@ def read_rates(root: str, options: StoreOptions | None = None) -> Rates:
     return Rates() if status is None else rates_of(status)
 
 
-def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry], total: int) -> StoreOnRoot:
-    """Return a store with the sizes of its key-groups, out of ``total``."""
+def _store_on_root(schema: StoreSchema, entries: Mapping[int, Entry], total: int, row_count: int | None) -> StoreOnRoot:
+    """Return a store with the sizes of its key-groups, out of ``total``. ``row_count`` is ``None`` if unknown."""
     sizes = {key_group: entry.measure() for key_group, entry in entries.items()}
     largest = sorted(sizes, key=lambda key_group: (-sizes[key_group].bytes, key_group))[:_LARGEST]
     total_bytes = sum(size.bytes for size in sizes.values())
@@ -309,10 +313,11 @@ def _store_on_root(store: str, schema: StoreSchema, entries: Mapping[int, Entry]
         lambda variables: tuple((variable.name, variable.kind) for variable in variables.variables),
     )
     return StoreOnRoot(
-        store,
+        schema.store,
         tuple((field.name, str(field.type)) for field in schema.key),
         state,
-        rows=sum(size.rows for size in sizes.values()),
+        rows=sum(size.rows for size in sizes.values()) if row_count is None else row_count,
+        has_exact_rows=row_count is not None,
         bytes=total_bytes,
         snapshots=sum(entry.snapshot is not None for entry in entries.values()),
         deltas=sum(size.deltas for size in sizes.values()),

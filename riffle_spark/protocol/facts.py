@@ -58,8 +58,8 @@ class MemberFacts:
         warmup_bytes: how many bytes its warm-ups still have to fetch.
         warmup_seconds: an estimate of the seconds until its warm-ups have caught up; ``None`` if nothing was fetched
             in the last minute.
-        state_rows: rows of the state of its owned key-groups in the object store; ``None`` if not measured. A key that
-            is in several parts counts several times.
+        state_rows: rows in the snapshots and deltas of its owned key-groups; ``None`` if not measured. A key counts
+            once for each of them that has it.
         state_bytes: their bytes.
         disk_used: the share of its local disk in use, 0 to 1; ``None`` if not measured.
         memory_used: the share of its memory that its Python workers use, 0 to 1; ``None`` if not measured.
@@ -88,14 +88,17 @@ class MemberFacts:
 class StoreFacts:
     """The size of a store's state in the object store.
 
-    ``rows`` counts a key once per part that has it. ``bytes`` are those of all snapshots and deltas that the log lists.
-    ``chain_parts`` is the number of deltas of all key-groups.
+    ``rows`` are its state rows: keys, sessions, or elements of variables without timers. If their number is unknown,
+    ``has_exact_rows`` is false, and ``rows`` is an upper bound: it counts a key once for each snapshot and delta that
+    has it. ``bytes`` are those of all snapshots and deltas that the log lists. ``chain_parts`` is the number of deltas
+    of all key-groups.
     """
 
     store: str
     rows: int = 0
     bytes: int = 0
     chain_parts: int = 0
+    has_exact_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

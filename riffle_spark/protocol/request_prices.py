@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DOLLARS_PER_REQUEST", "price_of"]
+__all__ = ["DOLLARS_PER_REQUEST", "has_price", "price_of"]
 
 DOLLARS_PER_REQUEST: Final = {
     "put": 0.005 / 1000,
@@ -19,3 +19,8 @@ about two."""
 def price_of(requests: Mapping[str, int]) -> float:
     """Return the estimated price in US dollars of requests, given as counts by kind. Unknown kinds cost nothing."""
     return sum(count * DOLLARS_PER_REQUEST.get(kind, 0.0) for kind, count in requests.items())
+
+
+def has_price(root: str) -> bool:
+    """Return whether the store of a root charges for requests. A folder does not."""
+    return not root.startswith("file:")

@@ -16,7 +16,7 @@ Opening the log as a driver does would send more requests, because a driver also
 
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError
@@ -30,6 +30,7 @@ from riffle_spark.state.restore.reader import in_parallel
 
 __all__ = ["RetainedRecords", "parse_time_ms"]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _READ_TRIES = 3
 _READ_AHEAD = 16
 """Records that are read and held at once: a full record of many key-groups has megabytes."""
@@ -181,7 +182,7 @@ def parse_time_ms(time: datetime | str) -> int:
             where="time",
             id="RIFFLE-1554",
         )
-    return int(moment.timestamp() * 1000)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _show_time(time_ms: int) -> str:

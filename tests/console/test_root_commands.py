@@ -239,12 +239,11 @@ def test_the_log_shows_which_key_groups_moved(running_query: Elastic) -> None:
 
 
 def test_stores_have_their_columns_and_sizes(query: Elastic) -> None:
-    """Rows, bytes and parts are those of the manifest; the largest key-groups come first."""
+    """Bytes and parts are those of the manifest; the largest key-groups come first."""
     (store,) = read_json("stores", query.home.root)["stores"]
     log = Log(query.memory, query.home.root)
     log.open()
     entries = log.manifest.entries
-    assert store["rows"] == sum(entry.measure().rows for entry in entries.values())
     assert store["deltas"] == sum(len(entry.chain) for entry in entries.values())
     assert store["key"] == [["k", "string"]]
     sizes = [size for _, _, size in store["largest"]]

@@ -51,6 +51,21 @@ def test_a_key_is_shown_at_the_newest_and_at_an_older_batch(query: World) -> Non
     assert "RIFFLE-1552" in run("show", root, "a", "--store", "totals", "--version", 7, code=1)
 
 
+@pytest.mark.parametrize("time", ["1s", "1m", "15 min", "2026-11-26T14:00Z", " 2026-11-26T15:00:00+01:00 "])
+def test_a_state_is_shown_as_of_a_time_or_a_duration_before_now(query: World, time: str) -> None:
+    """`--time` accepts what `riffle rollback --to-time` and `riffle log --since` accept."""
+    (row,) = run("show", query.home.root, "a", "--store", "totals", "--time", time)["rows"]
+    assert (row["count"], row["version"]) == (2, 1)
+
+
+@pytest.mark.parametrize("time", ["2026-11-26T14:00:00", "15 x", "yesterday", ""])
+def test_a_time_without_a_zone_is_a_wrong_call(query: World, time: str) -> None:
+    """The remedy names both forms."""
+    text = run("show", query.home.root, "a", "--store", "totals", "--time", time, code=2)
+    assert "ISO time with its zone" in text
+    assert "such as 15m" in text
+
+
 def test_changes_between_two_batches_are_shown(query: World) -> None:
     """Of all keys and of one; as text with old and new values."""
     root = query.home.root

@@ -17,13 +17,16 @@ from riffle_spark.observe.units import show_bytes
 from riffle_spark.offline.root_status import read_status
 from riffle_spark.protocol.facts import DriverFacts, PartitionLag
 from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.request_prices import price_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import encode as encode_record
 from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import query_with_standbys, read_json, run_command, stored_query, write_status
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.world import World, one
 from tests.kit.state.drawn_records import PLAIN
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -61,19 +64,73 @@ def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
     exporter = StatusExporter(stored.memory, lambda: settings, tuple, "1.2.3", lambda _: None)
     now_ms = read_status(stored.home.root).now_ms
     for minute in range(31):
-        counters = {"requests/batch/put": 1000 * minute if minute < 20 else 20_000, "requests/upkeep/get": 10 * minute}
+        requests = {"put": 1000 * minute if minute < 20 else 20_000, "get": 10 * minute}
+        counters = {f"requests/batch/{kind}": count for kind, count in requests.items()}
+        counters["requests_price_dollars"] = price_of(requests)
         exporter.export(None, DriverFacts(now_ms + minute * 60_000 - 1_800_000, "q", counters=counters), ())
         if minute == 15:
             halfway = read_json("status", stored.home.root)
             assert halfway["requests_per_hour"] == 60 * 1010
     shown = read_json("status", stored.home.root)
-    assert shown["status"]["requests"] == {"seconds": 600.0, "by_kind": {"get": 100}}
+    summary = shown["status"]["requests"]
+    assert (summary["seconds"], summary["by_kind"]) == (600.0, {"get": 100})
     assert shown["requests_per_hour"] == 600
     assert shown["dollars_per_hour"] == pytest.approx(600 * 0.0004 / 1000)
     stores = read_json("stores", stored.home.root)
     assert (stores["requests_per_hour"], stores["dollars_per_hour"]) == (600, shown["dollars_per_hour"])
     for command in ("status", "stores"):
         assert "600 per hour, about 0.00024 USD per hour" in run_command(command, stored.home.root).output
+
+
+def test_a_root_on_files_has_no_price(tmp_path: Path) -> None:
+    """A folder costs nothing per request: the figures and the counter leave the price out."""
+    world = World(tmp_path / "local", root=f"file://{tmp_path}/state")
+    exporter = StatusExporter(world.memory, lambda: world.settings, tuple, "1.2.3", lambda _: None)
+    for version in range(2):
+        world.clock.advance(600)
+        exporter.export(world.batch(version, one(version)), world.driver.facts(), ())
+    world.driver.count_requests("status", {"put": 7})
+    assert "requests_price_dollars" not in world.driver.facts().counters
+    stores = read_json("stores", world.home.root)
+    assert stores["requests_per_hour"] > 0
+    for command in ("status", "stores"):
+        assert read_json(command, world.home.root)["dollars_per_hour"] is None
+        assert re.search(r"Requests +\d+ per hour\n", run_command(command, world.home.root).output)
+    page = tmp_path / "page.html"
+    assert run_command("status", world.home.root, "--html", page).exit_code == 0
+    assert "USD" not in page.read_text("utf-8")
+
+
+def test_the_rows_of_a_store_are_exact_or_at_most_a_number(query: Elastic, tmp_path: Path) -> None:
+    """The records count them. Without a count the commands name an upper bound, which counts a key once per part."""
+    log = query.log()
+    tail = log.tail
+    assert tail is not None
+    count = tail.row_counts["totals"]
+    (size,) = log.manifest.measure_stores().values()
+    assert count == len(query.state("totals")) < size.rows
+    _check_rows(query, tmp_path, count, is_exact=True)
+    name = paths.record_name(tail.sequence)
+    query.memory.delete([name])
+    assert query.memory.put_if_absent(name, encode_record(replace(tail, row_counts={})))
+    query.start()
+    query.feed(1)
+    _check_rows(query, tmp_path, query.log().manifest.measure_stores()["totals"].rows, is_exact=False)
+
+
+def _check_rows(query: Elastic, folder: Path, rows: int, *, is_exact: bool) -> None:
+    """Check what the commands and the page show as the rows of the only store."""
+    write_status(query, stores=query.driver.facts().stores)
+    shown = f"{rows}" if is_exact else f"at most {rows}"
+    (store,) = read_json("stores", query.home.root)["stores"]
+    (stored,) = read_json("status", query.home.root)["facts"]["stores"]
+    for figures in (store, stored):
+        assert (figures["rows"], figures["has_exact_rows"]) == (rows, is_exact)
+    assert re.search(rf"^totals +{shown} ", run_command("stores", query.home.root).output, re.MULTILINE)
+    assert re.search(rf"State +{shown} rows, .*, 1 store\n", run_command("status", query.home.root).output)
+    page = folder / "page.html"
+    assert run_command("status", query.home.root, "--html", page).exit_code == 0
+    assert page.read_text("utf-8").count(f'<data value="{rows}">{shown}</data>') == 2
 
 
 def test_stores_has_no_price_without_a_status(stored: Elastic) -> None:

@@ -93,7 +93,7 @@ def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_
         feed.add(rows(number))
     wait_for(lambda: len(job.reports) >= 4, "four batches")
     created = run_command("savepoint", "create", query.root, "--name", "before-release", "--wait", "60 s")
-    assert (created.exit_code, "It keeps batch" in created.output) == (0, True), created.output
+    assert (created.exit_code, "keeps batch" in created.output) == (0, True), created.output
     (savepoint,) = Savepoints(query.root).tail.savepoints
     kept = savepoint.version + 1
     for number in range(4, BATCHES):

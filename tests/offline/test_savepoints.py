@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.observe.units import show_time
 from riffle_spark.offline import recovery
 from riffle_spark.offline import savepoints as offline_savepoints
 from riffle_spark.offline.checkpoint import Checkpoint
@@ -100,6 +101,31 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     (checkpoint / "commits" / "18").write_text('v1\n{"nextBatchWatermarkMs":0}')
     rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
+
+
+def test_a_savepoint_has_the_time_of_its_batch(world: World, checkpoint: Path) -> None:
+    """Not that of the record that it keeps: a claim, or a record of kind `savepoint`, is written later."""
+    root = world.home.root
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.kind, tail.version) == ("batch", 5)
+    world.clock.advance(3600)
+    world.start()
+    world.crash_at = "before run"
+    with pytest.raises(Crash):
+        feed_six_keys(world, 6, 6)
+    claim = world.log().tail
+    assert claim is not None
+    assert (claim.kind, claim.version) == ("claim", 5)
+    Savepoints(root).create("claim")
+    Savepoints(root).create("savepoint")
+    assert [each.committed_ms for each in Savepoints(root).tail.savepoints] == [tail.written_ms] * 2
+    for command in (("savepoint", "list"), ("log",)):
+        assert run_command(*command, root).output.count(show_time(tail.written_ms)) >= 2
+    world.start()
+    feed_six_keys(world, 6, 21)
+    rollback(root, "savepoint:claim", str(checkpoint), execute=True)
+    assert Savepoints(root).create("gone").committed_ms == tail.time_ms, "the record of the batch is gone"
 
 
 @pytest.mark.parametrize("when", ["create", "delete"])
@@ -302,7 +328,7 @@ class TestTimes:
         world.start()
         feed_six_keys(world, 8, 20)
         with pytest.raises(ConfigError, match="RIFFLE-1582") as refused:
-            rollback(world.home.root, self.text(newer.written_ms / 1000 + 0.0004), str(checkpoint))
+            rollback(world.home.root, self.text(newer.committed_ms / 1000 + 0.0004), str(checkpoint))
         assert "savepoint b" in refused.value.remedy
 
     def test_a_time_in_the_future_is_refused(self, world: World, checkpoint: Path) -> None:

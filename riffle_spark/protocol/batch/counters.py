@@ -57,8 +57,9 @@ class Counters:
     Counters per executor are dropped when the executor is no longer a member, so that their number is bounded.
     """
 
-    def __init__(self) -> None:
-        """Create counters of nothing."""
+    def __init__(self, *, has_price: bool = True) -> None:
+        """Create counters of nothing. ``has_price`` is whether the store charges for requests."""
+        self._has_price = has_price
         self._counts: Counter[str] = Counter()
         self._requests: deque[tuple[str, Mapping[str, int]]] = deque()
 
@@ -69,7 +70,7 @@ class Counters:
             counts.update({f"{counter}/{store}": getattr(figures, name) for name, counter in _OF_STORES.items()})
         for by, requests in (("batch", report.requests), ("upkeep", report.upkeep_requests)):
             counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
-            self._add("requests_price_dollars", price_of(requests))
+            self._add_price(requests)
         counts.update(f"moves/{move['role']}/{move['goal']}" for move in report.moves)
         counts.update(f"warnings/{match[1]}" for match in map(_WARNING_ID.match, report.warnings) if match)
         for name, counter in _OF_BATCHES.items():
@@ -101,8 +102,13 @@ class Counters:
         while self._requests:
             by, requests = self._requests.popleft()
             self._counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
-            self._add("requests_price_dollars", price_of(requests))
+            self._add_price(requests)
         return MappingProxyType(dict(self._counts))
+
+    def _add_price(self, requests: Mapping[str, int]) -> None:
+        """Add the price of requests, given as counts by kind."""
+        if self._has_price:
+            self._add("requests_price_dollars", price_of(requests))
 
     def _add(self, name: str, amount: float) -> None:
         """Add to a counter that may be a fraction."""

@@ -69,7 +69,7 @@ class Driver:
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, self.mailbox, ports
         )
         self._state_changes = StateChanges(ports, self._log, self.mailbox, self._idle_loop, self._present_home)
-        self._facts = FactCollector(self.ownership, self.operations, ports.clock)
+        self._facts = FactCollector(self.ownership, self.operations, ports.clock, home.root)
         self._turn = ports.background.lock()
         self.idle_operators: Sequence[Operator] = ()
         """The last batch's operators until the next batch starts; empty if there is no housekeeping."""
@@ -180,7 +180,7 @@ class Driver:
     def stored_rows(self) -> Mapping[str, int]:
         """Return the number of state rows by store after the last commit.
 
-        Stores of earlier versions have an upper bound: a row that is in several parts counts once per part.
+        A store whose number is unknown has an upper bound: a key counts once for each snapshot and delta that has it.
         """
         tail = self._log.tail
         if tail is None:

@@ -14,6 +14,7 @@ from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Clock
+from riffle_spark.protocol.request_prices import has_price
 from riffle_spark.protocol.source_lag import SourceLag
 from riffle_spark.state.log.manifest import NO_SIZE, Manifest, Size
 from riffle_spark.state.log.record import Record
@@ -48,9 +49,9 @@ class FactCollector:
     sure that no batch runs meanwhile.
     """
 
-    def __init__(self, ownership: Ownership, operations: RequestRegister, clock: Clock) -> None:
+    def __init__(self, ownership: Ownership, operations: RequestRegister, clock: Clock, root: str) -> None:
         """Create the collector of a driver with these parts, which has run no batch."""
-        self.counters = Counters()
+        self.counters = Counters(has_price=has_price(root))
         self.source_lag = SourceLag()
         self.query_name = ""
         self.commit_ms: int | None = None
@@ -93,7 +94,7 @@ class FactCollector:
             watermark_ms=tail.watermark_ms if tail else None,
             source=self.source_lag.lags(now),
             members=members,
-            stores=tuple(StoreFacts(store, *size) for store, size in sorted(manifest.measure_stores().items())),
+            stores=_facts_of_stores(manifest, tail.row_counts if tail else {}),
             groups=self._group_facts(tuple(member.id for member in members)),
             next_probe_seconds=probes.seconds_to_next(
                 placement.present, placement.settings.probing_rebalance_interval, now
@@ -184,6 +185,14 @@ class _MemberSizes:
                 sizes[owner] = Size(*map(add, total, entry.measure()))
         self._sizes, self._manifest, self._present, self._measured_at = sizes, manifest, placement.present, now
         return sizes
+
+
+def _facts_of_stores(manifest: Manifest, row_counts: Mapping[str, int]) -> tuple[StoreFacts, ...]:
+    """Return the sizes of all stores. ``row_counts`` has the state rows of each store for which they are known."""
+    return tuple(
+        StoreFacts(store, row_counts.get(store, size.rows), size.bytes, size.deltas, store in row_counts)
+        for store, size in sorted(manifest.measure_stores().items())
+    )
 
 
 def _facts_of_group(name: str, key: _PlacementKey) -> GroupFacts:

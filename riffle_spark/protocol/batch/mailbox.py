@@ -119,7 +119,7 @@ class MailboxRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request. ``error_id`` is empty if it was applied, and so is ``text`` except for a new savepoint.
+    """The answer to a request. ``error_id`` is empty if it was applied, and so is ``text`` except for savepoints.
 
     ``time_ms`` is the time of the answer by the driver's clock.
     """

@@ -173,7 +173,7 @@ class MailboxReader:
                 user = f"{request.user}@{request.host}"
                 return self.savepoints.create(_text(arguments, "name"), user, arguments)
             case "delete_savepoint":
-                self.savepoints.delete(_text(arguments, "name"))
+                return self.savepoints.delete(_text(arguments, "name"))
             case "edit_state":
                 self._change = self.edit(request)
             case _:

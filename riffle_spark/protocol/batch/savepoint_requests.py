@@ -59,7 +59,7 @@ class SavepointRequests:
         new = NewSavepoint(name, self._new_id(), self._clock.wall_ms(), user)
         savepoint = put_savepoint(self._objects, self._log, record, new, tail.epoch)
         self.current = (*self.current, savepoint)
-        return f"It keeps batch {savepoint.version}."
+        return f"The savepoint keeps batch {savepoint.version}."
 
     def _read_record(self, sequence: object, commit_id: object, name: str) -> Record:
         """Return the record with this number and commit id. Raises ``ConfigError`` if it is gone or another one."""
@@ -76,6 +76,11 @@ class SavepointRequests:
             )
         return record
 
-    def delete(self, name: str) -> None:
-        """Delete a savepoint with the next record. Raises ``ConfigError`` if there is none of this name."""
-        self.current = without_savepoint(self.current, find_savepoint(self.current, name))
+    def delete(self, name: str) -> str:
+        """Delete a savepoint with the next record. Return what it no longer keeps, as a sentence.
+
+        Raises ``ConfigError`` if there is none of this name.
+        """
+        savepoint = find_savepoint(self.current, name)
+        self.current = without_savepoint(self.current, savepoint)
+        return f"The savepoint no longer keeps batch {savepoint.version}."

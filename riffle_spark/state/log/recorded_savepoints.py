@@ -23,7 +23,7 @@ class RecordedSavepoint:
         id: the last part of the name of its object, ``<version>-<epoch>-<random id>``.
         sequence: the number of the kept record.
         version: the newest batch of that record, -1 for none.
-        written_ms: when that record was written.
+        committed_ms: when that batch was committed.
         created_ms: when the savepoint was created.
         user: who created it, as ``user@host``.
     """
@@ -32,13 +32,13 @@ class RecordedSavepoint:
     id: str
     sequence: int
     version: int
-    written_ms: int
+    committed_ms: int
     created_ms: int
     user: str
 
     def to_json(self) -> list[object]:
         """Return the savepoint as a row of a record."""
-        return [self.name, self.id, self.sequence, self.version, self.written_ms, self.created_ms, self.user]
+        return [self.name, self.id, self.sequence, self.version, self.committed_ms, self.created_ms, self.user]
 
     @classmethod
     def from_json(cls, row: list[object]) -> "RecordedSavepoint":

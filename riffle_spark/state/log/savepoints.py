@@ -14,7 +14,7 @@ Theory of operation.
    higher epoch deletes it. The epoch in its name is that of the record that lists it, so it is not deleted before.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,6 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = [
     "NewSavepoint",
     "check_addition",
-    "offsets_before",
     "put_savepoint",
     "read_savepoint",
     "savepoint_objects",
@@ -99,6 +98,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
             where=new.name,
             id="RIFFLE-1575",
         )
+    history = tuple(_iterate_back(log, record))
     kept = replace(
         record,
         full=record.sequence,
@@ -107,7 +107,7 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
         orders={},
         moves=(),
         savepoints=(),
-        previous_offsets=offsets_before(log, record),
+        previous_offsets=_offsets_before(history),
     )
     savepoint_id = paths.snapshot_id(record.version, f"{epoch}-{new.random_id}")
     name = paths.savepoint_name(savepoint_id)
@@ -121,8 +121,21 @@ def put_savepoint(objects: ObjectStore, log: Log, record: Record, new: NewSavepo
         )
     user = escape_unprintable(new.user)[:_USER_MAX]
     return RecordedSavepoint(
-        new.name, savepoint_id, record.sequence, record.version, record.written_ms, new.created_ms, user
+        new.name, savepoint_id, record.sequence, record.version, _committed_ms(history), new.created_ms, user
     )
+
+
+def _committed_ms(history: Sequence[Record]) -> int:
+    """Return when the batch of the first record was committed. ``history`` is as of ``_iterate_back``.
+
+    The record of the batch may be gone, for example after a rollback to a savepoint. Then it is the batch's own time,
+    and without a batch the time of the first record.
+    """
+    record = history[0]
+    for earlier in history:
+        if earlier.kind == "batch" and earlier.version == record.version:
+            return earlier.written_ms
+    return record.written_ms if record.version < 0 or record.time_ms is None else record.time_ms
 
 
 def without_savepoint(
@@ -132,26 +145,39 @@ def without_savepoint(
     return tuple(savepoint for savepoint in savepoints if savepoint is not deleted)
 
 
-def offsets_before(log: Log, record: Record) -> str | None:
-    """Return Spark's offset-log entry of the batch before ``record``'s, ``None`` if the log does not have it.
+def _offsets_before(history: Sequence[Record]) -> str | None:
+    """Return Spark's offset-log entry of the batch before that of the first record, ``None`` if it is unknown.
 
-    Reads the records before it, one after the other, until one has another batch. A damaged record ends the search.
+    ``history`` is as of ``_iterate_back``.
     """
+    version = history[0].version
+    for record in history:
+        if record.version < version:
+            return record.offsets if record.version == version - 1 else None
+        if record.previous_offsets is not None:
+            return record.previous_offsets
+    return None
+
+
+def _iterate_back(log: Log, record: Record) -> Iterator[Record]:
+    """Yield ``record`` and the records before it in its history, the newest first, up to the first of another batch.
+
+    Reads them one after the other, at most ``_STEPS_BACK_MAX``. A missing or damaged record ends the search.
+    """
+    yield record
     current = record
     for _ in range(_STEPS_BACK_MAX):
-        if current.previous_offsets is not None:
-            return current.previous_offsets
+        if current.version < record.version:
+            return
         sequence = current.sequence - 1 if current.target is None else min(current.target, current.sequence - 1)
         before = None
         if sequence >= log.first:
             with suppress(CorruptStateError):
                 before = log.find(sequence)
         if before is None:
-            return None
-        if before.version < record.version:
-            return before.offsets if before.version == record.version - 1 else None
+            return
+        yield before
         current = before
-    return None
 
 
 def read_savepoint(objects: ObjectStore, savepoint: RecordedSavepoint) -> Record:

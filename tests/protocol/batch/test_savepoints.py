@@ -104,6 +104,16 @@ def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None
     assert (record.version, record.offsets, record.previous_offsets) == (3, "offsets-3", "offsets-2")
 
 
+def test_the_answers_name_the_batch_that_is_kept_and_released(query: Query) -> None:
+    """An operator reads in `riffle requests` what happened."""
+    query.ask("create_savepoint", name="a")
+    query.feed(4, 4)
+    query.ask("delete_savepoint", name="a")
+    query.feed(5, 5)
+    texts = [answer.text for answer in read_requests(query.tail.orders).answers]
+    assert texts == ["The savepoint keeps batch 3.", "The savepoint no longer keeps batch 3."]
+
+
 def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: Query) -> None:
     """What the newest record does not promise may be half deleted."""
     promised = query.tail.promised
