@@ -25,7 +25,11 @@ _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b"
 
 @click.command("verify")
 @root_argument
-@click.option("--checkpoint", callback=check_folder, help="The query's checkpointLocation: check whether it matches.")
+@click.option(
+    "--checkpoint",
+    callback=check_folder,
+    help="Also check whether this checkpointLocation of the query matches the state.",
+)
 @store_options
 @json_option
 def verify_command(
@@ -37,7 +41,7 @@ def verify_command(
 ) -> None:
     """Check every object that a root's retained records list. Changes nothing.
 
-    Exit code 1: something is damaged. 3: the store cannot be reached or read. Notes are harmless.
+    Exit code 1: something is damaged. 3: the object store cannot be reached or read. Notes are harmless.
     """
     from riffle_spark.offline import verify as verification
     from riffle_spark.worker.member_folders import options_of

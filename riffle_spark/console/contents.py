@@ -53,7 +53,7 @@ def log_command(
 
     Missing and damaged records are left out; `riffle verify` finds them.
 
-    Exit code 1: the root has no log, or its newest record is damaged. 3: the store cannot be reached or read.
+    Exit code 1: the root has no log, or its newest record is damaged. 3: the object store cannot be reached or read.
     """
     from riffle_spark.observe.json_values import to_plain
     from riffle_spark.offline.periods import ALWAYS
@@ -172,7 +172,7 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     status. Their price is an estimate at the list price of S3, and is left out for a root on `file://`. Reads the log
     and the status, also while the query runs.
 
-    Exit code 1: the root has no log, or it is damaged. 3: the store cannot be reached or read.
+    Exit code 1: the root has no log, or it is damaged. 3: the object store cannot be reached or read.
     """
     from riffle_spark.console.status import cost_text
     from riffle_spark.offline.root_contents import read_rates, read_stores
@@ -216,7 +216,7 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
 @click.command("where")
 @root_argument
 @click.argument("key", metavar="KEY")
-@click.option("--store", help="The store of the key. Needed if the query's stores have different keys.")
+@click.option("--store", help="The state store of the key. Required if the query's stores have different keys.")
 @store_options
 @json_option
 def where_command(
@@ -227,7 +227,7 @@ def where_command(
     KEY is written as for `riffle state`. The columns that decide the key-group are enough. If the query dispatches by
     partition, KEY is TOPIC:PARTITION. The state of the key is not read.
 
-    Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
+    Exit code 1: the key does not fit, or the root has no log. 3: the object store cannot be reached or read.
     """
     from riffle_spark.offline.root_contents import find_key
     from riffle_spark.worker.member_folders import options_of

@@ -24,12 +24,13 @@ __all__ = ["dispatch_command", "keys_command"]
 @click.option(
     "--partition-of",
     metavar="MODULE:FUNCTION",
-    help="A function from a pyarrow table of key columns to one of topic and partition. Needed from key_group.",
+    help="A function that gets a pyarrow table of key columns, and returns one with the topic and partition of each "
+    "key. Required if the dispatch was key_group.",
 )
 @click.option(
     "--key-groups",
     type=click.IntRange(1, 32_768),
-    help="The new number of key-groups, or the maximum number of shards. By default it stays.",
+    help="The new number of key-groups, or the new maximum number of partitions. By default it stays.",
 )
 def dispatch_command(
     root: str,
@@ -41,7 +42,11 @@ def dispatch_command(
     partition_of: str | None,
     key_groups: int | None,
 ) -> None:
-    """Switch a stopped query's state to another dispatch."""
+    """Switch a stopped query's state to another dispatch.
+
+    The dispatch is how state is divided: by the hash of the key (`key_group`), or by the partition of the source
+    (`partition` and `hashed`). The command writes the state again. Then start the query with the new setting.
+    """
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.worker.member_folders import options_of
 

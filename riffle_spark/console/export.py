@@ -28,9 +28,9 @@ __all__ = ["export_command", "load_command"]
 def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool, store: str, to: str) -> None:
     """Export the newest state of a store to Parquet files, which are not encrypted.
 
-    Reads the root alone, also while the query runs. `riffle state load` reads the files.
+    The command only reads the root, also while the query runs. `riffle state load` loads the files.
 
-    Exit code 1: the root has no such store, or the folder is not empty. 3: a store cannot be reached or read.
+    Exit code 1: the root has no such store, or the folder is not empty. 3: an object store cannot be reached or read.
     """
     from riffle_spark.offline.export import export_state
     from riffle_spark.worker.member_folders import options_of
@@ -60,12 +60,17 @@ def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
 @click.command("load")
 @root_options
 @click.option("--from", "source", required=True, metavar="PATH", help="The folder of an export.")
-@click.option("--store", help="Load it as a store of this name. By default as that of the export.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why, at most 200 characters. The log keeps it.")
+@click.option("--store", help="The name of the new store. By default that of the exported one.")
+@click.option(
+    "--reason",
+    required=True,
+    metavar="TEXT",
+    help="Why the state is loaded, in at most 200 characters. The log keeps the text.",
+)
 @click.option(
     "--key-groups",
     type=click.IntRange(1, 32_768),
-    help="The number of key-groups of a new root. By default that of the settings file.",
+    help="The number of key-groups of a new root. By default key_groups of the settings file.",
 )
 def load_command(  # noqa: PLR0913 - the command's options
     root: str,
@@ -78,7 +83,10 @@ def load_command(  # noqa: PLR0913 - the command's options
     reason: str,
     key_groups: int | None,
 ) -> None:
-    """Load an exported store into a new root, or into the root of a stopped query that lacks the store."""
+    """Load an exported store into a new root, or into the root of a stopped query that lacks the store.
+
+    `riffle export` writes such files.
+    """
     from riffle_spark.offline.export import load_state
     from riffle_spark.offline.state_edits import Editor
     from riffle_spark.worker.member_folders import options_of

@@ -30,7 +30,8 @@ def fork_command(
     savepoint: a batch may be deleted before it is copied. If the command is interrupted, run it again. The state below
     NEW_ROOT belongs to no query until `riffle adopt` binds it.
 
-    In one object store the store copies the objects. Between two stores they are copied through this machine.
+    If both roots are in the same object store, that store copies the objects. Otherwise this machine downloads and
+    uploads them.
     """
     from riffle_spark.offline.fork import fork
     from riffle_spark.offline.rollback_targets import parse_target

@@ -25,13 +25,14 @@ __all__ = ["import_command"]
     "--query",
     required=True,
     metavar="MODULE:FUNCTION",
-    help="A function from a Spark session to the wrapped query: a frame of riffle_spark.on, or its writeStream.",
+    help="A function that gets a Spark session, and returns the wrapped query: a frame of riffle_spark.on, or its "
+    "writeStream. It must not start the query.",
 )
 @click.option(
     "--new-checkpoint",
     metavar="CHECKPOINT",
     callback=check_folder,
-    help="The checkpointLocation from which the wrapped query continues. By default CHECKPOINT-riffle.",
+    help="The checkpointLocation of the wrapped query. By default that of --checkpoint with -riffle at its end.",
 )
 def import_command(
     root: str,
@@ -43,7 +44,12 @@ def import_command(
     query: str,
     new_checkpoint: str | None,
 ) -> None:
-    """Move a stopped Spark query to riffle with its state."""
+    """Move the state of a stopped Spark query to riffle_spark.
+
+    Spark keeps this state in the query's checkpoint. The command writes it to ROOT, which must be empty. It also writes
+    a new checkpoint, with which the wrapped query continues at the next batch. The old checkpoint is only read. The
+    command needs PySpark 4.0 or newer.
+    """
     from riffle_spark.spark.imports.command import run_import
     from riffle_spark.worker.member_folders import options_of
 

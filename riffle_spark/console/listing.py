@@ -14,7 +14,9 @@ __all__ = ["ls_command"]
 
 @click.command("ls")
 @click.argument("prefix", metavar="PREFIX", callback=check_root)
-@click.option("--depth", type=click.IntRange(0, 10), default=3, show_default=True, help="Look so many folders down.")
+@click.option(
+    "--depth", type=click.IntRange(0, 10), default=3, show_default=True, help="Search this many levels of folders."
+)
 @store_options
 @json_option
 def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:

@@ -25,7 +25,7 @@ _NOT_RECORDED = "not recorded"
 @root_argument
 @click.argument("key", metavar="[KEY]", required=False)
 @click.option("--key-group", type=click.IntRange(0), metavar="NUMBER", help="Show the moves of this key-group.")
-@click.option("--store", help="The store of KEY. Needed if the query's stores have different keys.")
+@click.option("--store", help="The state store of KEY. Required if the query's stores have different keys.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Show the last moves.")
 @period_options
 @store_options
@@ -53,7 +53,7 @@ def moves_command(  # noqa: PLR0913 - one argument for each option
     replaces the old one. Records of earlier formats have no moves: their changes of owners are shown with the reason
     `not recorded`.
 
-    Exit code 1: the root has no log, or the key does not fit. 3: the store cannot be reached or read.
+    Exit code 1: the root has no log, or the key does not fit. 3: the object store cannot be reached or read.
     """
     from riffle_spark.offline.root_contents import find_key
     from riffle_spark.offline.root_moves import read_moves

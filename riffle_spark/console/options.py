@@ -98,7 +98,7 @@ def root_argument(command: Callable[..., None]) -> Callable[..., None]:
 
 def root_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``ROOT``, ``--s3-endpoint``, ``--conf-file``, ``--execute`` and ``--json``."""
-    execute = click.option("--execute", is_flag=True, help="Change the root. Without it the plan is only shown.")
+    execute = click.option("--execute", is_flag=True, help="Execute the steps. Without it they are only printed.")
     return root_argument(store_options(execute(json_option(command))))
 
 
@@ -109,7 +109,7 @@ def json_option(command: _Command) -> _Command:
 
 def store_options(command: _Command) -> _Command:
     """Add ``--s3-endpoint`` and ``--conf-file``."""
-    command = conf_file_option("Settings of the store (endpoint, region, time-outs).")(command)
+    command = conf_file_option("A settings file, with the endpoint, region and time-outs of the object store.")(command)
     return click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")(command)
 
 

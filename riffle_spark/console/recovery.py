@@ -22,20 +22,29 @@ __all__ = ["adopt_command", "rollback_command"]
 @click.command("adopt")
 @root_options
 @checkpoint_option
-@click.option("--empty", is_flag=True, help="Start without state.")
+@click.option("--empty", is_flag=True, help="Bind a root that holds no state.")
 @click.option(
     "--key-groups",
     type=click.IntRange(1, 32_768),
-    help="With --empty: the number of key-groups. By default that of the settings file.",
+    help="With --empty: the number of key-groups. By default key_groups of the settings file.",
 )
-@click.option("--dispatch", type=click.Choice(DISPATCHES), help="With --empty: the dispatch. By default the file's.")
+@click.option(
+    "--dispatch",
+    type=click.Choice(DISPATCHES),
+    help="With --empty: what a shard of state is. By default dispatch of the settings file.",
+)
 @click.option(
     "--previous",
     metavar="CHECKPOINT",
     callback=check_folder,
-    help="With deliver_after_commit: checkpoint of the previous query. It shows whether output was delivered.",
+    help="With deliver_after_commit: the checkpointLocation of the previous query. It shows whether the sink has the "
+    "output of the last batch.",
 )
-@click.option("--delivered", is_flag=True, help="Sealed output was delivered, or is not needed.")
+@click.option(
+    "--delivered",
+    is_flag=True,
+    help="With deliver_after_commit: the sink has the output of the last batch, or does not need it.",
+)
 def adopt_command(  # noqa: PLR0913 - the command's options
     root: str,
     checkpoint: str,
@@ -49,7 +58,11 @@ def adopt_command(  # noqa: PLR0913 - the command's options
     previous: str | None,
     delivered: bool,
 ) -> None:
-    """Bind the state below a root to the query of another checkpoint."""
+    """Bind the state below a root to the query of another checkpoint.
+
+    State belongs to the query of one checkpoint, and every other query is refused. After this command the query of
+    --checkpoint continues from the state. It must start at the offsets that the command prints.
+    """
     from riffle_spark.offline import recovery
     from riffle_spark.worker.member_folders import options_of
 
@@ -76,8 +89,8 @@ def adopt_command(  # noqa: PLR0913 - the command's options
 @click.option(
     "--to",
     metavar="BATCH|record:N",
-    help="The batch to return to, -1 for the state before the first. Or a record of the log, also one that an earlier "
-    "rollback gave up.",
+    help="The batch to return to, or -1 for the state before the first batch. Or a record of the log, even one that an "
+    "earlier rollback undid.",
 )
 @click.option(
     "--to-time",
@@ -99,7 +112,7 @@ def rollback_command(  # noqa: PLR0913 - the command's options
 ) -> None:
     """Roll a query's state and Spark's offsets back to a retained batch or a savepoint, together.
 
-    Give one of --to, --to-time and --to-savepoint. `riffle log ROOT` lists what is possible.
+    Stop the query first. Give one of --to, --to-time and --to-savepoint. `riffle log ROOT` lists the possible targets.
     """
     from riffle_spark.offline import recovery
     from riffle_spark.offline.rollback_targets import parse_target

@@ -32,9 +32,9 @@ _EXPIRES_SECONDS = 900.0
 def savepoint_command() -> None:
     """Keep a batch of a query until its savepoint is deleted.
 
-    A savepoint copies nothing. The objects of its batch stay, however old they are. `riffle rollback --to-savepoint`
-    returns to it, and `riffle fork --savepoint` starts another query from it. Works beside a running query that reads
-    requests (control = on), and on a stopped one.
+    A savepoint copies nothing. The query deletes no object of its batch, however old the batch is. `riffle rollback
+    --to-savepoint` returns to it, and `riffle fork --savepoint` starts another query from it. The query is stopped, or
+    runs with the setting control = on.
     """
 
 
@@ -43,7 +43,8 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
     stopped = click.option(
         "--stopped",
         is_flag=True,
-        help="The query has stopped. Needed if its status does not say so. A query that runs nevertheless fails.",
+        help="Confirm that the query has stopped. Required if its status does not show it. A query that still runs "
+        "then fails.",
     )
     wait = click.option(
         "--wait",
@@ -51,7 +52,7 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         metavar="DURATION",
         callback=parse_duration,
-        help="Wait so long for the answer of a running query.",
+        help="Wait this long for the answer of a running query.",
     )
     return root_argument(store_options(stopped(wait(json_option(command)))))
 
@@ -70,7 +71,7 @@ def _open_savepoints(root: str, s3_endpoint: str | None, conf_file: Path) -> "Sa
 @click.option(
     "--version",
     metavar="BATCH|record:N",
-    help="The batch to keep, of those that riffle log shows as retained. By default the newest one.",
+    help="The retained batch to keep (riffle log ROOT). By default the newest one.",
 )
 def create_command(
     root: str,
@@ -109,7 +110,7 @@ def create_command(
 def delete_command(
     root: str, s3_endpoint: str | None, conf_file: Path, stopped: bool, wait: float, as_json: bool, name: str
 ) -> None:
-    """Delete the savepoint NAME. The query then deletes what only the savepoint kept.
+    """Delete the savepoint NAME. The query then deletes the objects that only the savepoint kept.
 
     Exit code 1: there is no such savepoint. 4: no answer in time. 5: the query does not run.
     """
@@ -155,10 +156,11 @@ def _show_savepoint(savepoint: "RecordedSavepoint", verb: str, *, as_json: bool)
 def list_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """List the savepoints of a query with what they cost. Times are in UTC.
 
-    BYTES is the size of all objects of a savepoint. ONLY KEPT BYTES is the size of those that nothing else needs: no
-    retained batch and no other savepoint. Reads the records of all retained batches, also while the query runs.
+    COMMITTED is when the batch was committed, and CREATED when the savepoint was created. BYTES is the size of all
+    objects of a savepoint. ONLY KEPT BYTES is the size of those that nothing else needs: no retained batch and no other
+    savepoint. The command reads the records of all retained batches, also while the query runs.
 
-    Exit code 1: a savepoint is damaged, or the root has no log. 3: the store cannot be reached or read.
+    Exit code 1: a savepoint is damaged, or the root holds no state. 3: the object store cannot be reached or read.
     """
     costs = _open_savepoints(root, s3_endpoint, conf_file).measure()
     if as_json:

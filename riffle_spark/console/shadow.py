@@ -40,20 +40,26 @@ def _parse_duration(_context: click.Context, _parameter: click.Parameter, text: 
     "--query",
     required=True,
     metavar="MODULE:FUNCTION",
-    help="A function from a Spark session to the wrapped query: a frame of riffle_spark.on, or its writeStream.",
+    help="A function that gets a Spark session, and returns the wrapped query: a frame of riffle_spark.on, or its "
+    "writeStream. It must not start the query.",
 )
 @click.option("--batches", type=click.IntRange(1), metavar="NUMBER", help="Compare at most this many batches.")
 @click.option(
     "--follow",
     metavar="DURATION",
     callback=_parse_duration,
-    help="Follow the sources for this time, such as 10m. By default they are read up to their present end.",
+    help="Read what arrives in the sources for this time, such as 10m. By default only rows that exist now are read.",
 )
 @click.option(
     "--folder",
-    help="An empty folder that all executors reach. By default a temporary one of this machine, then removed.",
+    help="An empty folder that all executors can reach, for the compared rows. By default a temporary folder of this "
+    "machine, which is deleted at the end.",
 )
-@click.option("--root", callback=check_root, help="An empty place for the state. By default a folder below --folder.")
+@click.option(
+    "--root",
+    callback=check_root,
+    help="An empty root for the state. Required with --folder. By default in the temporary folder.",
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
@@ -71,19 +77,21 @@ def shadow_command(
     tolerance: float,
     as_json: bool,
 ) -> None:
-    """Run a query on Spark's own operators and on riffle, and compare what both return.
+    """Run a query on Spark's own operators and on riffle_spark, and compare the results.
 
-    Both run the same batches of the same sources in turn. Nothing is delivered: sink, trigger, checkpoint and root of
-    the query are replaced. Rows of batches that differ are shown.
+    Spark and riffle_spark run each batch one after the other, on the same rows. The sink, trigger, checkpoint and root
+    of the query are replaced. So nothing is delivered, and the query's own state does not change. The command prints
+    rows that only one of the two returned.
 
-    Exit code 1: a batch differs, there was no batch, or the query fails on one of them.
+    Exit code 0: all batches are equal. 1: a batch differs, there was no batch, or the query failed on one of the two.
     """
     from riffle_spark.spark.command_session import command_session
     from riffle_spark.spark.shadow.shadow_run import shadow
 
     if folder is not None and root is None:
         raise click.UsageError(
-            "--folder needs --root.\n  What to do: Give the URL of an empty place for the state, such as s3://bucket/try."
+            "--folder requires --root.\n"
+            "  What to do: Give the URL of an empty root for the state, such as s3://bucket/try."
         )
     with usage_errors():
         function = load_function(query, "--query")
@@ -116,14 +124,14 @@ def _check_is_local(master: str) -> None:
     """Raise a usage error if executors do not reach a folder of this machine: they would record on their own disks."""
     if not master.startswith("local"):
         raise click.UsageError(
-            f"The executors of {master} do not reach a folder of this machine.\n"
+            f"The executors of {master} cannot reach a folder of this machine.\n"
             "  What to do: Give --folder and --root, such as s3a://bucket/try and s3://bucket/try-state."
         )
 
 
 def _show(report: "ShadowReport") -> None:
     """Print a report as text."""
-    close = f", {report.close_rows:,} of them only nearly" if report.close_rows else ""
+    close = f", {report.close_rows:,} of them equal within the tolerance" if report.close_rows else ""
     show_facts(
         [
             ("batches", f"{report.batches:,} with {report.input_rows:,} rows"),
@@ -135,7 +143,8 @@ def _show(report: "ShadowReport") -> None:
         echo(f"columns differ: {report.columns}")
     for difference in report.differences[:_DIFFERENCES_SHOWN]:
         echo(
-            f"batch {difference.batch}: {difference.only_spark} rows only of Spark, {difference.only_riffle} of riffle"
+            f"batch {difference.batch}: {difference.only_spark} rows only in Spark's output, "
+            f"{difference.only_riffle} only in riffle's"
         )
         for engine, rows in (("Spark", difference.spark_examples), ("riffle", difference.riffle_examples)):
             for row in rows:
@@ -149,5 +158,6 @@ def _show(report: "ShadowReport") -> None:
     if report.batches == 0:
         echo(
             "Nothing was compared, because the sources have no rows now.\n"
-            "  What to do: Let them start earlier, such as startingOffsets = earliest for Kafka, or use --follow."
+            "  What to do: Read them from an earlier start, such as startingOffsets = earliest "
+            "for Kafka, or use --follow."
         )

@@ -42,12 +42,13 @@ class _StateGroup(LazyGroup):
 def state_command() -> None:
     """Show the state of keys, what changed in it, and repair it.
 
-    Commands that show state read the root alone, also while the query runs. Encrypted state needs the setting
-    encryption_keys in the configuration file, and the right to the keys.
+    The commands that show state only read the root, also while the query runs. For encrypted state, set encryption_keys
+    in the settings file. You also need the right to use the keys.
 
-    KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
-    "name": "a"}. NULL is null, and [null] for a text column. Bytes are {"base64": "AAE="}. Dates, times and decimals
-    are texts in JSON. A text that is itself a JSON list or object is written as a list of one text.
+    KEY is plain text if the key is a single text column. Other keys are JSON, such as 42. A key of several columns is
+    [42, "a"] or {"id": 42, "name": "a"}. Dates, times and decimals are JSON texts. Bytes are {"base64": "AAE="}. The
+    null key is null, and [null] for a text column. Write a text key that is itself a JSON list or object as a list of
+    one text.
     """
 
 
@@ -55,17 +56,22 @@ def _table_options(command: _Command) -> _Command:
     """Add ``--store``, ``--variable`` and the options of the store."""
     command = store_options(command)
     help_text = (
-        "The variable of a processor, the side of a join (left, right), or __timer. Needed if there are several."
+        "A state variable of a StatefulProcessor, a side of a join (left or right), or __timer for timers. Required "
+        "if the store has several of these."
     )
     command = click.option("--variable", help=help_text)(command)
-    return click.option("--store", help="The store. Needed if the query has several.")(command)
+    return click.option("--store", help="The state store (riffle stores ROOT). Required if the query has several.")(
+        command
+    )
 
 
 @state_command.command("show")
 @root_argument
 @click.argument("key", metavar="KEY")
 @_table_options
-@click.option("--version", help="The batch whose state is shown, or savepoint:NAME. By default the newest.")
+@click.option(
+    "--version", metavar="BATCH|savepoint:NAME", help="Show the state after this batch. By default the newest."
+)
 @click.option(
     "--time",
     metavar="TIME",
@@ -87,10 +93,10 @@ def show_command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Show the state of a key.
 
-    `version` is the batch since which the row has not changed.
+    The row has not changed since the batch `version`.
 
-    Exit code 1: the key does not fit, the batch is not retained, or the root has no log. 3: the store cannot be reached
-    or read.
+    Exit code 1: the key does not fit the store, the batch is not retained, or the root holds no state. 3: the
+    object store cannot be reached or read.
     """
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.read_state import read_table
@@ -113,11 +119,22 @@ def show_command(  # noqa: PLR0913 - one argument for each option
 
 @state_command.command("diff")
 @root_argument
-@click.option("--from", "from_version", required=True, help="The batch before the changes, or savepoint:NAME.")
-@click.option("--to", "to_version", help="The batch after the changes, or savepoint:NAME. By default the newest.")
-@click.option("--key", help="Only the changes of this key.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=_CHANGES_SHOWN, show_default=True, help="Show at most so many changes."
+    "--from",
+    "from_version",
+    required=True,
+    metavar="BATCH|savepoint:NAME",
+    help="The batch before the changes.",
+)
+@click.option(
+    "--to",
+    "to_version",
+    metavar="BATCH|savepoint:NAME",
+    help="The batch after the changes. By default the newest.",
+)
+@click.option("--key", help="Show only the changes of this key.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=_CHANGES_SHOWN, show_default=True, help="Show at most this many changes."
 )
 @_table_options
 @json_option
@@ -135,9 +152,10 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Show what changed in a store between two batches: the rows before and after.
 
-    Only net changes are shown: a key that was inserted and deleted in between is not. Both batches must be retained.
+    Only net changes are shown. A key that was inserted and deleted between the two batches is left out. Both batches
+    must be retained.
 
-    Exit code 1: a batch is not retained, or the root has no log. 3: the store cannot be reached or read.
+    Exit code 1: a batch is not retained, or the root holds no state. 3: the object store cannot be reached or read.
     """
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.differences import iterate_differences
@@ -171,7 +189,7 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
 @click.argument("key", metavar="KEY")
 @_table_options
 @click.option(
-    "--limit", type=click.IntRange(1), default=_STATES_SHOWN, show_default=True, help="Show at most so many states."
+    "--limit", type=click.IntRange(1), default=_STATES_SHOWN, show_default=True, help="Show at most this many states."
 )
 @json_option
 def history_command(
@@ -186,10 +204,11 @@ def history_command(
 ) -> None:
     """Show the states of a key in all retained batches, newest first.
 
-    Each state is shown with the batch since which the key has it. The oldest state may be older than its batch: earlier
-    batches are no longer retained. Reads every retained record of the log.
+    Each state is shown with the first batch that has it. The oldest state may be from an earlier batch that is no
+    longer retained. The command reads all retained records of the log.
 
-    Exit code 1: the key does not fit, or the root has no log. 3: the store cannot be reached or read.
+    Exit code 1: the key does not fit the store, or the root holds no state. 3: the object store cannot be reached or
+    read.
     """
     from itertools import islice
 

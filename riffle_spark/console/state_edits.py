@@ -22,13 +22,18 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 def _edit_options(command: _Command) -> _Command:
     """Add ``--store``, ``--variable`` and ``--reason``."""
     command = click.option(
-        "--reason", required=True, metavar="TEXT", help="Why, at most 200 characters. The log keeps it: no keys."
+        "--reason",
+        required=True,
+        metavar="TEXT",
+        help="Why the state is changed, in at most 200 characters. The log keeps the text, so name no keys in it.",
     )(command)
-    command = click.option("--variable", default="", help="A variable of a processor.")(command)
+    command = click.option("--variable", default="", help="Change only this state variable of a StatefulProcessor.")(
+        command
+    )
     command = click.option(
         "--request",
         is_flag=True,
-        help="Request it from the running query (control = on), and wait 60 s for the answer.",
+        help="Let the running query make the change, and wait 60 s for its answer. The query needs control = on.",
     )(command)
     return click.option("--store", required=True, help="The store of the keys (riffle stores ROOT).")(command)
 
@@ -36,19 +41,24 @@ def _edit_options(command: _Command) -> _Command:
 @click.command("delete")
 @root_options
 @_edit_options
-@click.option("--key", help="The key as JSON, text of a single text column as it is.")
+@click.option("--key", help="The key: plain text for a single text column, otherwise JSON.")
 @click.option(
     "--keys",
     "keys_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A Parquet file with a row per key. Its columns are those of the key.",
+    help="A Parquet file with the columns of the key, and one row per key.",
 )
-@click.option("--purge", is_flag=True, help="Remove the keys from all objects and local files too. Nothing undoes it.")
-@click.option("--delivered", is_flag=True, help="With --purge: sealed output was delivered, or is not needed.")
+@click.option("--purge", is_flag=True, help="Also remove the keys from all earlier batches. This cannot be undone.")
+@click.option(
+    "--delivered",
+    is_flag=True,
+    help="With --purge and deliver_after_commit: the sink has the output of the last batch, or does not need it.",
+)
 @click.option(
     "--checkpoint",
     callback=check_folder,
-    help="With --purge and deliver_after_commit: the checkpointLocation. It shows whether output was delivered.",
+    help="With --purge and deliver_after_commit: the query's checkpointLocation. It shows whether the sink has the "
+    "output of the last batch.",
 )
 def delete_command(  # noqa: PLR0913 - the command's options
     root: str,
@@ -68,26 +78,24 @@ def delete_command(  # noqa: PLR0913 - the command's options
 ) -> None:
     """Delete keys from a store of a stopped query, with all their variables and timers.
 
-    KEY is the text of a single text column. Other keys are JSON: 42, or for several columns [42, "a"] or {"id": 42,
-    "name": "a"}. Bytes are {"base64": "AAEC"}. The null key of a text column is [null]. A rollback to the record before
-    undoes the deletion.
+    A key is plain text if it is a single text column. Other keys are JSON, such as 42. A key of several columns is
+    [42, "a"] or {"id": 42, "name": "a"}. Bytes are {"base64": "AAEC"}. The null key of a text column is [null]. To undo
+    the deletion, roll back to the record before it.
 
-    With --purge, for example for requests of erasure, all earlier versions end and their objects are deleted. Local
-    copies on this machine are deleted too, and those of other hosts at the next start of the query.
+    With --purge the keys are erased, for example because a user demands it. The command deletes all earlier batches and
+    all savepoints, so no rollback is possible. It also deletes local copies on this machine. Other hosts delete theirs
+    when the query starts there again.
     """
     from riffle_spark.offline.state_edits import Editor, KeyChoice, delete_keys
     from riffle_spark.worker.member_folders import options_of
 
-    if (key is None) == (keys_file is None):
-        raise click.UsageError("Either --key or --keys is required.")
-    if (purge and variable) or ((delivered or checkpoint) and not purge):
-        raise click.UsageError("--delivered and --checkpoint require --purge, and --variable excludes it.")
+    _check_keys(key, keys_file, request=request, purge=purge)
+    _check_purge(variable, purge=purge, names_delivery=delivered or checkpoint is not None)
     with usage_errors():
         editor = Editor.of_process(reason, key)
     settings = read_settings(conf_file, s3_endpoint)
     if request:
-        if key is None or purge:
-            raise click.UsageError("--request requires --key, and excludes --purge.")
+        assert key is not None, "the options are checked"
         _request(root, settings, (store, key, None, editor, variable), execute=execute, as_json=as_json)
         return
     keys = KeyChoice(key, keys_file)
@@ -105,6 +113,30 @@ def delete_command(  # noqa: PLR0913 - the command's options
             execute=execute,
         )
     show_plan(plan, as_json=as_json)
+
+
+def _check_keys(key: str | None, keys_file: Path | None, *, request: bool, purge: bool) -> None:
+    """Raise a usage error unless the keys are given once, and a request is to delete one key."""
+    if (key is None) == (keys_file is None):
+        raise click.UsageError("The keys are required, once.\n  What to do: Give --key or --keys.")
+    if request and (key is None or purge):
+        raise click.UsageError(
+            "--request is allowed only with --key, and not with --purge.\n"
+            "  What to do: Give one key, or stop the query and run the command without --request."
+        )
+
+
+def _check_purge(variable: str, *, purge: bool, names_delivery: bool) -> None:
+    """Raise a usage error if options of a purge are given without one, or others with one."""
+    if purge and variable:
+        raise click.UsageError(
+            "--purge deletes all variables of a key, so --variable is not allowed with it.\n"
+            "  What to do: Remove one of the two options."
+        )
+    if names_delivery and not purge:
+        raise click.UsageError(
+            "--delivered and --checkpoint are allowed only with --purge.\n  What to do: Remove them, or add --purge."
+        )
 
 
 def _request(
@@ -160,8 +192,10 @@ def _purge(
 @click.command("set")
 @root_options
 @_edit_options
-@click.option("--key", required=True, help="The key as JSON, text of a single text column as it is.")
-@click.option("--value", required=True, help="JSON: an object by column, or the value of the variable.")
+@click.option("--key", required=True, help="The key: plain text for a single text column, otherwise JSON.")
+@click.option(
+    "--value", required=True, help="The value as JSON: an object of state columns, or the value of the variable."
+)
 def set_command(  # noqa: PLR0913 - the command's options
     root: str,
     s3_endpoint: str | None,
@@ -177,9 +211,10 @@ def set_command(  # noqa: PLR0913 - the command's options
 ) -> None:
     """Set the value of a key in a store of a stopped query.
 
-    KEY is as for riffle state delete. VALUE is a JSON object by state column; columns that it omits stay. The value of
-    a variable is an object by field, a list of them, or for a map a list of [key, value] pairs. A rollback to the
-    record before undoes it.
+    The key is written as for `riffle state delete`. The value is a JSON object of state columns, such as {"total": 40}.
+    Columns that it omits keep their values. With --variable, the value of a value state is an object of its fields, the
+    value of a list state a list of such objects, and the value of a map state a list of [key, value] pairs. To undo the
+    change, roll back to the record before it.
     """
     from riffle_spark.offline.state_edits import Editor, set_value
     from riffle_spark.worker.member_folders import options_of

@@ -228,7 +228,7 @@ def _command_text(request: "MailboxRequest") -> str:
     show_default=True,
     metavar="DURATION",
     callback=parse_duration,
-    help="With --until-empty: wait so long.",
+    help="With --until-empty: wait this long.",
 )
 def drain_command(  # noqa: PLR0913 - the command's options
     root: str,

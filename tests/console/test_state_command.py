@@ -176,3 +176,18 @@ def test_commands_on_state_do_not_import_pandas(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stderr.split() == ["pyarrow"]
     assert json.loads(done.stdout)["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ((), "Give --key or --keys."),
+        (("--key", "a", "--purge", "--variable", "v"), "Remove one of the two options."),
+        (("--key", "a", "--delivered"), "Remove them, or add --purge."),
+        (("--key", "a", "--purge", "--request"), "run the command without --request."),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_with_a_remedy(words: tuple[str, ...], remedy: str) -> None:
+    """Before anything is read, one fact and one remedy."""
+    text = run("delete", "memory://no-root", "--store", "totals", "--reason", "r", *words, code=2)
+    assert f"What to do: {remedy}" in text or f"What to do: Give one key, or stop the query and {remedy}" in text

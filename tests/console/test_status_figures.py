@@ -65,8 +65,8 @@ def test_requests_of_the_last_ten_minutes_have_a_price(stored: Elastic) -> None:
     now_ms = read_status(stored.home.root).now_ms
     for minute in range(31):
         requests = {"put": 1000 * minute if minute < 20 else 20_000, "get": 10 * minute}
-        counters = {f"requests/batch/{kind}": count for kind, count in requests.items()}
-        counters["requests_price_dollars"] = price_of(requests)
+        counts = {f"requests/batch/{kind}": count for kind, count in requests.items()}
+        counters = {**counts, "requests_price_dollars": price_of(requests)}
         exporter.export(None, DriverFacts(now_ms + minute * 60_000 - 1_800_000, "q", counters=counters), ())
         if minute == 15:
             halfway = read_json("status", stored.home.root)
