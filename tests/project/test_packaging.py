@@ -24,6 +24,8 @@ COMMAND = re.compile(r"""pip install ((?:'[^'\n{]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: 
 OF_SPARK = ("delta-spark",)
 """Packages of Spark's own connectors, in the version that fits the installed Spark."""
 NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
+LOCAL_SERVER = "moto[server]"
+"""The S3 server of the project's own environment, which a page starts for a first try."""
 
 
 def options() -> configparser.ConfigParser:
@@ -87,6 +89,8 @@ def is_possible(argument: str) -> bool:
     """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
     if argument in OF_SPARK:
         return True
+    if argument == LOCAL_SERVER:
+        return argument in (CHECKOUT / "requirements" / "direct.txt").read_text().splitlines()
     setup = options()
     extras = dict(setup["options.extras_require"])
     wheel = rf"dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl"
