@@ -249,7 +249,7 @@ class LinesHistory(History):
             listed |= {paths.savepoint_name(savepoint.id), *self.listed_by_savepoint(savepoint)}
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
-        old = [name for name in present if needed > (paths.parse_record_name(name) or newest)]
+        old = [name for name in present if (n := paths.parse_record_name(name)) is not None and n < needed]
         assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
         others_parsed = [
             object_name for name in present if name not in listed and (object_name := self._parsed(name, tail.epoch))

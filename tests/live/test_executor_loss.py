@@ -168,6 +168,33 @@ def test_a_death_inside_a_batch_is_survived(
     assert killed[0] not in job.reports[-1].owners
 
 
+@pytest.mark.long
+def test_a_death_between_two_stores_that_share_their_rows_is_survived(spark: SparkSession, tmp_path: Path) -> None:
+    """The first store has computed from the shuffled rows, the second computes: the dead executor's part of these rows
+    is read again, and each store counts each row once.
+    """
+    settings = settings_in(tmp_path, expected_executors=2)
+    inventory.await_executors(spark, settings, expected=2)
+    state = pa.schema([("rows", pa.int64())])
+    sinks = {"first": Kept(), "second": Kept()}
+    jobs = [
+        Stateful(store, "k", arrow_function(counting(tmp_path / store), state=state, output=COUNTED)).into(sink)
+        for store, sink in sinks.items()
+    ]
+    job = together(*jobs, settings=settings)
+    (tmp_path / "second").mkdir()
+    killed: list[str] = []
+    for version in range(4):
+        if version == 2:  # plans are kept by now
+            kill_in_slots(spark, tmp_path / "second", killed)
+        job(batch(spark), version)
+    assert len(killed) == 1
+    assert killed[0] not in job.reports[-1].owners
+    for sink in sinks.values():
+        assert sink.latest("k") == {k: {"rows": 4} for k in range(KEYS)}
+        assert [len(rows) for rows in sink.deliveries.values()] == [KEYS] * 4
+
+
 def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
     """If Spark would keep a slot for its dead executor for minutes, the run is given up. The next one does not wait
     either, although the application's locality waits stay as they are.

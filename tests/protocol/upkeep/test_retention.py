@@ -589,3 +589,18 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
         tracemalloc.stop()
     assert most < 4 << 20
     assert store.list(paths.LOG) == [paths.record_name(far)]
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_scan_deletes_what_is_not_promised_although_a_clock_was_set_back() -> None:
+    """Records that seem newer than the newest record stay as long as a promise needs them, not longer."""
+    store = MemoryStore()
+    log = grown(store, 30)
+    newest = log.tail
+    assert newest is not None
+    full = log.read(20).full
+    assert full > 0
+    tail = log.append(replace(newest, written_ms=newest.written_ms - 10**7, promised=full), log.manifest)
+    result = run_to_end(scan.scan(store, tail, 2, 1_000))
+    assert result.kept_from == full
+    assert store.list(paths.LOG)[0] == paths.record_name(full)
