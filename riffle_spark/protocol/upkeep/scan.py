@@ -94,8 +94,11 @@ def scan(
     log = Log(objects, "")
     begin = _first_record(objects, names, tail, first)
     oldest, is_complete = yield from _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
-    # Earlier than ``oldest`` if only the promise retains it, later if a clock was set back after a record was written.
-    oldest_kept = oldest if tail.promised == oldest.sequence else log.read(max(begin, tail.promised))
+    needed = min(tail.promised, tail.sequence - versions + 1)
+    if is_complete and oldest.written_ms > tail.written_ms and needed > oldest.sequence:
+        # A clock was set back, so the times of old records retain them. This driver promises only later ones.
+        oldest = log.read(needed)
+    oldest_kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     listed = set[str]()
     if is_complete:
         retained = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
@@ -107,8 +110,7 @@ def scan(
         yield from delete(find_orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record_name(begin)])
     # What only the promise retains is left for another scan soon.
-    is_complete = is_complete and oldest_kept.sequence >= oldest.sequence
-    return ScanResult(oldest.sequence, oldest_kept.full, is_complete)
+    return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
 
 
 def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, first: int | None) -> int:
