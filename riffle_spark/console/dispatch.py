@@ -44,8 +44,9 @@ def dispatch_command(
 ) -> None:
     """Switch a stopped query's state to another dispatch.
 
-    The dispatch is how state is divided: by the hash of the key (`key_group`), or by the partition of the source
-    (`partition` and `hashed`). The command writes the state again. Then start the query with the new setting.
+    The dispatch is how state is divided. `key_group` divides it by the hash of the key, `partition` and `hashed` by the
+    partition of the source. With `hashed`, state is placed by a hash, without standbys. Start the query with the new
+    setting afterwards.
     """
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.worker.member_folders import options_of

@@ -31,7 +31,7 @@ __all__ = ["adopt_command", "rollback_command"]
 @click.option(
     "--dispatch",
     type=click.Choice(DISPATCHES),
-    help="With --empty: what a shard of state is. By default dispatch of the settings file.",
+    help="With --empty: how state is divided (riffle dispatch --help). By default dispatch of the settings file.",
 )
 @click.option(
     "--previous",

@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Final
 
 from riffle_spark.observe.status import Status
+from riffle_spark.protocol.request_prices import price_of
 
 __all__ = ["RATE_WINDOW_SECONDS", "Rates", "rates_of"]
 
@@ -48,6 +49,6 @@ def rates_of(status: Status) -> Rates:
     requests = status.requests
     if requests is not None and requests.seconds > 0:
         requests_per_hour = sum(requests.by_kind.values()) * _SECONDS_PER_HOUR / requests.seconds
-        if requests.dollars is not None:
-            dollars_per_hour = requests.dollars * _SECONDS_PER_HOUR / requests.seconds
+        if "requests_price_dollars" in status.facts.counters:
+            dollars_per_hour = price_of(requests.by_kind) * _SECONDS_PER_HOUR / requests.seconds
     return Rates(per_minute, rows_per_second, fmean(totals) if totals else None, requests_per_hour, dollars_per_hour)

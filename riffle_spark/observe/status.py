@@ -86,13 +86,11 @@ class WarningSummary:
 class RequestSummary:
     """The requests to the object store in the last ``seconds`` before the status, by kind.
 
-    Those of batches, upkeep, exporters and executors are included. ``dollars`` is their estimated price in US dollars;
-    ``None`` if the store does not charge for requests.
+    Those of batches, upkeep, exporters and executors are included.
     """
 
     seconds: float
     by_kind: Mapping[str, int] = field(default_factory=dict)
-    dollars: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

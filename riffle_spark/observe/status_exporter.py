@@ -16,7 +16,7 @@ Theory of operation.
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.observe.page import page_of
@@ -88,14 +88,6 @@ def _steering(facts: DriverFacts) -> _Steering:
     )
 
 
-class _RequestTotals(NamedTuple):
-    """The requests since the driver started, by kind, and their price in US dollars, 0 without one."""
-
-    time_ms: int
-    by_kind: Counter[str]
-    dollars: float
-
-
 class StatusHistory:
     """Collects what a status has beyond the facts and the moves: the last batches and warnings."""
 
@@ -103,8 +95,8 @@ class StatusHistory:
         """Create an empty history."""
         self._batches: deque[BatchSummary] = deque(maxlen=BATCHES_MAX)
         self._warnings: deque[WarningSummary] = deque(maxlen=WARNINGS_MAX)
-        self._requests: deque[_RequestTotals] = deque()
-        """The totals at some times of the last ten minutes, oldest first."""
+        self._requests: deque[tuple[int, Counter[str]]] = deque()
+        """The requests since the driver started, by kind, at some times of the last ten minutes, oldest first."""
 
     def _recent_requests(self, facts: DriverFacts) -> RequestSummary | None:
         """Return the requests since the oldest kept time, and keep those of now."""
@@ -112,19 +104,15 @@ class StatusHistory:
         for name, count in facts.counters.items():
             if name.startswith("requests/"):
                 counts[name.rpartition("/")[2]] += int(count)
-        while len(self._requests) > 1 and self._requests[1].time_ms <= facts.time_ms - _REQUESTS_MS:
+        while len(self._requests) > 1 and self._requests[1][0] <= facts.time_ms - _REQUESTS_MS:
             self._requests.popleft()
-        if self._requests and self._requests[0].time_ms > facts.time_ms:
+        if self._requests and self._requests[0][0] > facts.time_ms:
             self._requests.clear()  # the clock was set back
-        dollars = facts.counters.get("requests_price_dollars")
-        self._requests.append(_RequestTotals(facts.time_ms, counts, dollars or 0.0))
-        first = self._requests[0]
-        if facts.time_ms - first.time_ms < _SECOND_MS:
+        self._requests.append((facts.time_ms, counts))
+        first_ms, first = self._requests[0]
+        if facts.time_ms - first_ms < _SECOND_MS:
             return None
-        seconds = (facts.time_ms - first.time_ms) / 1000
-        return RequestSummary(
-            seconds, dict(counts - first.by_kind), None if dollars is None else dollars - first.dollars
-        )
+        return RequestSummary((facts.time_ms - first_ms) / 1000, dict(counts - first))
 
     def add(self, report: BatchReport, facts: DriverFacts) -> None:
         """Add a batch that ended, given the facts after it. A repeat adds only its warnings."""

@@ -94,10 +94,6 @@ def scan(
     log = Log(objects, "")
     begin = _first_record(objects, names, tail, first)
     oldest, is_complete = yield from _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
-    needed = min(tail.promised, tail.sequence - versions + 1)
-    if is_complete and oldest.written_ms > tail.written_ms and needed > oldest.sequence:
-        # A clock was set back, so the times of old records retain them. This driver promises only later ones.
-        oldest = log.read(needed)
     oldest_kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     listed = set[str]()
     if is_complete:
@@ -163,7 +159,7 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
     """Return the steps that find the first record that is recent or among the newest.
 
     Their result also says whether the search was complete. The times of records that were written after ``tail`` by
-    their own clock are unreliable. Such a record is retained if the next reliable one is.
+    their own clock are unreliable. Such a record is retained if the next reliable one is and ``tail`` promises it.
     """
     newest = max(begin, tail.sequence - versions + 1)
     end = min(newest, begin + _OLD_RECORDS_PER_SCAN)
@@ -174,7 +170,8 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
         if record is None:
             continue
         if record.written_ms > tail.written_ms:
-            unreliable = unreliable or record
+            if sequence >= tail.promised:  # otherwise a clock that was set back would retain all older records
+                unreliable = unreliable or record
         elif record.written_ms >= since_ms:
             return unreliable or record, True
         else:
