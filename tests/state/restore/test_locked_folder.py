@@ -63,11 +63,14 @@ def test_deltas_are_added_without_the_lock(place: Place) -> None:
 
 
 @pytest.mark.parametrize("is_snapshot", [True, False])
-def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: bool) -> None:
-    """The damaged copy cannot be dropped, and is not read."""
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: bool, is_behind: bool) -> None:
+    """The damaged copy cannot be dropped, and is not read. Nor is it if a delta must be added to it."""
     place.bring()
     (file,) = place.files(1 if is_snapshot else 2)
     file.write_bytes(b"\xff" * file.stat().st_size)
+    if is_behind:
+        place.seal(1, {1: {"0000": None}, 2: {"y": 2}})
     with locked(place):
         assert place.bring().restores >= 1
     assert place.bring().restores >= 1
