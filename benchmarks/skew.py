@@ -16,19 +16,16 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.servers import S3Server
 from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.side import answer, in_process
-from benchmarks.kit.streams import session, source
+from benchmarks.kit.streams import session, source, wait_for_rows
 
 __all__ = ["PARTS", "Found", "figures_of", "main", "play_here"]
 
@@ -38,7 +35,6 @@ SIDES = {"hot": ("uniform", "half_one_key"), "together": ("one_store", "four_sto
 PARTS = tuple(SIDES)
 STORES = 4
 LIMIT_S = 1500.0
-POLL_S = 0.1
 WANTED = {"hot_ratio": "<= 1.3", "together_ratio": "<= 1.5", "together_input_reads": "1"}
 Found = Mapping[str, Any]
 """The result of a side: ``seconds`` of each measured batch, ``read_rows`` of the input in one, and ``cpu_ms``."""
@@ -59,7 +55,7 @@ def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
     cpu = BatchCpu(spec["warm_up"], spec["server_pids"])
     query = writer.start()
     try:
-        progress = _progress(query, spec["warm_up"] + spec["batches"], cpu)[spec["warm_up"] :]
+        progress = wait_for_rows(query, spec["warm_up"] + spec["batches"], LIMIT_S, cpu)[spec["warm_up"] :]
     finally:
         query.stop()
     return {
@@ -80,18 +76,6 @@ def _job(stores: int, settings: riffle.Settings) -> riffle.StatefulJob:
         for number in range(stores)
     ]
     return riffle.together(*jobs) if stores > 1 else jobs[0]
-
-
-def _progress(query: StreamingQuery, batches: int, cpu: BatchCpu) -> list[Any]:
-    """Wait for so many batches with rows, and return their progress."""
-    deadline = time.monotonic() + LIMIT_S
-    while query.isActive and time.monotonic() < deadline:
-        progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
-        cpu.record_batches(len(progress), is_last=len(progress) >= batches)
-        if len(progress) >= batches:
-            return progress
-        time.sleep(POLL_S)
-    raise RuntimeError(str(query.exception()) if query.exception() else f"no {batches} batches in {LIMIT_S:g} s")
 
 
 def figures_of(part: str, plain: Found, compared: Found, rows: int) -> dict[str, float]:

@@ -6,7 +6,6 @@ import math
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,13 +21,11 @@ from benchmarks.blocks.block_queries import BLOCKS, Block
 from benchmarks.kit import cases
 from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.side import HERE, Code, in_process
-from benchmarks.kit.streams import HEAP, median, session
+from benchmarks.kit.streams import HEAP, median, session, wait_for_rows
 
 __all__ = ["NOT_PLAYED", "Played", "Side", "play", "play_here"]
 
 START_SECONDS = 120.0
-POLL_SECONDS = 0.1
-TEXT = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +130,7 @@ def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dic
     """Wait for all files and return what each batch that had rows took, trigger to trigger."""
     cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     try:
-        _wait(query, files, spec["limit_s"], cpu)
-        progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
+        progress = wait_for_rows(query, files, spec["limit_s"], cpu)
         removed = [sum(operator["numRowsRemoved"] for operator in entry["stateOperators"]) for entry in progress]
         if spec["closes"] and spec["engine"] != "stateful" and not all(removed[-spec["measured"] :]):
             raise RuntimeError(f"rows left the state in {removed}, not in each of the last {spec['measured']} batches")
@@ -146,17 +142,3 @@ def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dic
         }
     finally:
         query.stop()
-
-
-def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> None:
-    """Wait for so many batches with rows: Spark's own has others between them, when it has caught up."""
-    deadline = time.monotonic() + seconds
-    while query.isActive and time.monotonic() < deadline:
-        done = sum(entry["numInputRows"] > 0 for entry in query.recentProgress)
-        cpu.record_batches(done, is_last=done >= files)
-        if done >= files:
-            return
-        time.sleep(POLL_SECONDS)
-    failure = query.exception()
-    # What failed stands first; below it are hundreds of lines of Spark's own.
-    raise RuntimeError(str(failure)[:TEXT] if failure is not None else f"no {files} batches in {seconds:g} s")

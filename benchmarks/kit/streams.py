@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from benchmarks.kit.cpu import BatchCpu
 
-__all__ = ["HEAP", "measure", "median", "peak_kb", "session", "source"]
+__all__ = ["HEAP", "measure", "median", "peak_kb", "session", "source", "wait_for_rows"]
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 HEAP = {
@@ -25,6 +26,8 @@ HEAP = {
 }
 """Spark's default store, whose state is on the heap; for ``session``."""
 Builder = SparkSession.Builder
+POLL_SECONDS = 0.1
+FAILURE_TEXT = 3_000
 
 
 def session(
@@ -90,9 +93,36 @@ def _wait(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu | N
             cpu.record_batches(done, is_last=done >= batches)
         if done >= batches > 0:
             return
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
     if query.exception() is not None:
         raise RuntimeError(str(query.exception()))
+
+
+def wait_for_rows(query: StreamingQuery, batches: int, seconds: float, cpu: BatchCpu) -> list[Any]:
+    """Wait for so many batches with rows, and return their progress. Raise ``RuntimeError`` if they do not come.
+
+    Spark runs batches without rows between them when it has read all files. All progress is read only at the end, or if
+    a batch was missed, because that takes the CPU of about 20 ms.
+    """
+    deadline = time.monotonic() + seconds
+    newest = -1
+    done = 0
+    while query.isActive and time.monotonic() < deadline:
+        last = query.lastProgress
+        if last is not None and last["batchId"] != newest:
+            done = done + (last["numInputRows"] > 0) if last["batchId"] == newest + 1 else len(_with_rows(query))
+            newest = last["batchId"]
+        cpu.record_batches(done, is_last=done >= batches)
+        if done >= batches:
+            return _with_rows(query)
+        time.sleep(POLL_SECONDS)
+    failure = query.exception()
+    # The cause comes first, followed by hundreds of lines of Spark.
+    raise RuntimeError(str(failure)[:FAILURE_TEXT] if failure is not None else f"no {batches} batches in {seconds:g} s")
+
+
+def _with_rows(query: StreamingQuery) -> list[Any]:
+    return [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
 
 
 def peak_kb(pid: int) -> int:

@@ -1,5 +1,5 @@
 """Running totals on four engines, Spark's aggregation on both of its stores, and ours with encryption, with many
-key-groups and in a session of ``riffle_spark.configure``. Each runs in a process of its own.
+key-groups, in a session of ``riffle_spark.configure`` and without upkeep. Each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from pyspark.sql.streaming import DataStreamWriter
 import riffle_spark as riffle
 from benchmarks.kit.cpu import BatchCpu
 from benchmarks.kit.streams import HEAP, measure, median, session, source
+from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.protocol.upkeep.rounds import Rounds
 
 __all__ = ["ENGINES", "Spec", "play_here"]
 
@@ -54,6 +56,8 @@ class _Ours:
             self._settings = self._settings.but(encryption_keys=f"file:{_keys(folder)}")
         if spec["engine"] == "many_groups":
             self._settings = self._settings.but(key_groups=MANY_GROUPS)
+        if spec["engine"] == "without_upkeep":
+            Rounds.submit = _submit_nothing  # type: ignore[assignment,method-assign]
 
     def _job(self) -> riffle.StatefulJob:
         compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
@@ -91,6 +95,10 @@ class _Ours:
     def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
         named_first = self._spec["keys"] if self._spec["filled"] else 0
         return source(self._spark, rows, self._spec["keys"], named_first).writeStream.foreachBatch(job)
+
+
+def _submit_nothing(rounds: Rounds, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
+    """Take no snapshots, merge no deltas in the store, and follow no copies."""
 
 
 def _keys(folder: Path) -> Path:
@@ -196,6 +204,7 @@ ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "configured": ours,
     "encrypted": ours,
     "many_groups": ours,
+    "without_upkeep": ours,
     "builtin": builtin,
     "builtin_heap": builtin_heap,
     "apply_in_pandas": apply_in_pandas,

@@ -33,7 +33,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Side:
     """An engine on a case; ``before`` is ours at the revision to compare with, ``configured`` ours in a session of
-    ``riffle_spark.configure``, ``many_groups`` ours with 1,024 key-groups.
+    ``riffle_spark.configure``, ``many_groups`` ours with 1,024 key-groups, ``without_upkeep`` ours without the work
+    beside batches.
     """
 
     engine: str
@@ -49,6 +50,7 @@ CASES = {
     "tail": Case(rows=100_000, batches=300, warm_up=60),
     "encrypted": Case(rows=100_000, batches=30, warm_up=60),
     "groups": Case(rows=100_000, batches=30, warm_up=60),
+    "upkeep": Case(rows=100_000, batches=60, warm_up=60),
     "python": Case(rows=20_000, batches=5, warm_up=10),
     "python_fixed": Case(rows=100, warm_up=10),
 }
@@ -65,6 +67,7 @@ PARTS: dict[str, tuple[Side, ...]] = {
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
     "groups": (Side("ours", "groups"), Side("many_groups", "groups")),
+    "upkeep": (Side("ours", "upkeep"), Side("without_upkeep", "upkeep")),
     "python": (
         Side("apply_in_pandas_heap", "python"),
         Side("apply_in_pandas", "python"),
@@ -78,6 +81,7 @@ _CPU_NAMES = {
     "million": ("", "_million"),
     "fixed": ("fixed_", ""),
     "groups": ("groups_", ""),
+    "upkeep": ("upkeep_", ""),
     "python": ("", ""),
 }
 """What stands before and after ``cpu_ms`` in the figure of a case."""
@@ -115,6 +119,7 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
         result |= _over(f"totals_ten_million_ratio{name}", batch_s, many_keys, few)
     result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
     result |= _over("many_groups_ratio", batch_s, Side("many_groups", "groups"), Side("ours", "groups"))
+    result |= _upkeep_share(result)
     result |= _against_python(batch_s)
     if Side("ours", "rows") in results:
         result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
@@ -144,7 +149,7 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
         return {f"fixed_ms{engine}": milliseconds}
     if side.case == "encrypted":
         return {f"batch_ms_{'encrypted' if side.engine == 'encrypted' else 'plain' + engine}": milliseconds}
-    if side.case in {"tail", "groups"}:
+    if side.case in {"tail", "groups", "upkeep"}:
         return {f"{side.case}_batch_ms{engine}": milliseconds}
     if side.case.endswith("_keys"):
         return {f"totals_batch_ms_{side.case}{engine}": milliseconds}
@@ -170,6 +175,13 @@ def _over(name: str, batch_s: Mapping[Side, float], dividend: Side, divisor: Sid
     if dividend not in batch_s or divisor not in batch_s:
         return {}
     return {name: round(batch_s[dividend] / batch_s[divisor], 3)}
+
+
+def _upkeep_share(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of the CPU that ours saves without upkeep."""
+    if "upkeep_cpu_ms_without_upkeep" not in measured or "upkeep_cpu_ms" not in measured:
+        return {}
+    return {"upkeep_cpu_share": round(1 - measured["upkeep_cpu_ms_without_upkeep"] / measured["upkeep_cpu_ms"], 3)}
 
 
 def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:

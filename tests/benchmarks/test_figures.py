@@ -76,6 +76,15 @@ def test_a_session_of_configure_is_compared_with_the_default_store() -> None:
     assert (figures["fixed_ratio_configured"], figures["fixed_ms_configured"]) == (1.5, 300)
 
 
+def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
+    """It is known only if both sides ran."""
+    with_upkeep = _took(0.5) | {"cpu_ms": 800.0, "server_cpu_ms": 60.0}
+    without = _took(0.4) | {"cpu_ms": 700.0, "server_cpu_ms": 40.0}
+    figures = _figures(ours__upkeep=[with_upkeep], without_upkeep__upkeep=[without])
+    assert (figures["upkeep_cpu_share"], figures["upkeep_batch_ms_without_upkeep"]) == (0.125, 400)
+    assert "upkeep_cpu_share" not in _figures(ours__upkeep=[with_upkeep])
+
+
 def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
     """What encryption costs is a ratio of median batches, beside both, and the memory of each."""
     figures = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
