@@ -32,7 +32,13 @@ from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.testing import InlineBackground
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, totals
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query of one store: rollbacks and adoptions are of records, which list all stores."""
+    return World(tmp_path, operators=[totals()])
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from tests.kit.roots.damaged_root import (
     world_of,
 )
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import Crash, World, one
+from tests.kit.simulated.world import Crash, World, one, totals
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,23 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     assert leads_to_whole_state(kept, newest)
     assert refusal_of(kept, newest + 1) is None
     assert kept.state("totals") == held_at(newest, 100)
+
+
+def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
+    """Of a query with two stores: each object that is gone."""
+    query = World(tmp_path / "local", snapshot_chain_links=2, retained_versions=100)
+    for version in range(4):
+        query.batch(version, pa.concat_tables([one(version, key) for key in KEYS]))
+    assert verify(query.home.root).is_whole
+    names = query.log().manifest.object_names()
+    assert {name.partition("/")[0] for name in names} >= {"totals", "tails"}
+    for name in names:
+        data = query.memory.get(name) or b""
+        query.memory.delete([name])
+        told = [finding.where for finding in verify(query.home.root).findings]
+        assert any(name in where for where in told), (name, told)
+        query.memory.put_if_absent(name, data)
+    assert verify(query.home.root).is_whole
 
 
 def leads_to_whole_state(world: World, target: int) -> bool:
@@ -299,7 +316,7 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(
 ) -> None:
     """Those that are promised harm a rollback; without the full record of the newest one nothing starts."""
     full_record_every(FULL_EVERY, monkeypatch)
-    world = World(tmp_path, retained_versions=100)
+    world = World(tmp_path, operators=[totals()], retained_versions=100)
     for version in range(FULL_EVERY + 4):
         world.batch(version, one(1))
     world.memory.delete([paths.record_name(sequence) for sequence in range(gone)])
@@ -312,7 +329,7 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(
 @pytest.mark.usefixtures("short_cycles")
 def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     """A record that came back below the log harms nothing; one with a far number would be the newest."""
-    world = World(tmp_path, retained_versions=2)
+    world = World(tmp_path, operators=[totals()], retained_versions=2)
     for version in range(12):
         world.batch(version, one(1))
     assert paths.record_name(2) not in world.memory.list(paths.LOG)

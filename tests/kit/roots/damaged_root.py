@@ -17,7 +17,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.log.record import encode
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, totals
 
 FULL_EVERY = 16
 """Every so many records of these logs one is full."""
@@ -42,8 +42,8 @@ def grown(folder: Path, seed: int) -> Path:
 
 
 def world_of(folder: Path, seed: int = 5, **settings: object) -> World:
-    """Return a query on the root in a folder, whose executors have no copies yet."""
-    given = {"root": f"file://{folder}/state", "retained_versions": 100, **settings}
+    """Return a query of one store on the root in a folder, whose executors have no copies yet."""
+    given = {"operators": [totals()], "root": f"file://{folder}/state", "retained_versions": 100, **settings}
     return World(folder / "local", seed=seed, **given)  # type: ignore[arg-type]
 
 
