@@ -36,6 +36,7 @@ from tests.kit.source_trees import (
     results,
     statements,
     unpacked_calls,
+    walk_statements,
 )
 
 __all__ = ["PAGE", "Message", "Reader", "messages", "page"]
@@ -119,14 +120,14 @@ class Source:
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
         """Functions and methods by name."""
-        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        return {node.name: node for node in walk_statements(self.tree) if isinstance(node, ast.FunctionDef)}
 
     def names_in(self, function: ast.FunctionDef | None) -> Mapping[str, ast.expr]:
         """Return the constants and what a function assigns, collected once per function."""
         if function is None:
             return self.constants
         if function not in self._names:
-            self._names[function] = {**self.constants, **dict(assignments(ast.walk(function)))}
+            self._names[function] = {**self.constants, **dict(assignments(walk_statements(function)))}
         return self._names[function]
 
     @cached_property
@@ -134,7 +135,7 @@ class Source:
         """The files that names are imported from."""
         return {
             alias.asname or alias.name: CHECKOUT / (node.module.replace(".", "/") + ".py")
-            for node in ast.walk(self.tree)
+            for node in walk_statements(self.tree)
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
         }
@@ -322,7 +323,7 @@ class Reader:
         function = home.functions.get(name) if home.path.exists() else None
         if function is None or not _TEXT_FUNCTION.search(name) or self.is_inside_function:
             return braced(ast.Name(name) if _TEXT_FUNCTION.search(name) else node)
-        returns = [x.value for x in ast.walk(function) if isinstance(x, ast.Return) and x.value is not None]
+        returns = [x.value for x in walk_statements(function) if isinstance(x, ast.Return) and x.value is not None]
         passed = ArgumentsPassed(_arguments(node, function))
         values = [passed.visit(copy.deepcopy(value)) for value in returns]
         self.is_inside_function = True

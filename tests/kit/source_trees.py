@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["ArgumentsPassed", "assignments", "logged_values", "own_nodes", "results", "statements", "unpacked_calls"]
+__all__ = [
+    "ArgumentsPassed",
+    "assignments",
+    "logged_values",
+    "own_nodes",
+    "results",
+    "statements",
+    "unpacked_calls",
+    "walk_statements",
+]
 
 _BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 """The fields of nodes that have statements, in their order."""
+_NOT_OWN = (ast.stmt, ast.expr_context)
 
 
 def statements(
@@ -25,11 +36,37 @@ def statements(
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
     """Yield a statement's nodes, without those of statements inside it and without the parts of an f-string."""
-    for node in ast.iter_child_nodes(statement):
-        if not isinstance(node, ast.stmt):
-            yield node
-            if not isinstance(node, ast.JoinedStr):
-                yield from own_nodes(node)
+    pending = _own_children(statement)
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, ast.JoinedStr):
+            pending += _own_children(node)
+
+
+def _own_children(node: ast.AST) -> list[ast.AST]:
+    """Return the child nodes that are neither statements nor contexts, the last one first."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [child for child in value if isinstance(child, ast.AST) and not isinstance(child, ast.stmt)]
+        elif isinstance(value, ast.AST) and not isinstance(value, _NOT_OWN):
+            found.append(value)
+    found.reverse()
+    return found
+
+
+def walk_statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of ``ast.walk`` in its order, with handlers and cases, and look into no expression."""
+    pending = deque([tree])
+    while pending:
+        node = pending.popleft()
+        for name in _BLOCKS:
+            block = getattr(node, name, ())
+            if isinstance(block, list):
+                pending.extend(block)
+        yield node
 
 
 def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
@@ -47,8 +84,8 @@ def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 def unpacked_calls(function: ast.FunctionDef, name: str) -> Iterator[tuple[int, ast.Call]]:
     """Yield the calls whose result, or each of whose results, is unpacked to a variable, with its position."""
-    assigned = dict(assignments(ast.walk(function)))
-    for node in ast.walk(function):
+    assigned = dict(assignments(walk_statements(function)))
+    for node in walk_statements(function):
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
         elif isinstance(node, ast.For):
