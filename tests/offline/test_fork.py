@@ -24,7 +24,7 @@ from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import read_json, run_command
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of
+from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 KEYS = "env:KEYS_OF_FORK"
@@ -33,7 +33,8 @@ KEYS = "env:KEYS_OF_FORK"
 @pytest.fixture
 def world(tmp_path: Path, states: States) -> World:
     """A query after eight batches, with a savepoint of the sixth, on files."""
-    query = World(tmp_path / "local", root=f"file://{tmp_path}/root", snapshot_chain_links=2, retained_versions=4)
+    root = f"file://{tmp_path}/root"
+    query = World(tmp_path / "local", operators=[totals()], root=root, snapshot_chain_links=2, retained_versions=4)
     feed_six_keys(query, 0, 5, states)
     Savepoints(query.home.root).create("a")
     query.start()
@@ -46,7 +47,8 @@ def adopted(folder: Path, root: str, version: int, **settings: Any) -> World:
     checkpoint = written_checkpoint(folder / f"checkpoint-{uuid.uuid4().hex}", query_id="another")
     plan = adopt(root, str(checkpoint), execute=True)
     assert plan.offsets == f"offsets-{version}"
-    world = World(folder / f"local-{uuid.uuid4().hex}", root=root, snapshot_chain_links=2, **settings)
+    local = folder / f"local-{uuid.uuid4().hex}"
+    world = World(local, operators=[totals()], root=root, snapshot_chain_links=2, **settings)
     world.query_id = "another"
     return world
 
@@ -80,7 +82,7 @@ def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: W
     """Not to the one that it comes from either: its checkpoint would run the same batches twice."""
     new_root = f"file://{tmp_path}/new"
     fork(world.home.root, new_root, 7, execute=True)
-    same = World(tmp_path / "same", root=new_root)
+    same = World(tmp_path / "same", operators=[totals()], root=new_root)
     with pytest.raises(ConflictError, match="RIFFLE-0210"):
         feed_six_keys(same, 8, 8)
     shown = read_json("log", new_root)
@@ -156,7 +158,7 @@ def test_a_fork_that_dies_at_any_request_is_finished_by_the_same_command(
                 objects = open_store(new_root)
                 if objects.list("") and not objects.exists(paths.record_name(0)):
                     with pytest.raises(ConfigError, match="RIFFLE-0411"):
-                        feed_six_keys(World(tmp_path / f"half-{dies_at}", root=new_root), 0, 0)
+                        feed_six_keys(World(tmp_path / f"half-{dies_at}", operators=[totals()], root=new_root), 0, 0)
         if not open_store(new_root).exists(paths.record_name(0)):
             fork(world.home.root, new_root, "savepoint:a", execute=True)
         assert verify(new_root).findings == ()
@@ -225,7 +227,7 @@ def test_a_fork_of_encrypted_state_needs_its_keys_and_can_get_others(
     """Parts are bound to their names below a root, and to no root. The command needs no key."""
     keys = ["old = " + "A" * 43 + "=", "new = " + "B" * 42 + "A="]
     monkeypatch.setenv("KEYS_OF_FORK", keys[0])
-    world = World(tmp_path / "local", encryption_keys=KEYS, snapshot_chain_links=2)
+    world = World(tmp_path / "local", operators=[totals()], encryption_keys=KEYS, snapshot_chain_links=2)
     feed_six_keys(world, 0, 5, states)
     monkeypatch.delenv("KEYS_OF_FORK")
     new_root = f"memory://{uuid.uuid4().hex}"

@@ -20,7 +20,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.testing import InlineBackground
-from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.simulated.world import Crash, World, rows_of, totals
 from tests.kit.state.interrupted_store import InterruptedStore
 
 BATCHES = 9
@@ -31,7 +31,7 @@ class Beside:
     """A driver whose deletes all wait, and its root as it then is, to be gone back to again and again."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = World(folder / "local", snapshot_chain_links=2)
+        self.world = World(folder / "local", operators=[totals()], snapshot_chain_links=2)
         self.world.store = self.store = InterruptedStore(self.world.memory)  # type: ignore[assignment]
         self.waiting: list[Callable[[], Steps[object]]] = []
         self.world.start(InlineBackground(deferred=True))

@@ -39,7 +39,7 @@ CREATION_REQUESTS = [
 @pytest.fixture
 def world(tmp_path: Path, states: States) -> World:
     """A query after six batches, which keeps two records."""
-    query = World(tmp_path / "local", snapshot_chain_links=2)
+    query = World(tmp_path / "local", operators=[totals()], snapshot_chain_links=2)
     feed_six_keys(query, 0, 5, states)
     return query
 
@@ -481,13 +481,19 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
     tmp_path: Path, states: States, stride: int
 ) -> None:
     """Between any two requests and any two changes of the checkpoint."""
+    settings = {"operators": [totals()], "snapshot_chain_links": 2}
+    world = World(tmp_path / "before", **settings)  # type: ignore[arg-type]
+    feed_six_keys(world, 0, 5, states)
+    Savepoints(world.home.root).create("a")
+    world.start()
+    feed_six_keys(world, 6, 14)
+    objects = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
     crash_at, died = 1, True
     while died:
-        world = World(tmp_path / f"{crash_at}", snapshot_chain_links=2)
-        feed_six_keys(world, 0, 5, states)
-        Savepoints(world.home.root).create("a")
-        world.start()
-        feed_six_keys(world, 6, 14)
+        world = World(tmp_path / f"{crash_at}", root=world.home.root, **settings)  # type: ignore[arg-type]
+        world.memory.delete(world.memory.list(""))
+        for name, data in objects.items():
+            world.memory.put_if_absent(name, data)
         folder = written_checkpoint(tmp_path / f"checkpoint-{crash_at}")
         for version in range(11, 15):
             (folder / "offsets" / str(version)).write_text(f"offsets-{version}")

@@ -14,6 +14,9 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
+PRIVATE_WORD = re.compile(r"(?<!\w)_[A-Za-z]\w*")
+IMPORTED = re.compile(r"\bimport\s*(?:\([^)]*|[^(\n]*)(?<!\w)_[A-Za-z]")
+"""An import of a private name."""
 NAMED_TUPLE = {"_replace", "_asdict", "_fields"}
 ON_THE_LINE = "# private: "
 IN_THE_FILE = "# private parts: "
@@ -61,6 +64,8 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
 
 def breaches(text: str, package: str, packages: Packages) -> list[str]:
     """Return what a test's file names of other packages without saying why, and what it says why for nothing."""
+    if not _may_have_breaches(text, packages):
+        return []
     tree = ast.parse(text)
     own = defined(tree)
     comments = _comments(text) if ON_THE_LINE in text or IN_THE_FILE in text else {}
@@ -75,6 +80,12 @@ def breaches(text: str, package: str, packages: Packages) -> list[str]:
         [] if whole_file else [f"{line}: {name}" for line, name in sorted(names_by_line.items()) if line not in lines]
     )
     return unsaid + [f"{line}: nothing is private here" for line in sorted(lines - set(names_by_line))]
+
+
+def _may_have_breaches(text: str, packages: Packages) -> bool:
+    """Tell whether a text has a private name of the product, a private import or a reason. Parsing costs much more."""
+    names = set(PRIVATE_WORD.findall(text))
+    return ON_THE_LINE in text or not packages.keys().isdisjoint(names) or IMPORTED.search(text) is not None
 
 
 def _is_own(package: str, other_package: str) -> bool:

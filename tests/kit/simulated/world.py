@@ -262,8 +262,17 @@ class World:
 
 
 def feed_six_keys(world: World, first: int, last: int, states: States | None = None) -> None:
-    """Run batches of six keys, and note the state after each."""
+    """Run batches of six keys, and note the totals after each: those noted of the batch before, and its own rows."""
     for version in range(first, last + 1):
         world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(6))))
         if states is not None:
-            states[version] = world.state("totals")
+            before = states[version - 1] if version else {}
+            states[version] = {key: _added(before.get(key, (0, 0)), version) for key in (f"k{n}" for n in range(6))}
+
+
+def _added(totals_before: tuple[object, ...], value: int) -> tuple[object, ...]:
+    """Return the count and the total of a key after one more row."""
+    seen_count, total = totals_before
+    assert isinstance(seen_count, int)
+    assert isinstance(total, int)
+    return seen_count + 1, total + value

@@ -21,7 +21,7 @@ from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedS
 from riffle_spark.state.log.savepoints import NewSavepoint, put_savepoint, read_savepoint, savepoint_objects
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.simulated.world import Crash, World, rows_of, totals
 from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.kit.state.interrupted_store import InterruptedStore
 
@@ -38,7 +38,7 @@ class Query(World):
     """A query that reads requests. ``history`` checks the log after each batch."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(folder, control="on", **settings)
+        super().__init__(folder, operators=[totals()], control="on", **settings)
         self.history: History | None = None
         self.requested = 0
 
