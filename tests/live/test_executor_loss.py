@@ -21,6 +21,7 @@ from riffle_spark import Stateful, StatefulJob, arrow_function, together
 from riffle_spark.errors import ConfigError, Misplaced
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import running_seconds
+from riffle_spark.spark.engine.spark_batch import SparkWork
 from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch  # private: looked at while nobody dies
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
@@ -74,6 +75,13 @@ def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> StatefulJob:
 def batch(spark: SparkSession) -> DataFrame:
     """Return one row a key."""
     return spark.range(KEYS).selectExpr("id k")
+
+
+def micro_batch(spark: SparkSession) -> DataFrame:
+    """Return the rows of ``batch`` as Spark passes those of a stream: as an RDD, not as a query."""
+    rows = batch(spark)._jdf
+    frame = spark._jsparkSession.internalCreateDataFrame(rows.queryExecution().toRdd(), rows.schema(), False)
+    return DataFrame(frame, spark)
 
 
 def kill(spark: SparkSession) -> str:
@@ -169,7 +177,9 @@ def test_a_death_inside_a_batch_is_survived(
 
 
 @pytest.mark.long
-def test_a_death_between_two_stores_that_share_their_rows_is_survived(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_death_between_two_stores_that_share_their_rows_is_survived(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first store has computed from the shuffled rows, the second computes: the dead executor's part of these rows
     is read again, and each store counts each row once.
     """
@@ -183,16 +193,25 @@ def test_a_death_between_two_stores_that_share_their_rows_is_survived(spark: Spa
     ]
     job = together(*jobs, settings=settings)
     (tmp_path / "second").mkdir()
+    shared: list[set[str]] = []
+    release = SparkWork.release
+
+    def noted(work: SparkWork) -> None:
+        shared.append({store for store, rows in work._shared.items() if rows.exchanged is not None})  # private: who did
+        release(work)
+
+    monkeypatch.setattr(SparkWork, "release", noted)
     killed: list[str] = []
     for version in range(4):
         if version == 2:  # plans are kept by now
             kill_in_slots(spark, tmp_path / "second", killed)
-        job(batch(spark), version)
+        job(micro_batch(spark), version)
     assert len(killed) == 1
     assert killed[0] not in job.reports[-1].owners
     for sink in sinks.values():
         assert sink.latest("k") == {k: {"rows": 4} for k in range(KEYS)}
         assert [len(rows) for rows in sink.deliveries.values()] == [KEYS] * 4
+    assert {"first", "second"} in shared
 
 
 def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
