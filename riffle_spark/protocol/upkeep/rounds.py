@@ -27,8 +27,10 @@ __all__ = ["Rounds"]
 
 _PIECE_SECONDS = 1.0
 _BUSY_PIECE_SECONDS = 0.25
-_BUSY_SHARE = 0.2
+_BUSY_SHARE = 0.1
 """The share of its time that upkeep runs while a batch runs."""
+_BUSY_SHARE_FOLLOWING = 0.2
+"""The same while copies follow the log, because other executors wait for them."""
 _LONGEST_REST_SECONDS = 2.0
 _MOST_ROUNDS = 10_000
 _TRIES = 20
@@ -154,8 +156,9 @@ class Rounds:
                     for store, key_group, _ in (*receipt.snapshots, *receipt.merges)
                 }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
+                rest_seconds = self._rest_seconds(self._clock.seconds() - started, orders)
                 orders = _unfinished_orders(orders, receipts)
-                self._background.rest(self._rest_seconds(self._clock.seconds() - started))
+                self._background.rest(rest_seconds)
                 if not orders or self._next:
                     break
                 period = self._clock.seconds() - started
@@ -163,9 +166,10 @@ class Rounds:
             self.setbacks.keep_drops(orders)  # after a round without answers, which no newer plan repeats
         return taken_addresses
 
-    def _rest_seconds(self, round_seconds: float) -> float:
-        """Return the pause after a round that took ``round_seconds``, 0 while no batch runs."""
-        return min(round_seconds * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
+    def _rest_seconds(self, round_seconds: float, orders: Mapping[str, UpkeepOrder]) -> float:
+        """Return the pause after a round of these orders that took ``round_seconds``, 0 while no batch runs."""
+        share = _BUSY_SHARE_FOLLOWING if any(order.follows for order in orders.values()) else _BUSY_SHARE
+        return min(round_seconds * (1 / share - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
 
     def _limit_piece(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
         """Return the orders with the limits of the next piece. ``period`` is the time since the last piece started."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Drop, Follow, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.upkeep import rounds, upkeep
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.testing import InlineBackground, SimCluster
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
 from tests.kit.state.faulty_store import Fault
@@ -193,6 +196,39 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert len(by_key_group) == world.settings.key_groups
     assert max(by_key_group.values()) <= 13 // 2, by_key_group
     assert set(put) <= listed
+
+
+class Rested(InlineBackground):
+    """Notes the pauses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def rest(self, seconds: float) -> None:
+        """Note a pause."""
+        self.pauses.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("in_batch", "follows", "pauses"), [(True, False, [0.9]), (True, True, [0.4]), (False, True, [0])]
+)
+def test_upkeep_beside_a_batch_pauses_longer_than_it_works(in_batch: bool, follows: bool, pauses: list[float]) -> None:
+    """Snapshots take a tenth of the time, copies that follow a fifth. Between batches nothing pauses."""
+    clock = ManualClock()
+    background = Rested()
+
+    class Slow(SimCluster):
+        def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+            clock.advance(0.1)
+            return [UpkeepReceipt(executor) for executor in orders]
+
+    running = rounds.Rounds(Slow(HOME, MemoryStore()), background, clock)
+    running.in_batch = in_batch
+    order = _order("m1", Drop("totals", 1, None))
+    running.submit({"1": replace(order, follows=(Follow("totals", 1, EMPTY),)) if follows else order}, 0)
+    assert background.collect() == [None] * 2
+    assert background.pauses == pytest.approx(pauses)
 
 
 def test_drops_that_wait_are_of_the_folder_that_they_were_seen_in() -> None:
