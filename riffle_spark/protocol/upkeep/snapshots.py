@@ -29,7 +29,7 @@ _NO_AGE = 1 << 40
 _SPREAD_STEP = 7
 _PATIENCE = 4
 """While its bytes are less than this fraction of the snapshot's, a chain may have this many times more links."""
-_TOO_LONG_FACTOR = 4
+_TOO_LONG_FACTOR = 8
 """A chain this many times longer than the policy allows causes a warning."""
 _TOO_LONG_VERSIONS = 16
 """The oldest link of such a chain is at least this many versions old, because a first batch may write many bytes."""
