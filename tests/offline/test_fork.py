@@ -14,7 +14,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, R
 from riffle_spark.offline import fork as fork_module
 from riffle_spark.offline.fork import fork
 from riffle_spark.offline.purge import purge_keys
-from riffle_spark.offline.recovery import adopt
+from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.offline.state_edits import Editor, KeyChoice
 from riffle_spark.offline.switch import switch_keys
@@ -76,6 +76,31 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, wor
     feed_six_keys(world, 8, 14, states)
     check_continues(adopted(tmp_path, new_root, 5), before)
     assert world.state("totals") == states[14]
+
+
+def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
+    """A savepoint of a query of two stores has the state of both."""
+    root = f"file://{tmp_path}/both"
+    world = World(tmp_path / "two", root=root, snapshot_chain_links=2, retained_versions=4)
+    feed_six_keys(world, 0, 5)
+    Savepoints(root).create("both")
+    before = {store: world.state(store) for store in ("totals", "tails")}
+    world.start()
+    feed_six_keys(world, 6, 10)
+    now = {store: world.state(store) for store in before}
+    assert all(now[store] != before[store] for store in before)
+    checkpoint = str(written_checkpoint(tmp_path / "checkpoint"))
+    new_root = f"file://{tmp_path}/new"
+    fork(root, new_root, "savepoint:both", execute=True)
+    assert verify(new_root).findings == ()
+    forked = World(tmp_path / "forked", root=new_root)
+    assert {store: forked.state(store) for store in before} == before
+    assert {store: world.state(store) for store in before} == now
+    rollback(root, "savepoint:both", checkpoint, execute=True)
+    assert {store: world.state(store) for store in before} == before
+    world.start()
+    feed_six_keys(world, 6, 10)
+    assert {store: world.state(store) for store in before} == now
 
 
 def test_a_fork_belongs_to_no_query_until_it_is_adopted(tmp_path: Path, world: World) -> None:
