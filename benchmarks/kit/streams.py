@@ -102,7 +102,7 @@ def wait_for_rows(query: StreamingQuery, batches: int, seconds: float, cpu: Batc
     """Wait for so many batches with rows, and return their progress. Raise ``RuntimeError`` if they do not come.
 
     Spark runs batches without rows between them when it has read all files. All progress is read only at the end, or if
-    a batch was missed, because that takes the CPU of about 20 ms.
+    a batch was missed, because that takes about 20 ms of CPU.
     """
     deadline = time.monotonic() + seconds
     newest = -1

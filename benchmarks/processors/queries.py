@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark as riffle
 from apps.demo.servers.guard import descendants
 from benchmarks.kit.cpu import BatchCpu
-from benchmarks.kit.streams import peak_kb, session
+from benchmarks.kit.streams import peak_kb, session, wait_for_rows
 from riffle_spark import StatefulProcessor
 
 __all__ = ["Load", "run_riffle", "run_spark"]
-
-POLL_SECONDS = 0.1
-TEXT = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,7 @@ def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dic
     cpu = BatchCpu(files - spec["measured"], spec["server_pids"])
     query = writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
     try:
-        _wait(query, files, spec["limit_s"], cpu)
-        progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
+        progress = wait_for_rows(query, files, spec["limit_s"], cpu)
         return {
             **cpu.figures(),
             "seconds": [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress],
@@ -96,20 +91,6 @@ def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dic
         }
     finally:
         query.stop()
-
-
-def _wait(query: StreamingQuery, files: int, seconds: float, cpu: BatchCpu) -> None:
-    deadline = time.monotonic() + seconds
-    while query.isActive and time.monotonic() < deadline:
-        last = query.lastProgress
-        done = 0 if last is None else last["batchId"] + 1
-        cpu.record_batches(done, is_last=done >= files)
-        if done >= files:
-            return
-        time.sleep(POLL_SECONDS)
-    failure = query.exception()
-    # What failed stands first; below it are hundreds of lines of Spark's own.
-    raise RuntimeError(str(failure)[:TEXT] if failure is not None else f"no {files} batches in {seconds:g} s")
 
 
 def _worker_peak_mb() -> float:

@@ -98,7 +98,7 @@ class _Ours:
 
 
 def _submit_nothing(rounds: Rounds, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
-    """Take no snapshots, merge no deltas in the store, and follow no copies."""
+    """Ignore a plan of upkeep: no snapshot is taken, and no deltas are merged in the store."""
 
 
 def _keys(folder: Path) -> Path:

@@ -197,7 +197,8 @@ def test_a_death_between_two_stores_that_share_their_rows_is_survived(
     release = SparkWork.release
 
     def noted(work: SparkWork) -> None:
-        shared.append({store for store, rows in work._shared.items() if rows.exchanged is not None})  # private: who did
+        rows_of = work._shared  # private: what stores share
+        shared.append({store for store, rows in rows_of.items() if rows.exchanged is not None})
         release(work)
 
     monkeypatch.setattr(SparkWork, "release", noted)

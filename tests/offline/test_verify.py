@@ -132,7 +132,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
 
 
 def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
-    """Of a query with two stores: each object that is gone."""
+    """Each missing object of a query with two stores is found."""
     query = World(tmp_path / "local", snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
         query.batch(version, pa.concat_tables([one(version, key) for key in KEYS]))
@@ -142,8 +142,8 @@ def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
     for name in names:
         data = query.memory.get(name) or b""
         query.memory.delete([name])
-        told = [finding.where for finding in verify(query.home.root).findings]
-        assert any(name in where for where in told), (name, told)
+        found_at = [finding.where for finding in verify(query.home.root).findings]
+        assert any(name in where for where in found_at), (name, found_at)
         query.memory.put_if_absent(name, data)
     assert verify(query.home.root).is_whole
 

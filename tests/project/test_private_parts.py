@@ -83,7 +83,7 @@ def breaches(text: str, package: str, packages: Packages) -> list[str]:
 
 
 def _may_have_breaches(text: str, packages: Packages) -> bool:
-    """Tell whether a text has a private name of the product, a private import or a reason. Parsing costs much more."""
+    """Return whether a text may name private parts or give a reason. Parsing it takes much longer."""
     names = set(PRIVATE_WORD.findall(text))
     return ON_THE_LINE in text or not packages.keys().isdisjoint(names) or IMPORTED.search(text) is not None
 

@@ -30,7 +30,7 @@ _BUSY_PIECE_SECONDS = 0.25
 _BUSY_SHARE = 0.1
 """The share of its time that upkeep runs while a batch runs."""
 _BUSY_SHARE_FOLLOWING = 0.2
-"""The same while copies follow the log, because other executors wait for them."""
+"""The same while copies follow the log, because an executor with warm copies relieves the others."""
 _LONGEST_REST_SECONDS = 2.0
 _MOST_ROUNDS = 10_000
 _TRIES = 20

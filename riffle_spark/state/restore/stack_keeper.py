@@ -122,7 +122,7 @@ class StackKeeper:
         counts = AdvanceCounts()
         remaining = dict(entries)
         for _ in range(_TRIES):
-            formers = {key_group: self._stacks.read(key_group) for key_group in remaining}
+            formers = self._stacks.listing().stacks
             stacks, new_counts = self._advance_once(remaining)
             counts = AdvanceCounts(*map(sum, zip(counts, new_counts, strict=True)))
             newly_opened, damaged = self._open(stacks, entries)
@@ -133,7 +133,7 @@ class StackKeeper:
             self._stacks.refresh()
             # If a stack is another one now, another process has replaced it. The former one is still there if another
             # process holds the lock.
-            self._stacks.drop(*(kg for kg in damaged if self._stacks.read(kg) in (formers[kg], stacks[kg])))
+            self._stacks.drop(*(kg for kg in damaged if self._stacks.read(kg) in (formers.get(kg), stacks[kg])))
             remaining = {key_group: entries[key_group] for key_group in damaged}
         error = next(iter(damaged.values()))
         raise error.__cause__ if isinstance(error.__cause__, RiffleError) else error

@@ -65,7 +65,7 @@ def test_deltas_are_added_without_the_lock(place: Place) -> None:
 @pytest.mark.parametrize("is_snapshot", [True, False])
 @pytest.mark.parametrize("is_behind", [True, False])
 def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: bool, is_behind: bool) -> None:
-    """The damaged copy cannot be dropped, and is not read. Nor is it if a delta must be added to it."""
+    """The damaged copy cannot be dropped, and is not read, even if a delta must be added to it."""
     place.bring()
     (file,) = place.files(1 if is_snapshot else 2)
     file.write_bytes(b"\xff" * file.stat().st_size)
