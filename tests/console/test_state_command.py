@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.console.main import main
 from riffle_spark.testing import Harness
-from tests.kit.simulated.world import World, rows_of
+from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.testing.test_harness_processors import baskets, took
 
 
@@ -30,7 +30,7 @@ def run(*arguments: object, code: int = 0) -> Any:
 @pytest.fixture
 def query(tmp_path: Path) -> World:
     """A query of three batches: a key changes, one comes and one is forgotten."""
-    world = World(tmp_path, executors=["1"], retained_versions=10)
+    world = World(tmp_path, operators=two_stores(), executors=["1"], retained_versions=10)
     world.batch(0, rows_of(("a", 1, 1), ("b", 2, 2)))
     world.batch(1, rows_of(("a", 3, 3), ("c", 4, 4)))
     world.batch(2, rows_of(("b", -1, 5)))

@@ -99,11 +99,12 @@ def taken_over(folder: Path) -> list[Reading]:
 def failing_parts(folder: Path) -> list[Reading]:
     """A sink fails, then a slot loses its block, and upkeep cannot run."""
     world = World(folder, executors=("1", "2", "3"), num_standbys=1)
+    sink = world.sinks["totals"]
     world.sinks["totals"] = _raise  # type: ignore[assignment]
     with pytest.raises(RuntimeError):
         world.batch(0, one(1))
     world.start()
-    world.sinks["totals"] = world.sinks["tails"]
+    world.sinks["totals"] = sink
     world.batch(0, one(1), lose_block="totals")
     world.background.submit(_raise_in_upkeep)
     world.background.run()

@@ -8,7 +8,7 @@ from riffle_spark.observe.metric_list import LABELS, METRICS, Metric
 from riffle_spark.observe.readings import Reading, readings
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts, MemberFacts
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, two_stores
 
 
 def values(world: World, name: str) -> dict[tuple[str, ...], int | float]:
@@ -37,7 +37,7 @@ def test_a_sample_is_written_as_in_prometheus() -> None:
 
 def test_counters_are_sums_over_batches(tmp_path: Path) -> None:
     """Rows of two batches count in each store, and members by state."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     world.batch(1, one(2, "b"))
     assert values(world, "riffle_rows_total") == {("totals",): 2, ("tails",): 2}

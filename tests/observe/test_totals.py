@@ -8,12 +8,12 @@ from riffle_spark.observe.metric_list import LABELS, METRIC_BY_NAME, METRICS
 from riffle_spark.observe.readings import Reading, readings
 from riffle_spark.observe.totals import FIXED_LABELS, totals
 from riffle_spark.protocol.facts import DriverFacts
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, two_stores
 
 
 def test_open_labels_are_added_up_and_fixed_ones_are_in_the_name(tmp_path: Path) -> None:
     """Rows of both stores are one value, members are counted by state, and requests by kind."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     report = world.batch(0, one(1))
     values = totals(readings(report, world.driver.facts()))
     assert values["riffle_rows_total"] == 2

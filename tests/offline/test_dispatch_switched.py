@@ -12,7 +12,7 @@ from riffle_spark.offline.switch import switch_dispatch
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, parted
 from tests.kit.simulated.switched_state import partition_of
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, two_stores
 
 ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition", "hashed"), ("partition", "key_group")]
 
@@ -22,7 +22,7 @@ ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition"
 @pytest.mark.sample(step=2)
 def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str, second: str) -> None:
     """Over two switches, with the executors' old copies still on their disks, every key goes on where it was."""
-    played = Played(World(tmp_path, dispatch=first, key_groups=16))
+    played = Played(World(tmp_path, operators=two_stores(), dispatch=first, key_groups=16))
     played.batches(4)
     for dispatch in (second, first):
         switch_dispatch(played.world.home.root, dispatch, partition_of=partition_of, execute=True)
@@ -34,7 +34,7 @@ def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str
 
 def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
     """The query is refused with the other number until the state has it, and then goes on."""
-    played = Played(World(tmp_path, key_groups=16))
+    played = Played(World(tmp_path, operators=two_stores(), key_groups=16))
     played.batches(3)
     played.restart(key_groups=5)
     with pytest.raises(ConfigError, match="RIFFLE-0219") as caught:
@@ -66,7 +66,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
     """A batch before the last one of the old dispatch comes back with it, and with what its shards stood for."""
-    played = Played(World(tmp_path, key_groups=16, retained_versions=100))
+    played = Played(World(tmp_path, operators=two_stores(), key_groups=16, retained_versions=100))
     played.batches(4)
     switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)
     played.restart(dispatch="partition")

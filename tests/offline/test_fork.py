@@ -24,7 +24,7 @@ from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import read_json, run_command
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.servers.object_server import ObjectServer
-from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals
+from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals, two_stores
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 KEYS = "env:KEYS_OF_FORK"
@@ -81,7 +81,7 @@ def test_a_fork_of_a_savepoint_is_the_state_of_another_query(tmp_path: Path, wor
 def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
     """A savepoint of a query of two stores has the state of both."""
     root = f"file://{tmp_path}/both"
-    world = World(tmp_path / "two", root=root, snapshot_chain_links=2, retained_versions=4)
+    world = World(tmp_path / "two", operators=two_stores(), root=root, snapshot_chain_links=2, retained_versions=4)
     feed_six_keys(world, 0, 5)
     Savepoints(root).create("both")
     before = {store: world.state(store) for store in ("totals", "tails")}
@@ -93,7 +93,7 @@ def test_a_fork_and_a_rollback_take_all_stores_back(tmp_path: Path) -> None:
     new_root = f"file://{tmp_path}/new"
     fork(root, new_root, "savepoint:both", execute=True)
     assert verify(new_root).findings == ()
-    forked = World(tmp_path / "forked", root=new_root)
+    forked = World(tmp_path / "forked", operators=two_stores(), root=new_root)
     assert {store: forked.state(store) for store in before} == before
     assert {store: world.state(store) for store in before} == now
     rollback(root, "savepoint:both", checkpoint, execute=True)

@@ -12,7 +12,7 @@ from riffle_spark.console.main import main
 from riffle_spark.state.objects.encryption import frame_version
 from tests.kit.folders import DATA
 from tests.kit.roots.encrypted_root import EncryptedRoot, oracle_of
-from tests.kit.simulated.world import World
+from tests.kit.simulated.world import World, two_stores
 
 ARCHIVE = DATA / "roots" / "0.1-frame1"
 
@@ -30,8 +30,13 @@ class OldQuery(EncryptedRoot):
     def start(self) -> None:
         """Start a driver of this version."""
         self.world = World(
-            self.local, root=self.root, encryption_keys=self.keys, num_standbys=1, deliver_after_commit=True
-        )  # fmt: skip
+            self.local,
+            operators=two_stores(),
+            root=self.root,
+            encryption_keys=self.keys,
+            num_standbys=1,
+            deliver_after_commit=True,
+        )
 
     def frames(self) -> set[int | None]:
         """Return the frame versions of all parts that the newest record lists, without output rows."""

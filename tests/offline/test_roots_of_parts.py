@@ -13,7 +13,7 @@ from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
 from tests.kit.folders import DATA
 from tests.kit.roots.encrypted_root import EncryptedRoot, oracle_of
-from tests.kit.simulated.world import Oracle, World
+from tests.kit.simulated.world import Oracle, World, two_stores
 
 ARCHIVE = DATA / "roots" / "0.1-records8"
 SETTINGS: dict[str, Any] = {"num_standbys": 1, "snapshot_chain_links": 16, "retained_versions": 20}
@@ -33,7 +33,7 @@ class Query(EncryptedRoot):
 
     def start(self) -> None:
         """Start a driver of this version."""
-        self.world = World(self.local, root=self.root, encryption_keys=self.keys, **SETTINGS)
+        self.world = World(self.local, operators=two_stores(), root=self.root, encryption_keys=self.keys, **SETTINGS)
 
     def count_links(self) -> tuple[int, int]:
         """Return the number of listed links of parts, and of links in blocks."""

@@ -41,7 +41,7 @@ from tests.kit.roots.damaged_root import (
     world_of,
 )
 from tests.kit.simulated.fixtures import full_record_every
-from tests.kit.simulated.world import Crash, World, one, totals
+from tests.kit.simulated.world import Crash, World, one, totals, two_stores
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
 
 def test_damage_of_each_store_is_found(tmp_path: Path) -> None:
     """Each missing object of a query with two stores is found."""
-    query = World(tmp_path / "local", snapshot_chain_links=2, retained_versions=100)
+    query = World(tmp_path / "local", operators=two_stores(), snapshot_chain_links=2, retained_versions=100)
     for version in range(4):
         query.batch(version, pa.concat_tables([one(version, key) for key in KEYS]))
     assert verify(query.home.root).is_whole

@@ -11,9 +11,15 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, one, rows_of
+from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, one, rows_of, two_stores
 
 STEPS = ("before run", "after seal", "after sink", "after record")
+
+
+@pytest.fixture
+def world(two_store_world: World) -> World:
+    """A query of two stores: each batch commits both or neither."""
+    return two_store_world
 
 
 def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
@@ -88,7 +94,7 @@ def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, st
 
 def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
     """No restart, no state lost, whoever owns what; a member that returns on its folder folds what it missed."""
-    world, oracle = World(tmp_path, executors=["1"]), Oracle()
+    world, oracle = World(tmp_path, operators=two_stores(), executors=["1"]), Oracle()
     history = History(world)
     changes = [("add", "2"), ("add", "3"), ("lose", "1"), ("add", "4"), ("lose", "2"), ("add", "5"), ("lose", "3")]
     for version, (what, name) in enumerate(changes):

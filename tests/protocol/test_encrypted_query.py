@@ -32,7 +32,7 @@ from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
 from tests.kit.pages import CHECKOUT, blocks
 from tests.kit.processors.visit_processors import Reminders
-from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals, two_stores
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate("abc", 1)}
 SECRET = 0x5EC2E7_5EC2E7
@@ -51,7 +51,7 @@ class Encrypted:
     def __init__(self, folder: Path, *names: str, **settings: object) -> None:
         self.file = folder / "keys"
         self.give(*names)
-        given = {"encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
+        given = {"operators": two_stores(), "encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
         self.world = World(folder / "copies", **given)  # type: ignore[arg-type]
         self.oracle, self.version, self.chance = Oracle(), 0, random.Random(7)
 
@@ -69,9 +69,8 @@ class Encrypted:
 
     def start_again(self, **changes: object) -> None:
         """Stop the query, and start it with other settings."""
-        self.world = World(
-            self.world.local_dir, root=self.world.home.root, **{**self.world.settings.given(), **changes}  # type: ignore[arg-type]
-        )  # fmt: skip
+        given = {"operators": self.world.operators, **self.world.settings.given(), **changes}
+        self.world = World(self.world.local_dir, root=self.world.home.root, **given)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Compare the whole state, read from the objects alone, with the oracle's."""

@@ -13,7 +13,7 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.spark.job_operators import JobOperators
 from riffle_spark.spark.key_lookup import KeyLookup
-from tests.kit.simulated.world import ROWS, World, one, tails, totals
+from tests.kit.simulated.world import ROWS, World, one, totals, two_stores
 
 
 def looked_up(world: World, operators: Sequence[Operator]) -> KeyLookup:
@@ -30,9 +30,9 @@ def by_number() -> Operator:
 
 def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
     """Their tasks have the same owner."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
-    lookup = looked_up(world, [totals(), tails()])
+    lookup = looked_up(world, two_stores())
     place = lookup.where("a", None)
     assert place == lookup.where("a", "totals") == lookup.where("a", "tails")
     assert place.key_group in range(world.settings.key_groups)

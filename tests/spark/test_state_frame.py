@@ -16,7 +16,7 @@ from riffle_spark.spark.state_request import parse_options
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import TIMER
 from tests.kit.root_commands import read_json
-from tests.kit.simulated.world import World, rows_of
+from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.protocol.test_encrypted_query import Encrypted
 from tests.testing.test_harness_processors import baskets, took
 
@@ -28,7 +28,13 @@ ADDED = ("k", "key_group", "version", "due_ms")
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """A query of four batches below a folder."""
-    world = World(tmp_path / "copies", root=f"file://{tmp_path}/state", executors=["1"], retained_versions=20)
+    world = World(
+        tmp_path / "copies",
+        operators=two_stores(),
+        root=f"file://{tmp_path}/state",
+        executors=["1"],
+        retained_versions=20,
+    )
     for version in range(4):
         world.batch(version, rows_of(*((f"k{n}", n, n) for n in range(version, version + 5))))
     return world

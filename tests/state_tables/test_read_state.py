@@ -26,7 +26,7 @@ from riffle_spark.testing import Harness
 from tests.kit.folders import DATA
 from tests.kit.process.page_windows import operator
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
-from tests.kit.simulated.world import World, rows_of
+from tests.kit.simulated.world import World, rows_of, two_stores
 from tests.process.stages import test_paired_rows as joins
 from tests.process.stages import test_session_groups as sessions
 from tests.protocol.test_encrypted_query import Encrypted
@@ -242,7 +242,7 @@ def test_a_batch_that_retention_ends_during_a_read_is_explained(
 @pytest.mark.usefixtures("short_cycles")
 def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
     """By the name of the savepoint, in all stores. A damaged savepoint is damage, whatever is retained."""
-    world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
+    world = World(tmp_path, operators=two_stores(), executors=["1"], snapshot_chain_links=2)
     root = world.home.root
     feed(world, 0, 5)
     expected = {store: content(read_state(root, store).read_all()) for store in ("totals", "tails")}

@@ -24,7 +24,7 @@ from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.requested_keys import requested_keys
 from riffle_spark.state_tables.state_view import StateRoot, open_root
 from tests.kit.examples import costly
-from tests.kit.simulated.world import Oracle, World, drawn_batch
+from tests.kit.simulated.world import Oracle, World, drawn_batch, two_stores
 
 Content = dict[str, tuple[Any, ...]]
 
@@ -51,7 +51,7 @@ class Past:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.chance = random.Random(seed)
-        self.world = World(folder / "copies", executors=["1"], seed=seed, retained_versions=100)
+        self.world = World(folder / "copies", operators=two_stores(), executors=["1"], seed=seed, retained_versions=100)
         self.states: list[dict[str, Content]] = []
         (folder / "offsets").mkdir()
         (folder / "commits").mkdir()

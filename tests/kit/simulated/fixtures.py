@@ -12,7 +12,7 @@ from riffle_spark.state.log import log
 from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.elastic_world import InOrder
 from tests.kit.simulated.switched_state import filled
-from tests.kit.simulated.world import Oracle, States, World
+from tests.kit.simulated.world import Oracle, States, World, two_stores
 
 
 @pytest.fixture
@@ -54,8 +54,14 @@ def names_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of two stores on two executors."""
+    """A query of one store on two executors."""
     return World(tmp_path)
+
+
+@pytest.fixture
+def two_store_world(tmp_path: Path) -> World:
+    """A query of two stores on two executors."""
+    return World(tmp_path, operators=two_stores())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
-from tests.kit.simulated.world import Oracle, World, drawn_batch, rows_of
+from tests.kit.simulated.world import Oracle, World, drawn_batch, rows_of, two_stores
 
 PARTITIONS = 5
 BATCHES = 7
@@ -34,7 +34,7 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 def filled(folder: Path) -> tuple[World, Oracle]:
     """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
-    world = World(folder, key_groups=16)
+    world = World(folder, operators=two_stores(), key_groups=16)
     oracle = Oracle()
     chance = random.Random(3)
     for version in range(BATCHES):

@@ -77,6 +77,11 @@ def tails() -> Operator:
     return operator_of("tails", ["k"], arrow_function(last_three, state=schema, output=output), ("at",), ROWS)
 
 
+def two_stores() -> list[Operator]:
+    """Return the operators of a query with two stores: an aggregate and a function that deletes keys."""
+    return [totals(), tails()]
+
+
 def drawn_batch(chance: random.Random, version: int, most_keys: int = 12) -> pa.Table:
     """Draw a batch: several keys, values that sometimes delete, order columns out of order; sometimes empty. Of more
     keys than a batch has rows, the first batch has each.
@@ -127,7 +132,9 @@ class Oracle:
 
 
 class World:
-    """One query over simulated executors. ``crash_at`` names a step at which the driver's process dies, once."""
+    """One query over simulated executors. Its only store is ``totals``, unless ``operators`` are set: each store more
+    runs, restores and commits with every batch. ``crash_at`` names a step at which the driver's process dies, once.
+    """
 
     def __init__(
         self,
@@ -149,7 +156,7 @@ class World:
         self.cluster = SimCluster(self.home, self.store, self.chance.randbytes)
         for name in executors:
             self.cluster.add(name)
-        self.operators = list(operators) or [totals(), tails()]
+        self.operators = list(operators) or [totals()]
         self.clock = self.cluster.clock = ManualClock()
         self.sinks = {operator.store: SimSink() for operator in self.operators}
         self.query_id = "query"

@@ -16,6 +16,12 @@ from riffle_spark.testing import Attempt, SimWork
 from tests.kit.simulated.world import World, one, totals
 
 
+@pytest.fixture
+def world(two_store_world: World) -> World:
+    """A query of two stores: one of them may fail alone."""
+    return two_store_world
+
+
 @pytest.mark.parametrize("error", [Misplaced, OutOfDate])
 def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, error: type[Exception]) -> None:
     """The batch runs again at once; the sink hears the same id; the report counts the runs."""

@@ -15,7 +15,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import encode
 from riffle_spark.state.schemas.variable_kinds import Variable
 from tests.kit.simulated.alarms import Alarms
-from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, tails, totals
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, tails, totals, two_stores
 
 BATCHES = 12
 
@@ -24,7 +24,7 @@ BATCHES = 12
 @pytest.mark.sample(step=2)
 def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> None:
     """Keys that are added, changed, deleted and added again count once, also after the driver has started again."""
-    world = World(tmp_path, seed=seed)
+    world = World(tmp_path, operators=two_stores(), seed=seed)
     oracle = Oracle()
     chance = random.Random(seed)
     removed = 0

@@ -20,7 +20,7 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing import SimSink
-from tests.kit.simulated.world import ROWS, World, one, rows_of, tails, totals
+from tests.kit.simulated.world import ROWS, World, one, rows_of, tails, totals, two_stores
 
 Without = Callable[[], list[Operator]]
 WITHOUT: dict[str, Without] = {
@@ -49,7 +49,7 @@ def restarted(world: World, operators: list[Operator], **changes: object) -> Non
 
 def with_a_gap(tmp_path: Path, without: Without, **settings: Any) -> World:
     """Return a query that ran batches 0 to 3 with store ``totals``, and 4 to 6 without it."""
-    world = World(tmp_path, **settings)
+    world = World(tmp_path, operators=two_stores(), **settings)
     for version in range(4):
         world.batch(version, one(1))
     restarted(world, without())
@@ -73,7 +73,7 @@ def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
 def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: Path) -> None:
     """The message names the store and both batches; nothing is written, and the job without it runs on."""
     world = with_a_gap(tmp_path, WITHOUT[without])
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     before = world.memory.list("")
     with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
         world.batch(7, one(1))
@@ -91,12 +91,12 @@ def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, 
         for executor in ("1", "2"):
             world.cluster.lose(executor, disk=True)
         world.cluster.add("3")
-    restarted(world, [totals(), tails()], accept=["totals"])
+    restarted(world, two_stores(), accept=["totals"])
     (told,) = (line for line in world.batch(7, one(1)).warnings if "totals" in line)
     assert told.startswith("[RIFFLE-0812] Store 'totals' continues from batch 3")
     assert world.state("totals") == {"a": (5, 5)}
     assert "totals" not in tail_of(world).stale_stores
-    restarted(world, [totals(), tails()], accept=[])
+    restarted(world, two_stores(), accept=[])
     assert world.batch(8, one(1)).warnings == ()
     assert world.state("totals") == {"a": (6, 6)}
 
@@ -104,7 +104,7 @@ def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, 
 @pytest.mark.parametrize("without", WITHOUT)
 def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> None:
     """The first batch without it names it, and the way back."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     restarted(world, WITHOUT[without]())
     (told,) = world.batch(1, one(1)).warnings
@@ -115,12 +115,12 @@ def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> 
 
 def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
     """Batches without any row, or with rows of other keys, leave every store of the job complete."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     for version in range(1, 4):
         world.batch(version, rows_of())
     world.batch(4, one(1, key="another"))
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     assert world.batch(5, one(1)).warnings == ()
     assert tail_of(world).stale_stores == {}
     assert world.state("totals")["a"] == (2, 2)
@@ -153,7 +153,7 @@ def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: P
     for version in range(7, 30):
         world.batch(version, one(1))
     assert tail_of(world).stale_stores == {"totals": 3}
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221"):
         world.batch(30, one(1))
 
@@ -162,7 +162,7 @@ def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
     """What the message proposes: the batches come again, for this store too."""
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
     rollback(world.home.root, 3, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     for version in range(4, 7):
         assert world.batch(version, one(1)).warnings == ()
     assert world.state("totals") == {"a": (7, 7)}
@@ -172,7 +172,7 @@ def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
     """Some batches come again, others are lacking still."""
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
     rollback(world.home.root, 5, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221"):
         world.batch(6, one(1))
 
@@ -190,14 +190,14 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"])
     adopt(world.home.root, checkpoint_in(tmp_path / "checkpoint", "another", 1), execute=True)
     world.query_id = "another"
-    restarted(world, [totals(), tails()])
+    restarted(world, two_stores())
     with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
         world.batch(1, one(1))
     assert "accept = 'totals'" in caught.value.remedy
     assert "riffle rollback" not in caught.value.remedy
     (note,) = verify(world.home.root).findings
     assert "'totals' lacks rows from before the first batch" in note.problem
-    restarted(world, [totals(), tails()], accept=["totals"])
+    restarted(world, two_stores(), accept=["totals"])
     (told,) = world.batch(1, one(1)).warnings
     assert told.startswith("[RIFFLE-0812]")
     assert world.state("totals") == {"a": (5, 5)}
@@ -205,14 +205,14 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
 
 def warnings_of(world: World, version: int, *accepted: str, operators: Sequence[Operator] = ()) -> tuple[str, ...]:
     """Start the query again with names in ``accept``; return the warnings of its next batch."""
-    restarted(world, list(operators) or [totals(), tails()], accept=list(accepted))
+    restarted(world, list(operators) or two_stores(), accept=list(accepted))
     return world.batch(version, one(1)).warnings
 
 
 @pytest.mark.parametrize("name", ["totals", "count", "nonsense"])
 def test_an_accepted_name_that_nothing_needs_is_a_warning_once_at_the_start(name: str, tmp_path: Path) -> None:
     """A name that stays in the configuration would let a later gap or change pass."""
-    world = World(tmp_path)
+    world = World(tmp_path, operators=two_stores())
     for version in range(2):
         (warning,) = warnings_of(world, version, name)
         assert warning.startswith(f"[RIFFLE-0801] `accept` names {name!r}")

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, owners
-from tests.kit.simulated.world import World, one
+from tests.kit.simulated.world import World, one, two_stores
 
 
 @pytest.mark.parametrize("dispatch", [*BY_PARTITION, "key_group"])
 @pytest.mark.sample(step=2)
 def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str) -> None:
     """Where keys stay in their partitions, state and output are the same in every mode, lost executors and all."""
-    played = Played(World(tmp_path, dispatch=dispatch, key_groups=16))
+    played = Played(World(tmp_path, operators=two_stores(), dispatch=dispatch, key_groups=16))
     played.batches(4)
     played.world.cluster.lose("1", disk=True)
     played.batches(2)
@@ -23,7 +23,7 @@ def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str
     played.restart()
     played.batches(3)
     played.check()
-    reference = Played(World(tmp_path / "reference", key_groups=16))
+    reference = Played(World(tmp_path / "reference", operators=two_stores(), key_groups=16))
     reference.batches(9)
     assert played.world.delivered("totals") == reference.world.delivered("totals")
     assert played.world.delivered("tails") == reference.world.delivered("tails")
@@ -37,7 +37,7 @@ def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: s
         world.cluster.add(str(name), cores=4)
     rows = pa.concat_tables([one(n, f"key-{n}") for n in range(48)])
     report = world.batch(0, of_partition(rows, *range(16)), offsets=offsets(*range(16)))
-    assert report.rows == 2 * 48
+    assert report.rows == 48
     assert sum(report.owners.values()) == 16
     assert report.slots == 16 if dispatch == "partition" else 1 < report.slots <= 16
     for name in range(0, 8, 2):
@@ -65,7 +65,7 @@ def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch
 
 def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
     """State is the partition's: the same key in another one begins anew there."""
-    world = World(tmp_path, dispatch="partition")
+    world = World(tmp_path, operators=two_stores(), dispatch="partition")
     for version, partition in enumerate([0, 1, 0]):
         world.batch(version, of_partition(one(10), partition))
     assert [row["count"] for row in world.delivered("totals")] == [1, 1, 2]
@@ -115,7 +115,7 @@ def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> No
     world = World(tmp_path, dispatch=dispatch)
     empty = world.batch(0, of_partition(one(1).slice(0, 0), 0))
     assert (empty.slots, empty.rows, owners(world)) == (1, 0, {})
-    assert world.batch(1, of_partition(one(1), 0)).rows == 2
+    assert world.batch(1, of_partition(one(1), 0)).rows == 1
     assert world.state("totals") == {"a": (1, 1)}
 
 

@@ -39,7 +39,7 @@ from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.event_rows import EVENTS, EventOracle, event_operators
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.world import ROWS, Crash, Oracle, World, drawn_batch, rows_of, totals
+from tests.kit.simulated.world import ROWS, Crash, Oracle, World, drawn_batch, rows_of, totals, two_stores
 from tests.kit.state.faulty_store import Fault
 
 ADDRESS = ("totals", 3)
@@ -228,7 +228,7 @@ def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, see
     I5), copies hold what was committed, and only what records list is left.
     """
     chance = random.Random(seed)
-    world = query(tmp_path, num_standbys=1, orphan_scan_interval=1)
+    world = query(tmp_path, operators=two_stores(), num_standbys=1, orphan_scan_interval=1)
     history, oracle = History(world), Oracle()
     contents: dict[int, dict[str, dict[object, tuple[object, ...]]]] = {}
     merges = 0

@@ -20,7 +20,7 @@ from riffle_spark.state.objects.open import masked, open_store
 from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.worker.member_folders import options_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer
-from tests.kit.simulated.world import World, rows_of
+from tests.kit.simulated.world import World, rows_of, two_stores
 
 PLANTED = "AKIAPLANTEDPLANTED00"
 ARN = "arn:aws:kms:eu-central-1:1:key/k"
@@ -85,7 +85,7 @@ def test_a_secret_in_awss_own_variables_is_not_repeated(
 def test_keys_and_values_of_users_are_in_no_log_and_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever becomes of batches: reports, records' plain texts, warnings and logs at every level."""
     with caplog.at_level(logging.DEBUG):
-        world = World(tmp_path, snapshot_chain_links=2)
+        world = World(tmp_path, operators=two_stores(), snapshot_chain_links=2)
         reports = [world.batch(v, rows_of((PLANTED, 424_242_424_242, v))) for v in range(6)]
         world.cluster.lose("1", disk=True)
         world.start()
