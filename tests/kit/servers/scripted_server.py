@@ -17,7 +17,10 @@ from riffle_spark.state.objects.store import ObjectStore
 
 @dataclass(frozen=True)
 class Answer:
-    """What the scripted server says to one request; ``broken``: it announces more bytes than it sends."""
+    """What the scripted server says to one request; ``broken``: it announces more bytes than it sends.
+
+    The client of a broken answer waits until its read timeout, or not at all after the header ``Connection: close``.
+    """
 
     status: int
     body: bytes = b""
@@ -88,6 +91,11 @@ class ScriptedServer:
         return self.answers[min(len(self.requests), len(self.answers)) - 1]
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+    """Python's own 5 are fewer than a store opens at once. The kernel repeats a refused connection after a second."""
+
+
 @contextlib.contextmanager
 def scripted_server() -> Iterator[ScriptedServer]:
     """Run a scripted server on a free loopback port, in a thread; it ends with the block."""
@@ -116,7 +124,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         def log_message(self, *_: object) -> None:
             """Stay silent."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     script.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

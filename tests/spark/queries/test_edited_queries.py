@@ -291,9 +291,7 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
     ("base", "edit"),
     [pytest.param(base, edit, id=f"{base}: {edit}", marks=_marks(base)) for base, edit in EDITS],
 )
-@pytest.mark.sample(
-    "aggregate: the same", "aggregate: another expression of the key", "functions: a time-out", "joins: other bounds"
-)
+@pytest.mark.sample("aggregate: another expression of the key", "functions: a time-out", "joins: other bounds")
 def test_an_edit_keeps_migrates_or_refuses(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:

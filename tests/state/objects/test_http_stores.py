@@ -206,7 +206,7 @@ class TestErrors:
         """One repeat is enough."""
         assert scripted.store(Answer(status), Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
 
-    @pytest.mark.parametrize("trouble", [Answer(503), Answer(200, b"ab", broken=True)])
+    @pytest.mark.parametrize("trouble", [Answer(503), Answer(200, b"ab", broken=True, headers={"Connection": "close"})])
     def test_patience_outlasts_attempts(self, cloud: Cloud, scripted: ScriptedServer, trouble: Answer) -> None:
         """A longer outage that ends within `s3_patience` is not seen."""
         store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), root=cloud.root, patience_seconds=60)

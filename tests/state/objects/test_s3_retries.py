@@ -62,7 +62,9 @@ class TestSentAgain:
         assert all("8 attempts" in one for one in told)
         assert 5 <= max(pauses) <= 20, "the last ones wait for seconds"
 
-    @pytest.mark.parametrize("trouble", [refusal(503, "SlowDown"), Answer(200, b"ab", broken=True)])
+    @pytest.mark.parametrize(
+        "trouble", [refusal(503, "SlowDown"), Answer(200, b"ab", broken=True, headers={"Connection": "close"})]
+    )
     def test_patience_outlasts_attempts(
         self, scripted: ScriptedServer, trouble: Answer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
