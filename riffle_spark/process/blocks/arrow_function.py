@@ -176,14 +176,15 @@ class ArrowFunction:
         Raises ``UserFunctionError`` if it fails or its result is not as declared.
         """
         where = _error_place(batch)
-        arguments = (batch.rows, self._state_table(batch), _make_context(batch))[: self.argument_count]
+        state_schema = self._state_schema(batch)
+        arguments = (batch.rows, _state_table(batch, state_schema), _make_context(batch))[: self.argument_count]
         returned = call_user_function(self.function, arguments, where)
         if isinstance(returned, tuple) and len(returned) == 2:
             returned = (*returned, batch.keys.schema.empty_table())
         if not isinstance(returned, tuple) or len(returned) != 3:
             raise _result_shape_error(returned, "(output, new_state) or (output, new_state, deleted)", where)
         output = conform_table(returned[0], self.output, "output", where)
-        new_state = conform_table(returned[1], self._state_schema(batch), "new state", where)
+        new_state = conform_table(returned[1], state_schema, "new state", where)
         deleted = conform_table(returned[2], batch.keys.schema, "table of deleted keys", where)
         encoded = encode_keys(batch.keys.columns)
         changed = _find_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
@@ -197,13 +198,13 @@ class ArrowFunction:
         Raises ``UserFunctionError`` like ``__call__``.
         """
         where = _error_place(batch)
+        schema = self._state_schema(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
-            arguments = (self._state_table(batch), _make_context(batch))[: self.expired_argument_count]
+            arguments = (_state_table(batch, schema), _make_context(batch))[: self.expired_argument_count]
             returned = call_user_function(self.on_expired, arguments, where)
         if isinstance(returned, tuple) and len(returned) != 2:
             raise _result_shape_error(returned, "the output or (output, new_state)", where)
-        schema = self._state_schema(batch)
         output, new_state = returned if isinstance(returned, tuple) else (returned, schema.empty_table())
         new_state = conform_table(new_state, schema, "new state", where)
         encoded = encode_keys(batch.keys.columns)
@@ -215,10 +216,11 @@ class ArrowFunction:
         """Return the key columns and state columns of a state table."""
         return pa.schema([*batch.keys.schema, *self.state])
 
-    def _state_table(self, batch: Batch) -> pa.Table:
-        """Return the state of the keys that have state, with their key columns."""
-        columns = [*batch.keys.columns, *batch.state.select(self.state.names).columns]
-        return pa.table(columns, schema=self._state_schema(batch)).filter(pa.array(batch.has_state))
+
+def _state_table(batch: Batch, schema: pa.Schema) -> pa.Table:
+    """Return the state of the keys that have state, with their key columns. ``schema`` has both."""
+    columns = [*batch.keys.columns, *batch.state.select(schema.names[batch.keys.num_columns :]).columns]
+    return pa.table(columns, schema=schema).filter(pa.array(batch.has_state))
 
 
 def _error_place(batch: Batch) -> str:
@@ -249,6 +251,8 @@ def _find_keys(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> Ind
 
     Raises ``UserFunctionError`` for a key that is not among them or is repeated. ``table`` names the returned table.
     """
+    if not keys.num_rows:
+        return np.empty(0, np.int64)
     places = pc.index_in(encode_keys(keys.columns), value_set=encoded)
     if places.null_count:
         unknown = pc.index(places.is_null(), True).as_py()
@@ -274,7 +278,7 @@ def _find_keys(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> Ind
 
 def _check_disjoint(changed: IndexArray, removed: IndexArray, keys: pa.Table, where: str) -> None:
     """Raise ``UserFunctionError`` if a key is both changed and removed. Both hold indices into ``keys``."""
-    both = np.intersect1d(changed, removed)
+    both = np.intersect1d(changed, removed) if len(removed) else removed
     if len(both):
         raise UserFunctionError(
             f"A key is in the new state and in the deleted keys: {_key_text(keys, int(both[0]))}.",
