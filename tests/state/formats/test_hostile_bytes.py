@@ -296,7 +296,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.log.record import decode
 own = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (own + (160 << 20), -1))
+resource.setrlimit(resource.RLIMIT_AS, (own + (480 << 20), -1))
 try:
     decode(sys.stdin.buffer.read(), "log/0")
 except CorruptStateError as error:
@@ -306,7 +306,7 @@ except CorruptStateError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds the addresses of a process as Linux does")
 def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
-    """Empty lists, wide characters and blanks, of either format: refused with 160 MiB of addresses more."""
+    """Empty lists, wide characters and blanks, of either format: refused with 480 MiB of addresses more."""
     for number, body in enumerate(bodies_that_expand()):
         data = framed_body(body, 1 + number % 2)
         assert len(data) < 450 << 10

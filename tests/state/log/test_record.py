@@ -187,11 +187,22 @@ def test_damaged_moves_are_refused(row: list[object]) -> None:
 
 def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
     """A few packed bytes that become too many in memory. One of half the size is written and read."""
-    lists: list[object] = [[]] * (1 << 19)
+    lists: list[object] = [[]] * (1 << 21)
     with pytest.raises(ConfigError, match="RIFFLE-0414"):
         encode(replace(PLAIN, watermarks={"x": lists}))
     half = replace(PLAIN, watermarks={"x": lists[::2]})
     assert decode(encode(half), "log/0") == half
+
+
+def test_chains_that_repeat_are_written_and_read() -> None:
+    """Each batch changes one row of each key-group. The chains then take 90 MB, 600 times their compressed bytes."""
+    heads = [Head(version, f"1-{version:032x}") for version in range(16)]
+    chain = tuple(link_in_block(head, 0, 7, 1, Block(900_000, 16_384)) for head in heads)
+    entries = {
+        ("totals", group): Entry(chain=tuple(link._replace(start=group) for link in chain)) for group in range(16_384)
+    }
+    record = replace(PLAIN, total=16_384, entries=entries)
+    assert decode(encode(record), "log/0").entries == entries
 
 
 def test_an_unknown_field_or_kind_is_named() -> None:
