@@ -48,7 +48,7 @@ def conform_table(table: object, schema: pa.Schema, role: str, where: str) -> pa
             where=where,
             id="RIFFLE-0199",
         )
-    if table.schema.equals(schema, check_metadata=True) and all(field.nullable for field in schema):
+    if schema.names and table.schema.equals(schema, check_metadata=True) and all(field.nullable for field in schema):
         return table
     if sorted(table.column_names) != sorted(schema.names) or not all(
         widens(table.schema.field(field.name).type, field.type) for field in schema

@@ -86,3 +86,15 @@ def test_other_tables_are_refused(table: object, field: pa.Field, id: str) -> No
     with pytest.raises(UserFunctionError, match=rf"(?s){id}") as error:
         _conform(table, pa.schema([field]))
     assert error.value.where == "store 'totals'"
+
+
+def test_nulls_are_found_in_a_table_that_declares_that_it_has_none() -> None:
+    """pyarrow lets a table of exactly the declared schema have nulls in a NOT NULL column."""
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    with pytest.raises(UserFunctionError, match="RIFFLE-0201"):
+        _conform(pa.table([pa.array([1, None])], schema=schema), schema)
+
+
+def test_rows_without_columns_are_no_output() -> None:
+    """A function whose output has no columns may return its rows without any."""
+    assert _conform(pa.table({"a": [1, 2]}).select([]), pa.schema([])).num_rows == 0
