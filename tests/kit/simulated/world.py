@@ -132,8 +132,9 @@ class Oracle:
 
 
 class World:
-    """One query over simulated executors. Its only store is ``totals``, unless ``operators`` are set: each store more
-    runs, restores and commits with every batch. ``crash_at`` names a step at which the driver's process dies, once.
+    """One query over simulated executors. Its only store is ``totals``, unless ``operators`` are set.
+
+    Each further store makes every batch slower. ``crash_at`` names a step at which the driver's process dies, once.
     """
 
     def __init__(
