@@ -17,9 +17,10 @@ from riffle_spark.state.objects.store import ObjectStore
 
 @dataclass(frozen=True)
 class Answer:
-    """What the scripted server says to one request; ``broken``: it announces more bytes than it sends.
+    """The server's answer to one request.
 
-    The client of a broken answer waits until its read timeout, or not at all after the header ``Connection: close``.
+    A ``broken`` answer announces more bytes than the server sends. The client then waits until its read timeout. With
+    the header ``Connection: close`` it does not wait.
     """
 
     status: int
