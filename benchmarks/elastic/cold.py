@@ -27,8 +27,10 @@ VICTIM = 1
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One cold restore: its bytes by the log and as the batch says that it fetched, how long it took, how much longer
-    its batch, and the bytes that plain gets of the same ranges reach a second.
+    """One cold restore.
+
+    ``size`` are the bytes that the log lists, ``fetched`` those that the batch fetched: a surviving executor may have
+    sealed some of them itself. ``plain_bytes_per_s`` is the rate of plain GETs of all listed ranges.
     """
 
     size: int
@@ -38,9 +40,14 @@ class Restored:
     plain_bytes_per_s: float
 
     @property
+    def bytes_per_s(self) -> float:
+        """The rate of the fetched bytes."""
+        return self.fetched / self.seconds
+
+    @property
     def ratio(self) -> float:
-        """How fast it was, against plain gets."""
-        return self.size / self.seconds / self.plain_bytes_per_s
+        """The rate relative to plain GETs."""
+        return self.bytes_per_s / self.plain_bytes_per_s
 
 
 def cold_restore(size: Size, folder: Path) -> dict[str, object]:
@@ -61,11 +68,11 @@ def cold_restore(size: Size, folder: Path) -> dict[str, object]:
         ratios = [restore.ratio for restore in all_of_them]
         return {
             "cold_state_bytes": size.state_bytes,
-            "cold_restored_bytes": statistics.median(restore.size for restore in all_of_them),
+            "cold_restored_bytes": statistics.median(restore.fetched for restore in all_of_them),
             "cold_fetched_over_listed": min(restore.fetched / restore.size for restore in all_of_them),
             "cold_restore_s": statistics.median(restore.seconds for restore in all_of_them),
             "cold_batch_extra_s": statistics.median(restore.batch_extra_s for restore in all_of_them),
-            "cold_restore_mb_per_s": statistics.median(restore.size / restore.seconds / 1e6 for restore in all_of_them),
+            "cold_restore_mb_per_s": statistics.median(restore.bytes_per_s / 1e6 for restore in all_of_them),
             "plain_gets_mb_per_s": statistics.median(restore.plain_bytes_per_s / 1e6 for restore in all_of_them),
             "cold_restore_ratio": statistics.median(ratios),
             "cold_restore_ratio_least": min(ratios),
