@@ -287,7 +287,10 @@ def fields_of(message: Any) -> dict[str, object]:
 
 
 class Part(NamedTuple):
-    """A key-group's part of a sealed delta, and the time of its earliest timer afterwards (ms)."""
+    """A key-group's part of a sealed delta, and the time of its earliest timer afterwards (ms).
+
+    ``is_whole``: its rows are the whole state of the key-group.
+    """
 
     key_group: int
     start: int
@@ -295,6 +298,7 @@ class Part(NamedTuple):
     checksum: int
     rows: int
     timer_ms: int | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from riffle_spark import errors
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
-from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
 __all__ = [
     "all_disks_refused_error",
@@ -86,13 +86,17 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 
 
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
-    """Return the manifest entries that the parts of these receipts extend, by (store, key-group)."""
+    """Return the manifest entries that the parts of these receipts extend, by (store, key-group).
+
+    A part with the whole state of its key-group replaces the snapshot and all earlier links.
+    """
     changes: dict[Address, Entry] = {}
     for receipt in receipts:
         head = receipt.head
         for part in receipt.parts:
             address = (receipt.store, part.key_group)
-            changes[address] = manifest.entry(*address).add_link(receipt.link(part, head), part.timer_ms)
+            before = EMPTY if part.is_whole else manifest.entry(*address)
+            changes[address] = before.add_link(receipt.link(part, head), part.timer_ms)
     return changes
 
 

@@ -33,12 +33,14 @@ _BLOCK_BYTES_MAX: Final = 1 << 30
 class StateChanges:
     """Rows of a delta in key-group order, with the key-group of each row.
 
-    ``timers`` has the time (ms) at which each key-group is due next, ``None`` for never.
+    ``timers`` has the time (ms) at which each key-group is due next, ``None`` for never. The rows of the key-groups in
+    ``whole`` are their whole state.
     """
 
     table: pa.Table
     key_groups: npt.NDArray[np.int32]
     timers: Mapping[int, int | None] = field(default_factory=dict)
+    whole: Set[int] = frozenset()
 
 
 class DeadRows(NamedTuple):
@@ -125,7 +127,9 @@ def seal(
             parts.append(Part(key_group, key_group, stored.share_of(count), checksum, count))
     else:
         data = b""
-    parts = [part._replace(timer_ms=changes.timers.get(part.key_group)) for part in parts]
+    timers = changes.timers
+    whole = changes.whole
+    parts = [part._replace(timer_ms=timers.get(part.key_group), is_whole=part.key_group in whole) for part in parts]
     output_part = None
     if order.seal_output and output.num_rows:
         sealed_output = _encode_output(order, output, attempt, encrypt)

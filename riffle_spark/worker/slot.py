@@ -65,6 +65,7 @@ from riffle_spark.worker.input import (
 from riffle_spark.worker.member_folders import entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
+from riffle_spark.worker.whole_groups import with_whole_groups
 
 __all__ = ["out_of_memory_error", "run_slot"]
 
@@ -294,7 +295,7 @@ class _SlotState:
         rows: pa.Table,
         touched: TouchedKeys,
     ) -> SlotResult:
-        """Read the state of the touched keys, call the computation, and expire due keys."""
+        """Read the state of the touched keys, call the computation, expire due keys, and complete whole key-groups."""
         attempt = self.attempt
         order = attempt.order
         with attempt.step("read"):
@@ -305,9 +306,11 @@ class _SlotState:
             called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, has_state)
             changes = run_computation.to_state_changes(schema, touched, called)
             result = SlotResult(called.output, changes, busy=called.busy, state_rows=called.rows)
-            if schema.due is None:
-                return result
-            return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
+            if schema.due is not None:
+                result = with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
+            if order.durable:
+                result = result._replace(changes=with_whole_groups(schema, result.changes, stacks))
+            return result
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
         """Run a processor over each key-group with rows or due elements, with its copy open for reading."""

@@ -24,7 +24,7 @@ from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import claim_work, merges, retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
-from riffle_spark.worker import upkeep_piece
+from riffle_spark.worker import upkeep_piece, whole_groups
 from tests.dst.assignments import watch_assignments
 from tests.dst.cluster import SkewedClock, SteppedBackground, SteppedCluster, SteppedSink, SteppedWork
 from tests.dst.dispatched import Dispatched, parted
@@ -230,6 +230,8 @@ class Schedule(World):
             self.encrypted.plant(patch)
             patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
             self._plant_merges(patch)
+            rows_min = random.Random(f"{self.seed}/whole").choice([1, 4, 128])
+            patch.setattr(whole_groups, "_ROWS_MIN", rows_min)  # private: small state
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
             patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)

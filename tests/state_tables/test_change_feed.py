@@ -22,6 +22,7 @@ from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.state_view import open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
+from riffle_spark.worker import whole_groups
 from tests.kit.examples import costly
 from tests.process.stages import test_distinct_rows as clicks
 from tests.process.stages import test_paired_rows as joins
@@ -114,9 +115,13 @@ def test_changes_of_variables_have_elements_timers_and_whole_keys() -> None:
         assert min(counts.values()) > 5
 
 
+@pytest.mark.parametrize("whole_from_rows", [1, 128])
 @pytest.mark.parametrize("name", ["within", "by_time"])
-def test_keys_that_expire_are_not_read_and_are_deletes(name: str) -> None:
-    """They leave no row in a delta. Those of a snapshot and of deltas after it expire alike."""
+def test_keys_that_expire_are_not_read_and_are_deletes(
+    monkeypatch: pytest.MonkeyPatch, name: str, whole_from_rows: int
+) -> None:
+    """They leave no row in a delta. Those of a snapshot, of deltas after it and of whole deltas expire alike."""
+    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # private: few rows are sealed whole, or none
     form = clicks.FORMS[name]
     late = LateRule("at", "rows")
     with Harness(

@@ -10,14 +10,23 @@ import pytest
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import stack_parts
+from riffle_spark.worker import whole_groups
 from tests.kit.worker.counted_slot import FEW, MANY, OneSlot, ending, sums, totals
 
 
 @pytest.mark.parametrize(
     ("compute", "expired"), [(totals(), (0, 0)), (ending(), (501, 5001))], ids=["columns", "columns with an end"]
 )
-def test_columns_cost_python_nothing_a_row(tmp_path: Path, compute: Computation, expired: tuple[int, int]) -> None:
+@pytest.mark.parametrize("whole_from_rows", [pytest.param(1, id="whole"), pytest.param(10**6, id="deltas")])
+def test_columns_cost_python_nothing_a_row(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compute: Computation,
+    expired: tuple[int, int],
+    whole_from_rows: int,
+) -> None:
     """Ten times the rows, of ten times the keys, are as many calls and as many lines, whether or not keys expire."""
+    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows and many are sealed alike
     few, many = (OneSlot(tmp_path / str(rows), compute).settled(rows, rows // 2) for rows in (FEW, MANY))
     assert (few.receipt.expired, many.receipt.expired) == expired
     assert many.slot.is_like(few.slot), (many.slot, few.slot)
@@ -29,6 +38,7 @@ def test_merging_and_restoring_cost_python_nothing_a_row(
 ) -> None:
     """Nor does what follows the answer, or a slot that finds no copies."""
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: few rows and many are stored alike
+    monkeypatch.setattr(whole_groups, "_ROWS_MIN", 10**6)  # whole deltas leave nothing to merge
     monkeypatch.setattr(stack_parts, "_MERGED_BYTES_MIN", 0)  # private: small stacks are to be merged, too
     slots = {rows: OneSlot(tmp_path / str(rows), totals()) for rows in (FEW, MANY)}
     few, many = (slot.settled(rows, rows // 2).tidied for rows, slot in slots.items())

@@ -29,6 +29,7 @@ from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.worker import whole_groups
 from tests.kit.worker.slot_member import ROWS, TOTAL, Member, rows_of
 
 OUTPUT = pa.schema([("k", pa.string()), ("total", pa.int64()), ("late", pa.bool_())])
@@ -140,6 +141,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
 @pytest.mark.parametrize(
     "compute", [Sessions(), Sessions(pa.timestamp("us"), per_key_group=True), Sessions(longer_ms=0)]
 )
+@pytest.mark.parametrize("whole_from_rows", [1, 1000])
 @given(st.lists(_BATCH, max_size=16))
 @example([([("k0", 0, 1), ("k6", 1, 2)], 0, 0, "1"), ([], 5, 0, "1"), ([], 1, 0, "1")])
 @example(
@@ -152,12 +154,20 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
 )
 @pytest.mark.sample(step=2)
 def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
-    tmp_path_factory: pytest.TempPathFactory, compute: Sessions, batches: list[tuple[list[Row], int, int, str]],
+    tmp_path_factory: pytest.TempPathFactory, compute: Sessions, whole_from_rows: int,
+    batches: list[tuple[list[Row], int, int, str]],
 ) -> None:  # fmt: skip
     """Rows move times, forget keys and come back; watermarks rise, or fall as after a state is taken over; keys stay
-    with times that are past; last passes come; owners change: as a dictionary.
+    with times that are past; last passes come; owners change; deltas have the whole state or not: as a dictionary.
     """
-    member, model, watermark = Member(tmp_path_factory.mktemp("m"), compute), Model(compute.longer_ms), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows are sealed whole, or none
+        _check_against_model(Member(tmp_path_factory.mktemp("m"), compute), Model(compute.longer_ms), batches)
+
+
+def _check_against_model(member: Member, model: Model, batches: list[tuple[list[Row], int, int, str]]) -> None:
+    """Run batches, and compare output and timers with the model's."""
+    watermark = 0
     for rows, rise, last, executor in batches:
         watermark = max(0, watermark + rise)
         times = {"time_mode": "EventTime", "watermark_ms": watermark, "time_ms": watermark}

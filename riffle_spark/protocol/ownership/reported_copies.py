@@ -8,7 +8,8 @@ Theory of operation.
    objects are retained. So the newest of them are kept here as a *trail*, for the life of this driver. It ends at a
    head on the chain. A copy on the trail lacks fewer bytes than the merged delta has. A copy that is further behind
    fetches the merged delta or the whole state.
-3. A copy whose head is neither on the chain nor on the trail lacks the whole state, like a member without a copy.
+3. A copy whose head is neither on the chain nor on the trail lacks the whole state, like a member without a copy. If
+   there is no snapshot, the links are the whole state, and the member may have sealed some of them.
 4. A member has the deltas that it sealed itself as local files, so they do not count as missing.
 """
 
@@ -186,10 +187,15 @@ class ReportedCopies:
         return by_trail if links is None or _sum_bytes(by_trail) <= _sum_bytes(links) else links
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
-        """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state."""
+        """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state.
+
+        A copy that is off a chain without a snapshot starts again with its links, which the member may have sealed.
+        """
         links = self.missing_links(member, address, entry)
         if links is None:
-            return lag_without_copy(entry)
+            if entry.snapshot is not None or address not in self._heads.get(member, {}):
+                return lag_without_copy(entry)
+            links = entry.chain
         return self._lag_of_links(member, links) if links else NO_LAG
 
     def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:

@@ -73,15 +73,18 @@ class SnapshotPolicy:
 
 
 def needs_snapshot(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Return whether the chain of ``entry`` exceeds a limit at ``version``, so that its key-group needs a snapshot."""
+    """Return whether the chain of ``entry`` exceeds a limit at ``version``, so that its key-group needs a snapshot.
+
+    Without a snapshot the first link is the whole state at its head, so it counts as the last snapshot.
+    """
     if not entry.chain:
         return False
-    size = entry.chain_bytes
-    snapshot_size = entry.snapshot.length if entry.snapshot else 0
-    patience = _PATIENCE if size * _PATIENCE < snapshot_size else 1
+    base_size = entry.snapshot.length if entry.snapshot else entry.chain[0].length
+    size = entry.chain_bytes if entry.snapshot else entry.chain_bytes - base_size
+    patience = _PATIENCE if size * _PATIENCE < base_size else 1
     return (
         len(entry.chain) >= patience * _links_allowed(policy, address)
-        or size > max(policy.floor_bytes, policy.share * snapshot_size)
+        or size > max(policy.floor_bytes, policy.share * base_size)
         or version - entry.chain[0].head.version >= policy.versions
     )
 

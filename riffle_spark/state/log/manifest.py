@@ -7,9 +7,11 @@ Theory of operation:
 2. Its *head* is the head of the last link of that chain: (version, attempt). Two attempts of one version are different
    heads, so a copy can detect whether a delta is the next.
 3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. A merged delta
-   replaces successive links, and has the head of the last of them. Only a rollback changes an entry in another way: it
-   restores an older manifest.
-4. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
+   replaces successive links, and has the head of the last of them. A link of a delta with the whole state replaces the
+   snapshot and all earlier links. Only a rollback changes an entry in another way: it restores an older manifest.
+4. Without a snapshot the first link has the whole state at its head, because nothing was before it. It need not delete
+   the keys of older copies, so these start again.
+5. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
    too: it only repeats rows that the copy has. Such a head is known by its claim and version: of the attempts of one
    driver's claim, every committed version between is on the same line. The epoch alone does not show that: after a root
    was restored from a backup, the next claim has the epoch of a claim that is lost, whose copies may still exist.
@@ -256,7 +258,7 @@ class Entry:
             link = self.chain[index]
             if link.merged is not None and link.head.claim == head.claim and link.head.version > head.version:
                 since = self.chain[index - 1].head if index else self.base
-                if since.version < head.version:
+                if since.version < head.version and since != EMPTY_HEAD:
                     return index
         return None
 

@@ -11,10 +11,10 @@ Theory of operation. A copy advances only from a head on the chain of its entry.
 | off it, or there is no intact copy                          | is empty     | drop                                |
 | off it, or there is no intact copy                          | is not empty | restore: snapshot, then all links   |
 
-A copy that is off the chain and not beyond is older than the snapshot, of an attempt that was never listed, or of a
-line that a rollback gave up. A copy on the chain of the whole entry is never beyond, because epochs and versions only
-grow along a chain. So a cut entry never changes a decision. The whole entry is read only if it is needed. A cache's
-entry is always cut and has nothing before it: its copy off the chain is dropped.
+A copy that is off the chain and not beyond is older than the snapshot or than a delta with the whole state, of an
+attempt that was never listed, or of a line that a rollback gave up. A copy on the chain of the whole entry is never
+beyond, because epochs and versions only grow along a chain. So a cut entry never changes a decision. The whole entry is
+read only if it is needed. A cache's entry is always cut and has nothing before it: its copy off the chain is dropped.
 
 Callers treat *beyond* differently:
 

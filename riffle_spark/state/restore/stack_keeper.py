@@ -169,7 +169,11 @@ class StackKeeper:
         stacks |= self._replace(advances, bases, parts)
         folded = [advance.plan.links for advance in advances if advance.plan.action == "fold"]
         catch_ups = sum(not fetched_links.isdisjoint(added_links) for added_links in folded)
-        restores = len(advances) - len(folded)
+        restores = sum(
+            advance.stack is None or advance.key_group in bases or not fetched_links.isdisjoint(advance.plan.links)
+            for advance in advances
+            if advance.plan.action == "restore"
+        )
         return stacks, AdvanceCounts(restores, len(links), len(stacks) - restores - catch_ups, catch_ups)
 
     def _plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:

@@ -15,6 +15,7 @@ from riffle_spark.state.log import record as records
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import (
     EMPTY,
+    EMPTY_HEAD,
     Address,
     Entry,
     Head,
@@ -61,14 +62,14 @@ class Line:
     on_line: list[Head] = field(default_factory=list)
     records: list[tuple[Entry, State, int, list[Head], int]] = field(default_factory=list)
 
-    def append(self, changes: Changes) -> None:
-        """Commit a batch that changes the key-group."""
+    def append(self, changes: Changes, *, whole: bool = False) -> None:
+        """Commit a batch that changes the key-group. ``whole``: its delta has the whole state."""
         self.version += 1
         name = f"{self.epoch}-{self.claims:08x}{self.next_object():024x}"
         added = link(self.version)._replace(head=Head(self.version, name))
-        self.contents[added] = changes
-        self.entry = self.entry.add_link(added)
         self.state = applied(self.state, changes)
+        self.contents[added] = dict(self.state) if whole else changes
+        self.entry = (EMPTY if whole else self.entry).add_link(added)
         self.copies[added.head] = self.state
         self.on_line.append(added.head)
         self.remember()
@@ -143,8 +144,9 @@ class Line:
             assert state == self.state
         base = self.entry.base
         newest = self.on_line[-1].claim if self.on_line else ""
+        start = self.entry.chain[0].head if base == EMPTY_HEAD and self.entry.chain else base
         for head in self.on_line:
-            if head.claim == newest and head.version >= base.version:
+            if head.claim == newest and head.version >= start.version:
                 assert self.entry.links_after(head) is not None, f"{head} is on the chain"
 
     def check_records(self) -> None:
@@ -167,7 +169,9 @@ def _record(entries: dict[Address, Entry]) -> records.Record:
 
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["batch", "batch", "batch", "merge", "merge", "snapshot", "claim", "rollback", "restore"]),
+        st.sampled_from(
+            ["batch", "batch", "batch", "whole", "merge", "merge", "snapshot", "claim", "rollback", "restore"]
+        ),
         st.integers(0, 99),
         st.integers(1, 99),
         st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 99), min_size=1),
@@ -180,7 +184,7 @@ ACTS = st.lists(
 @given(ACTS)
 def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, int, Changes]]) -> None:
     """Random batches, merges, snapshots, claims, rollbacks and restored backups: links lead from a copy's head to the
-    newest state, or the head is not on the chain.
+    newest state, or the head is not on the chain. Some batches have the whole state.
     """
     line = Line()
     line.remember()
@@ -188,6 +192,8 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
         chain = line.entry.chain
         if act == "batch":
             line.append(changes)
+        elif act == "whole":
+            line.append(changes, whole=True)
         elif act == "claim":
             line.claim()
         elif act == "rollback":
