@@ -13,6 +13,7 @@ import pytest
 from riffle_spark.errors import LocalDiskError
 from riffle_spark.state.copies import journal_file
 from riffle_spark.state.log.manifest import EMPTY
+from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.state.members import SCHEMA, Place
 
 WAIT_SECONDS = 0.01
@@ -93,7 +94,7 @@ def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> No
     """Its rows before this batch are not known."""
     place.bring()
     place.seal(1, {2: {"y": 2}}, epoch=2)
-    cut = place.entries[2].cut_to_last(1)
+    cut = cut_to_last(place.entries[2], 1)
     with locked(place):
         assert place.keeper(epoch=2).prepare_caches({2: cut}) == {2}
 
