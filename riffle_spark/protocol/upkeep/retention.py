@@ -130,6 +130,8 @@ class Retention:
         while self._records and self._records[0][0] < promised:
             self._records.popleft()
         oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
+        if promised < oldest:  # a scan has ended since the driver chose this promise
+            needed = min(needed, promised - FULL_EVERY)
         deletable: list[str] = []
         while self._retired and self._retired[0][0] <= min(oldest, promised):
             deletable.append(self._retired.popleft()[1])
