@@ -91,12 +91,12 @@ def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address,
     A part with the whole state of its key-group replaces the snapshot and all earlier links.
     """
     changes: dict[Address, Entry] = {}
+    entries = manifest.entries
     for receipt in receipts:
-        head = receipt.head
-        for part in receipt.parts:
+        for part, link in zip(receipt.parts, receipt.links(), strict=True):
             address = (receipt.store, part.key_group)
-            before = EMPTY if part.is_whole else manifest.entry(*address)
-            changes[address] = before.add_link(receipt.link(part, head), part.timer_ms)
+            before = EMPTY if part.is_whole else entries.get(address, EMPTY)
+            changes[address] = before.add_link(link, part.timer_ms)
     return changes
 
 
