@@ -1,11 +1,32 @@
-"""Options that are times: ``--since``, ``--until``, and ``--time``."""
+"""Options that are times, such as ``--since``, and options that are durations, such as ``--wait``."""
 
 from collections.abc import Callable
 from functools import wraps
+from typing import cast
 
 import click
 
-__all__ = ["parse_time_option", "period_options"]
+__all__ = ["duration_parser", "parse_time_option", "period_options"]
+
+ParseDuration = Callable[[click.Context | None, click.Parameter, str | None], float | None]
+
+
+def duration_parser(least_seconds: float = 0.0) -> ParseDuration:
+    """Return the callback of an option that is a duration of at least ``least_seconds``. The command gets seconds."""
+
+    def parse(_context: click.Context | None, parameter: click.Parameter, text: str | None) -> float | None:
+        from riffle_spark.setting_values import seconds
+
+        if text is None:
+            return None
+        try:
+            return cast(float, seconds(least_seconds)(text))
+        except ValueError as error:
+            raise click.UsageError(
+                f"{parameter.opts[0]} {text!r} is not allowed.\n  What to do: Give {error}."
+            ) from None
+
+    return parse
 
 
 def parse_time_option(_context: click.Context | None, parameter: click.Parameter, text: str | None) -> int | None:

@@ -15,7 +15,8 @@ from riffle_spark.console.options import (
     store_options,
     usage_errors,
 )
-from riffle_spark.console.steering import open_mailroom, parse_duration, show_answer
+from riffle_spark.console.periods import duration_parser
+from riffle_spark.console.steering import open_mailroom, show_answer
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_time
 
@@ -51,7 +52,7 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
         default="60 s",
         show_default=True,
         metavar="DURATION",
-        callback=parse_duration,
+        callback=duration_parser(),
         help="Wait this long for the answer of a running query.",
     )
     return root_argument(store_options(stopped(wait(json_option(command)))))

@@ -10,6 +10,7 @@ import click
 
 from riffle_spark.console.dispatch import load_function
 from riffle_spark.console.options import check_root, echo, json_option, usage_errors
+from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, show_facts, show_table
 
 if TYPE_CHECKING:
@@ -18,21 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["shadow_command"]
 
 _DIFFERENCES_SHOWN = 5
-
-
-def _parse_duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    """Return a duration in seconds."""
-    from riffle_spark.setting_values import seconds
-
-    if text is None:
-        return None
-    try:
-        value = seconds(0)(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, float | int):
-        raise click.UsageError(f"--follow {text!r} is not a duration.\n  What to do: Give one such as 90s or 10m.")
-    return float(value)
 
 
 @click.command("shadow")
@@ -47,7 +33,7 @@ def _parse_duration(_context: click.Context, _parameter: click.Parameter, text: 
 @click.option(
     "--follow",
     metavar="DURATION",
-    callback=_parse_duration,
+    callback=duration_parser(),
     help="Read what arrives in the sources for this time, such as 10m. By default only rows that exist now are read.",
 )
 @click.option(

@@ -4,11 +4,12 @@ import json
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_rows, show_time
 
@@ -18,26 +19,12 @@ if TYPE_CHECKING:
     from riffle_spark.offline.root_status import RootStatus
     from riffle_spark.protocol.facts import DriverFacts, MemberFacts
 
-__all__ = ["cost_text", "parse_duration", "status_command"]
+__all__ = ["cost_text", "status_command"]
 
 _WATCH_SECONDS = 2.0
 _MOVES_SHOWN = 10
 _WARNINGS_SHOWN = 5
 _PARTITIONS_SHOWN = 10
-
-
-def parse_duration(
-    _context: click.Context | None, _parameter: click.Parameter | None, text: str | None
-) -> float | None:
-    """Return the seconds of a duration such as ``5m``."""
-    from riffle_spark.setting_values import seconds
-
-    if text is None:
-        return None
-    try:
-        return cast(float, seconds(1.0)(text))
-    except ValueError as error:
-        raise click.UsageError(f"--max-age {text!r} is not allowed.\n  What to do: Give {error}.") from None
 
 
 @click.command("status")
@@ -46,7 +33,7 @@ def parse_duration(
 @click.option(
     "--max-age",
     metavar="DURATION",
-    callback=parse_duration,
+    callback=duration_parser(1.0),
     help="Exit with 1 if records are unread and the last commit is older, or if the driver's status is older.",
 )
 @click.option(

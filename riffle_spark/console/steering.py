@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options, usage_errors
+from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_time
-from riffle_spark.setting_values import checked, seconds
 
 if TYPE_CHECKING:
     from riffle_spark.offline.steering import DrainProgress, ListedRequest, Mailroom
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "drain_command",
     "open_mailroom",
-    "parse_duration",
     "pause_command",
     "pin_command",
     "rebalance_command",
@@ -54,16 +53,6 @@ def _key_group(_context: click.Context, _parameter: click.Parameter, value: str)
     return [topic, int(number)] if colon else int(number)
 
 
-def parse_duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return a duration in seconds. Raises a usage error."""
-    if value is None:
-        return None
-    name = f"--{parameter.name}"
-    text = float(value) if value.replace(".", "", 1).isdigit() else value
-    with usage_errors():
-        return float(str(checked(name, text, seconds(0), remedy="Write a number and a unit.", where=name)))
-
-
 def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Command]:
     """Make a command of a function that returns the arguments of a request called ``name``."""
 
@@ -94,7 +83,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
         is_flag=False,
         flag_value="60 s",
         metavar="DURATION",
-        callback=parse_duration,
+        callback=duration_parser(),
         help=_HELP_OF_WAIT,
     )
     expires = click.option(
@@ -102,7 +91,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
         default=_EXPIRES,
         show_default=True,
         metavar="DURATION",
-        callback=parse_duration,
+        callback=duration_parser(),
         help="The driver does not apply the request after this time.",
     )
     return root_argument(store_options(wait(expires(json_option(command)))))
@@ -227,7 +216,7 @@ def _command_text(request: "MailboxRequest") -> str:
     default="10 min",
     show_default=True,
     metavar="DURATION",
-    callback=parse_duration,
+    callback=duration_parser(),
     help="With --until-empty: wait this long.",
 )
 def drain_command(  # noqa: PLR0913 - the command's options

@@ -4,11 +4,12 @@ Messages are JSON. Of our code, Spark pickles only names of functions.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -16,8 +17,8 @@ import pyarrow as pa
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
 from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
-from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
-from riffle_spark.state.log.manifest import Address, Block, Entry, Head, Link, link_in_block
+from riffle_spark.state.log.entry_rows import entries_from_json, newest_links_to_text
+from riffle_spark.state.log.manifest import Block, Entry, Head, Link, link_in_block, links_in_block
 from riffle_spark.state.objects.options import StoreOptions
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "letter_field",
     "reading",
     "result_schema",
+    "set_fields_of",
     "without_letters",
 ]
 
@@ -142,8 +144,9 @@ class Order:
     columns. Rows are routed by the columns ``routed_by``, or by all key columns. With ``by_key`` a row's key-group is
     the hash of its key, otherwise it stands for the row's partition.
 
-    ``entries`` are cut to their last links. They are enough for owners. A slot that needs more reads record
-    ``sequence`` of the log. So an order stays small however long the chains are. ``newest``: the driver has just seen
+    The message has ``links_sent`` of the newest links of each of the ``entries`` (``None``: all). They are enough for
+    owners. A slot that needs more reads record ``sequence`` of the log. So an order stays small however long the chains
+    are. ``newest``: the driver has just seen
     that its base is the newest record, so a copy beyond it belongs to an abandoned attempt and is restored.
     ``standbys`` names, by key-group, members with a copy that could take over at once: a slot without a copy stops.
     ``followed_by`` names all members that will read a key-group's deltas, so that their parts are stored next to each
@@ -199,6 +202,7 @@ class Order:
     sums: tuple[str, ...] = ()
     input_partitions: int = 0
     claim: str = ""
+    links_sent: int | None = None
 
     def attempt_name(self, random: bytes) -> str:
         """Return the name of an attempt, ``<epoch>-<attempt id>``. ``random`` are 16 bytes that make it unique."""
@@ -227,17 +231,23 @@ class Order:
         body["standbys"] = _grouped(self.standbys)
         body["followed_by"] = _grouped(self.followed_by)
         body.update({name: schema_to_text(body[name]) for name in _SCHEMAS if body[name] is not None})
-        parts = self._entries_by_slot()
-        body["entries"] = list(parts)
-        return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])
+        lines = self._entries_by_slot()
+        body["entries"] = list(lines)
+        return "\n".join([json_line(body), *lines.values()])
 
-    def _entries_by_slot(self) -> dict[int | None, dict[Address, Entry]]:
-        """Return the entries of each slot's key-groups, and under ``None`` those of no slot."""
-        slot_of = {key_group: slot for slot, key_groups in self.slots.items() for key_group in key_groups}
-        parts: dict[int | None, dict[Address, Entry]] = {}
-        for key_group, entry in self.entries.items():
-            parts.setdefault(slot_of.get(key_group), {})[self.store, key_group] = entry
-        return parts
+    def _entries_by_slot(self) -> dict[int | None, str]:
+        """Return the text of the entries of each slot's key-groups, and under ``None`` those of no slot."""
+        entries = self.entries
+        parts: dict[int | None, list[int]] = {
+            slot: [key_group for key_group in sorted(key_groups) if key_group in entries]
+            for slot, key_groups in self.slots.items()
+        }
+        parts[None] = sorted(entries.keys() - set(chain.from_iterable(self.slots.values())))
+        return {
+            slot: newest_links_to_text([((self.store, kg), entries[kg], self.links_sent) for kg in key_groups])
+            for slot, key_groups in parts.items()
+            if key_groups
+        }
 
     @classmethod
     def from_json(cls, text: str, slot: int | None = None) -> "Order":
@@ -278,12 +288,31 @@ def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[st
 
 def json_line(body: object) -> str:
     """Return a dataclass or a JSON value as one line of JSON."""
-    return json.dumps(body, default=fields_of, separators=(",", ":"))
+    return _encoder.encode(body)
 
 
 def fields_of(message: Any) -> dict[str, object]:
     """Return the fields of a dataclass by name, without the deep copies of ``dataclasses.asdict``."""
     return {item.name: getattr(message, item.name) for item in fields(message)}
+
+
+def set_fields_of(message: Any) -> dict[str, object]:
+    """Return the fields of a dataclass by name, without those that have their default value."""
+    defaults = _defaults_of(message.__class__)
+    return {name: value for name, value in fields_of(message).items() if value != defaults.get(name)}
+
+
+@lru_cache(8)
+def _defaults_of(kind: Any) -> Mapping[str, object]:
+    """Return the default values of a dataclass by the names of its fields."""
+    return {
+        item.name: item.default if item.default_factory is MISSING else item.default_factory()
+        for item in fields(kind)
+        if item.default is not MISSING or item.default_factory is not MISSING
+    }
+
+
+_encoder = json.JSONEncoder(default=fields_of, separators=(",", ":"))
 
 
 class Part(NamedTuple):
@@ -297,9 +326,11 @@ class Part(NamedTuple):
     timer_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
-    """The results and figures of one attempt of a slot, sent to the driver.
+    """The results and figures of one attempt of a slot, sent to the driver. It is never changed.
+
+    It is not frozen, because the driver creates one per slot and batch, and that would take five times as long.
 
     Seconds are of a monotonic clock, bytes as sent to or received from the store. ``rows`` counts all rows received,
     ``combined_rows`` how many remain if they are combined, 0 if that was not measured. ``late_rows`` counts the dropped
@@ -358,14 +389,21 @@ class Receipt:
     peak_memory_mb: float = 0.0
     error: tuple[str, str, str, str, str] | None = None
 
-    def link(self, part: Part, head: Head | None = None) -> Link:
-        """Return the link that the log stores for one of this attempt's parts.
-
-        ``head`` is the receipt's ``head``. A caller with many parts passes it, so that their links share one object.
-        """
+    def link(self, part: Part) -> Link:
+        """Return the link that the log stores for one of this attempt's parts."""
         if self.block is not None and part.key_group >= 0:
-            return link_in_block(head or self.head, part.key_group, part.checksum, part.rows, self.block)
-        return Link(head or self.head, part.start, part.length, part.checksum, part.rows)
+            return link_in_block(self.head, part.key_group, part.checksum, part.rows, self.block)
+        return Link(self.head, part.start, part.length, part.checksum, part.rows)
+
+    def links(self) -> list[Link]:
+        """Return the links of ``parts``. They share one head."""
+        if not self.parts:
+            return []
+        key_groups, starts, lengths, checksums, rows, _ = zip(*self.parts, strict=True)
+        if self.block is not None:
+            return links_in_block(self.head, key_groups, checksums, rows, self.block)
+        head = self.head
+        return [Link(head, *numbers) for numbers in zip(starts, lengths, checksums, rows, strict=True)]
 
     @property
     def head(self) -> Head:
@@ -373,21 +411,32 @@ class Receipt:
         return Head(self.version, self.attempt)
 
     def to_json(self) -> str:
-        """Return the receipt as one line of JSON."""
-        return json_line(self)
+        """Return the receipt as one line of JSON, without the fields that have their default value."""
+        return json_line(set_fields_of(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
         """Return the receipt that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("a receipt"):
             body = json.loads(text)
-            body["parts"] = tuple(Part(*part) for part in body["parts"])
-            body["block"] = Block(*body["block"]) if body["block"] else None
-            body["output"] = Part(*body["output"]) if body["output"] else None
-            body["error"] = tuple(body["error"]) if body["error"] else None
-            body.update({name: tuple(body[name]) for name in ("missing", "disk", "memory")})
-            body.update({name: tuple(map(tuple, body[name])) for name in ("partition_rows", "received", "user_times")})
+            for name in body.keys() & _RECEIPT_FIELDS.keys():
+                body[name] = _RECEIPT_FIELDS[name](body[name])
             return cls(**body)
+
+
+def _tuples(rows: Iterable[Iterable[object]]) -> tuple[tuple[object, ...], ...]:
+    """Return lists in a JSON list as tuples."""
+    return tuple(map(tuple, rows))
+
+
+_RECEIPT_FIELDS: Mapping[str, Callable[[Any], object]] = {
+    "parts": lambda rows: tuple([Part(*row) for row in rows]),
+    "block": lambda row: Block(*row),
+    "output": lambda row: Part(*row),
+    **dict.fromkeys(("error", "missing", "disk", "memory"), tuple),
+    **dict.fromkeys(("partition_rows", "received", "user_times"), _tuples),
+}
+"""How the fields of a receipt are read that are not plain JSON."""
 
 
 def attempt_number(attempt: str) -> int:

@@ -2,12 +2,12 @@
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
-from riffle_spark.messages.slot_orders import Home, fields_of, json_line, reading
-from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
+from riffle_spark.messages.slot_orders import Home, fields_of, json_line, reading, set_fields_of
+from riffle_spark.state.log.entry_rows import entries_from_json, newest_links_to_text
 from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, Snapshot
 
 __all__ = [
@@ -23,16 +23,25 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Follow:
     """A copy to bring to its entry's head. It folds the links it lacks, or is fetched as a whole.
 
     The entry is cut at the head that the copy was reported at, or whole. A copy at another head uses the log's record.
+    If ``newest`` is set, the message has only so many of the entry's newest links, and is cut before them.
+
+    Like an entry, it is never changed, and not frozen because the driver creates many per batch.
     """
 
     store: str
     key_group: int
     entry: Entry
+    newest: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the executor gets an entry that starts with a snapshot or with no state."""
+        return self.newest is None and self.entry.cut is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +113,15 @@ class UpkeepOrder:
         order.
         """
         body = fields_of(self)
-        pieces: tuple[Follow | SnapshotOrder | MergeOrder, ...] = (*self.follows, *self.snapshots, *self.merges)
         body["home"] = self.home.to_json()
-        body["entries"] = entries_to_json({("", n): piece.entry for n, piece in enumerate(pieces)})
+        whole: tuple[SnapshotOrder | MergeOrder, ...] = (*self.snapshots, *self.merges)
+        entries = [(("", n), follow.entry, follow.newest) for n, follow in enumerate(self.follows)]
+        entries += [(("", n), due.entry, None) for n, due in enumerate(whole, len(entries))]
         body["drops"] = [(drop.store, drop.key_group, drop.head) for drop in self.drops]
         body["follows"] = [(follow.store, follow.key_group) for follow in self.follows]
         body["snapshots"] = [(due.store, due.key_group) for due in self.snapshots]
         body["merges"] = [(due.store, due.key_group, due.level) for due in self.merges]
-        return json_line(body)
+        return f'{{"entries":{newest_links_to_text(entries)},{json_line(body)[1:]}'
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepOrder":
@@ -171,34 +181,43 @@ class UpkeepReceipt:
     errors: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Return the receipt as one line of JSON."""
-        return json_line(self)
+        """Return the receipt as one line of JSON, without the fields that have their default value."""
+        return json_line(set_fields_of(self))
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
         """Return the receipt that ``to_json`` wrote. Raises ``ConflictError`` for any other text."""
         with reading("an upkeep receipt"):
             body = json.loads(text)
-            for name in ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots", "failed_merges"):
+            for name in body.keys() & _TUPLES_OF_TUPLES:
                 body[name] = tuple(map(tuple, body[name]))
+            for name in body.keys() & {"errors", "disk", "memory"}:
+                body[name] = tuple(body[name])
             snapshots = (
-                (store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["snapshots"]
+                (store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:]))
+                for store, kg, snap in body.get("snapshots", ())
             )
-            body.update({name: tuple(body[name]) for name in ("errors", "disk", "memory")})
-            merges = ((store, kg, _replacement(*replacement)) for store, kg, replacement in body["merges"])
+            shared: dict[Hashable, Any] = {}
+            merges = (
+                (store, kg, _replacement(since, link, shared)) for store, kg, (since, link) in body.get("merges", ())
+            )
             return cls(**{**body, "snapshots": tuple(snapshots), "merges": tuple(merges)})
 
 
-def _replacement(since: list[object], link: list[object]) -> Replacement:
-    """Return the replacement in two JSON arrays. Raises ``TypeError`` for arrays of other lengths."""
+_TUPLES_OF_TUPLES = frozenset(
+    ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots", "failed_merges")
+)
+
+
+def _replacement(since: list[Any], link: list[Any], shared: dict[Hashable, Any]) -> Replacement:
+    """Return the replacement in two JSON arrays. Raises ``TypeError`` for arrays of other lengths.
+
+    Equal heads, merged deltas and blocks become one object, which ``shared`` has.
+    """
     head, start, length, checksum, rows, merged, block = link
-    numbers = cast("tuple[int, int, int, int]", (start, length, checksum, rows))
-    merged_delta = MergedDelta(*cast("tuple[str, int, int]", merged))
-    stored = None if block is None else Block(*cast("tuple[int, int]", block))
-    return Replacement(
-        Head(*cast("tuple[int, str]", since)),
-        Link(Head(*cast("tuple[int, str]", head)), *numbers, merged_delta, stored),
-    )
+    parts: tuple[Any, ...] = (Head(*since), Head(*head), MergedDelta(*merged), block and Block(*block))
+    first, last, merged_delta, stored = [shared.setdefault(part, part) for part in parts]
+    return Replacement(first, Link(last, start, length, checksum, rows, merged_delta, stored))
 
 
 def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:

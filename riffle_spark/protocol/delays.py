@@ -32,6 +32,10 @@ class Delays(Generic[Key]):
         self._forgotten_after = forgotten_after
         self._delays: dict[Key, _Delay] = {}
 
+    def __len__(self) -> int:
+        """Return how many keys have failed."""
+        return len(self._delays)
+
     def record_failure(self, key: Key, now: float) -> float:
         """Record a failure of a key at time ``now``; return the seconds until it may be tried again."""
         delay = self._delays.get(key)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from riffle_spark import errors
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
-from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
 __all__ = [
     "all_disks_refused_error",
@@ -88,11 +88,11 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
     """Return the manifest entries that the parts of these receipts extend, by (store, key-group)."""
     changes: dict[Address, Entry] = {}
+    entries = manifest.entries
     for receipt in receipts:
-        head = receipt.head
-        for part in receipt.parts:
+        for part, link in zip(receipt.parts, receipt.links(), strict=True):
             address = (receipt.store, part.key_group)
-            changes[address] = manifest.entry(*address).add_link(receipt.link(part, head), part.timer_ms)
+            changes[address] = entries.get(address, EMPTY).add_link(link, part.timer_ms)
     return changes
 
 

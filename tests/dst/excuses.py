@@ -64,7 +64,8 @@ class Excuses:
         with self._world.scheduler.quiet():
             self._world.log_seen.look()
             if isinstance(error, CorruptStateError):
-                return self._is_damaged(error.where)
+                is_refetched = tried is not None and error.id == "RIFFLE-0397"
+                return self._is_damaged(error.where, times=2 if is_refetched else 1)
             if isinstance(error, FencedError):
                 return self._is_fenced(error.where, actor)
             if isinstance(error, LocalDiskError):
@@ -90,19 +91,19 @@ class Excuses:
         member = Path(base, *place.relative_to(base).parts[:2])
         return any(f"{name}/".startswith(f"{member}/") for name in harmed)
 
-    def _is_damaged(self, where: str) -> bool:
+    def _is_damaged(self, where: str, times: int = 1) -> bool:
         """Each damage may cause one failure that names the object. A record's successor contains the digest of the
-        record.
+        record. Slots fetch damaged bytes once more, so they fail only if the object was damaged several ``times``.
         """
         name = object_in(where)
         sequence = paths.parse_record_name(object_in(where))
         names = [name] if sequence is None else [name, paths.record_name(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
             names = [name for name in self.damaged if name.startswith(paths.LOG)]
-        lost_objects = next((name for name in names if self.damaged[name]), None)
-        if lost_objects is not None:
-            self.damaged[lost_objects] -= 1
-        return lost_objects is not None
+        damaged_object = next((name for name in names if self.damaged[name] >= times), None)
+        if damaged_object is not None:
+            self.damaged[damaged_object] -= times
+        return damaged_object is not None
 
     def _is_fenced(self, where: str, actor: Actor) -> bool:
         """Another process must have written the record that is named, or one after the newest that this one knew."""

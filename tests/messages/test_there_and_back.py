@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from riffle_spark.messages.upkeep_orders import (
 )
 from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, Snapshot, link_in_block
 from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
+from tests.kit.state.drawn_records import cut_to_last
 
 NAMES = st.text(max_size=8)
 NUMBERS = st.integers(min_value=0, max_value=2**63)
@@ -159,6 +161,32 @@ def test_an_upkeep_order_comes_back_as_it_was(order: UpkeepOrder) -> None:
     read = UpkeepOrder.from_json(order.to_json())
     assert read == order
     assert all(type(drop.head) is type(sent.head) for drop, sent in zip(read.drops, order.drops, strict=True))
+
+
+@given(ORDERS, UPKEEP_ORDERS, st.integers(1, 3))
+def test_orders_send_only_the_newest_links(order: Order, upkeep: UpkeepOrder, links: int) -> None:
+    """An executor reads entries that are cut before these links. So the driver does not have to make cut entries."""
+    cut = {key_group: cut_to_last(entry, links) for key_group, entry in order.entries.items()}
+    assert Order.from_json(replace(order, links_sent=links).to_json()).entries == cut
+    follows = tuple(replace(follow, newest=links) for follow in upkeep.follows)
+    read = UpkeepOrder.from_json(replace(upkeep, follows=follows).to_json())
+    assert read.follows == tuple(replace(follow, entry=cut_to_last(follow.entry, links)) for follow in upkeep.follows)
+
+
+def test_a_receipt_sends_no_field_with_its_default_value() -> None:
+    """Most slots have nothing to report in most fields, and the driver reads a receipt of each slot."""
+    assert json.loads(Receipt("totals", 1, "1-aa", 5, "m", "3", rows=7).to_json()) == {
+        "store": "totals", "slot": 1, "attempt": "1-aa", "version": 5, "member": "m", "executor": "3", "rows": 7,
+    }  # fmt: skip
+
+
+@given(st.lists(PARTS, max_size=3), st.none() | BLOCKS)
+def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block: Block | None) -> None:
+    """They share one head."""
+    receipt = Receipt("totals", 1, "1-aa", 5, "m", "3", parts=tuple(parts), block=block)
+    links = receipt.links()
+    assert links == [receipt.link(part) for part in parts]
+    assert len({id(link.head) for link in links}) <= 1
 
 
 @given(CENSUS_ORDERS)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from riffle_spark.errors import FencedError, UnavailableError
-from riffle_spark.protocol.upkeep import retention
-from riffle_spark.state.log import log as log_module
 from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
+from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one
 from tests.kit.state.faulty_store import Fault
@@ -87,8 +86,11 @@ def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(
 
 
 @pytest.mark.parametrize("trusted", [45.0, 61.0])
-def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(world: World, trusted: float) -> None:
+def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
+    world: World, monkeypatch: pytest.MonkeyPatch, trusted: float
+) -> None:
     """I4: an older driver goes by its own settings; a newer one with ``retained_for`` = 0 frees no number for it."""
+    full_record_every(16, monkeypatch)
     history = History(world)
     for version in range(2):
         world.batch(version, one(1))
@@ -180,8 +182,7 @@ def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
     """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
     the log that would keep theirs from being swept.
     """
-    monkeypatch.setattr(log_module, "FULL_EVERY", 16)
-    monkeypatch.setattr(retention, "FULL_EVERY", 16)
+    full_record_every(16, monkeypatch)
     for version in range(3):
         world.batch(version, one(1))
     first = world.driver, world.run_id, world.background

@@ -16,6 +16,7 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 
@@ -92,7 +93,7 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
     upkept.place.entries, upkept.log_of = entries, upkept.opened()
     upkept.place.seal(1, {1: {"k": 3}}, epoch=2)
     upkept.log()
-    cut = upkept.place.entries[1].cut_to_last(1)
+    cut = cut_to_last(upkept.place.entries[1], 1)
     assert run_upkeep(replace(upkept.order(follows=(Follow(STORE, 1, cut),)), sequence=2), "1").errors == ()
     assert upkept.held(1) == {"k": 3}
 

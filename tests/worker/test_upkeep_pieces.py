@@ -19,6 +19,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head
 from riffle_spark.worker import upkeep_piece
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 KEY_GROUPS = range(1, 9)
@@ -80,7 +81,7 @@ def test_an_entry_that_comes_cut_is_enough_for_a_copy_that_is_near(upkept: Upkep
     upkept.run()
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
     upkept.log()
-    cut = {kg: entry.cut_to_last(1) for kg, entry in upkept.place.entries.items()}
+    cut = {kg: cut_to_last(entry, 1) for kg, entry in upkept.place.entries.items()}
     upkept.gets("")
     assert upkept.is_warm(upkept.run(follows=upkept.follows(cut)))
     assert upkept.gets("log/") == 0

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Final
 
 from riffle_spark.errors import LocalDiskError, Misplaced
@@ -194,16 +195,17 @@ class BatchReport:
 
 def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the sum of the values of each key over all maps."""
-    total: Counter[str] = Counter()
+    total: dict[str, float] = {}
     for mapping in maps:
-        total.update(mapping)
-    return dict(total)
+        for key, value in mapping.items():
+            total[key] = total.get(key, 0) + value
+    return total
 
 
 def sums_of_receipts(receipts: Sequence[Receipt]) -> dict[str, object]:
     """Return the fields of a ``BatchReport`` that are sums over receipts."""
     return {
-        **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _SUMMED},
+        **{name: sum(map(attrgetter(name), receipts)) for name in _SUMMED},
         "slots_that_wrote": sum(receipt.sealed_bytes > 0 for receipt in receipts),
         "ran_on": dict(Counter(receipt.executor for receipt in receipts)),
         "executor_seconds": add_up({receipt.executor: sum(receipt.seconds.values())} for receipt in receipts),
@@ -225,11 +227,13 @@ def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float
     return by_executor
 
 
-def _figures_by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
-    """Return the figures of each store, from the receipts of its slots."""
+def _figures_by_store(receipts: Sequence[Receipt], totals: Mapping[str, object]) -> dict[str, StoreFigures]:
+    """Return the figures of each store, from the receipts of its slots. ``totals`` are the sums over all receipts."""
     figures: dict[str, StoreFigures] = {}
-    for store in dict.fromkeys(receipt.store for receipt in receipts):
-        sums = sums_of_receipts([receipt for receipt in receipts if receipt.store == store])
+    stores = dict.fromkeys(receipt.store for receipt in receipts)
+    for store in stores:
+        of_store = [receipt for receipt in receipts if receipt.store == store]
+        sums = sums_of_receipts(of_store) if len(stores) > 1 else totals
         figures[store] = StoreFigures(**{name.name: sums[name.name] for name in fields(StoreFigures)})  # type: ignore[arg-type]
     return figures
 
@@ -413,9 +417,10 @@ class BatchMeasures:
         owners: Counter[str] = Counter()
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
+        sums = sums_of_receipts(receipts)
         collected: dict[str, object] = {
             **{f"upkeep_{name}": count for name, count in upkeep.done.items()},
-            **sums_of_receipts(receipts),
+            **sums,
             **placement.report_fields(),
         }
         own_warnings = (*self._warnings, *_dead_letter_warnings(receipts))
@@ -438,7 +443,7 @@ class BatchMeasures:
             requests=self._requests(receipts),
             upkeep_requests=upkeep.requests,
             watermark_ms=record.watermark_ms,
-            by_store=_figures_by_store(receipts),
+            by_store=_figures_by_store(receipts, sums),
             **collected,  # type: ignore[arg-type]
         )
 

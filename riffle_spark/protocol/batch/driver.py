@@ -480,6 +480,7 @@ class Driver:
         draft = replace(
             draft,
             promised=promised,
+            weights=self.ownership.placement.weights.to_record(with_measured=self._log.is_full_due("batch")),
             orders=self._idle_loop.requests_for_record(),
             savepoints=self.mailbox.savepoints.current,
         )

@@ -65,11 +65,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         time_ms=incoming.time_ms,
         watermark_ms=_due_watermark_ms(run, operator),
         slots=layout.of(operator.store).key_groups_by_slot(),
-        entries={
-            key_group: entry.cut_to_last(_LINKS_SENT)
-            for (store, key_group), entry in entries.items()
-            if store == operator.store
-        },
+        entries={key_group: entry for (store, key_group), entry in entries.items() if store == operator.store},
         sequence=tail.sequence,
         seal_output=settings.deliver_after_commit and operator.delivers,
         newest=run.number > 1,
@@ -89,6 +85,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         keyless=declared.keyless,
         routed_by=declared.routed_by,
         claim=run.claim,
+        links_sent=_LINKS_SENT,
     )
 
 
@@ -130,7 +127,7 @@ class CacheEntries:
     def replace_entries(self, receipts: Iterable[Receipt]) -> None:
         """Replace the entries of the key-groups that a committed batch changed, by the receipts of its caches."""
         for receipt in receipts:
-            for part in receipt.parts:
+            for part, link in zip(receipt.parts, receipt.links(), strict=True):
                 address = (receipt.store, part.key_group)
                 previous = self.entries.get(address, EMPTY)
-                self.entries[address] = Entry(None, (receipt.link(part),), part.timer_ms, cut=previous.head)
+                self.entries[address] = Entry(None, (link,), part.timer_ms, cut=previous.head)

@@ -68,7 +68,8 @@ def requests_record(tail: Record, ownership: Ownership, requests: Mapping[str, o
 
     ``requests`` are the requests as JSON.
     """
-    return _after(tail, stamp, kind="orders", orders=requests, **_placement_fields(ownership))
+    weights = ownership.placement.weights.to_record()
+    return _after(tail, stamp, kind="orders", orders=requests, weights=weights, **_placement_fields(ownership))
 
 
 def batch_record(
@@ -84,7 +85,7 @@ def batch_record(
 ) -> Record:
     """Return the draft that commits a batch. ``key_id`` is the id of the key that its parts are encrypted with.
 
-    It keeps the schemas of stores that this batch does not use.
+    It keeps the schemas of stores that this batch does not use. The caller sets the weights.
     """
     shards = ownership.placement.shards
     schemas = {
@@ -115,12 +116,11 @@ def batch_record(
 
 
 def _placement_fields(ownership: Ownership) -> dict[str, object]:
-    """Return a record's fields for owners, standbys, members and their load."""
+    """Return a record's fields for owners, standbys and members."""
     assignment = ownership.placement.present
     return {
         "owners": {task_name(task): owner for task, owner in assignment.owners.items()},
         "standbys": {task_name(task): members for task, members in assignment.standbys.items()},
-        "weights": ownership.placement.weights.to_record(),
         "members": tuple(member.to_recorded() for _, member in sorted(ownership.membership.live.items())),
     }
 

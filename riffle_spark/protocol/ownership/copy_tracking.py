@@ -1,13 +1,15 @@
 """Track the copies on members' disks: their heads, their lags, and the idle copies."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 
-from riffle_spark.assign.model import Assignment
+from riffle_spark.assign.model import Assignment, MemberId
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.idle_copies import IdleCopies
 from riffle_spark.protocol.ownership.membership import Membership
-from riffle_spark.protocol.ownership.readiness import LagTrend, Readiness, readiness_of
+from riffle_spark.protocol.ownership.readiness import LagTrend, Readiness, all_copies, lagging_copies
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import Situation, uses_pointers
 from riffle_spark.protocol.ownership.warmup_progress import WarmupProgress
@@ -21,8 +23,8 @@ __all__ = ["CopyTracking"]
 class CopyTracking:
     """All reported copies, and how far they lag.
 
-    ``readiness`` has the lag of each standby and warm-up as last measured, ``trend`` the growth of the lags over
-    batches, ``warmups`` what the warm-ups still have to fetch.
+    ``lagging`` has the standbys and warm-ups that lagged when they were last measured, ``trend`` the growth of the lags
+    over batches, ``warmups`` what the warm-ups still have to fetch.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,14 @@ class CopyTracking:
         self.idle = IdleCopies()
         self.trend = LagTrend()
         self.warmups = WarmupProgress()
-        self.readiness: tuple[Readiness, ...] = ()
+        self.lagging: tuple[Readiness, ...] = ()
+        self._measured: tuple[Assignment, frozenset[MemberId]] = (Assignment({}), frozenset())
+        """The assignment and the live members of the last measurement."""
+
+    @property
+    def readiness(self) -> tuple[Readiness, ...]:
+        """The lag of each standby and warm-up as last measured, standbys first, by key-group."""
+        return all_copies(*self._measured, self.lagging)
 
     def forget(self) -> None:
         """Forget all copies: another driver may have run batches."""
@@ -40,10 +49,15 @@ class CopyTracking:
     def measure(self, situation: Situation, settings: Settings, *, is_batch: bool) -> None:
         """Measure the lags of standbys and warm-ups. Only measurements for a batch count for the trend."""
         acceptable_lag = settings.acceptable_recovery_lag
-        self.readiness = readiness_of(situation, acceptable_lag, pointers=uses_pointers(settings))
-        self.warmups.record(self.readiness, situation.now)
+        present = situation.present
+        self.lagging = lagging_copies(situation, acceptable_lag, pointers=uses_pointers(settings))
+        self._measured = (present, frozenset(situation.members.live))
+        warmups = all_copies(replace(present, standbys={}), situation.members.live.keys(), self.lagging)
+        self.warmups.record(warmups, situation.now)
         if is_batch:
-            self.trend.record(self.readiness)
+            copies = (*present.standbys.values(), *present.warmups.values())
+            with_copies = situation.members.live.keys() & set(chain.from_iterable(copies))
+            self.trend.record(with_copies, self.lagging)
 
     def record_missing(self, receipts: Sequence[Receipt]) -> None:
         """Forget the copies that slots did not find in their folders, as their receipts report."""

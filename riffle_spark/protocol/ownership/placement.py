@@ -169,8 +169,7 @@ class Placement:
     def ready_standbys(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
         """Return, by key-group of a store, the live standbys that could take over at once."""
         situation = self.situation(manifest, (store,), 0.0, ())
-        ready = readiness.ready_standbys(situation, self.settings.acceptable_recovery_lag)
-        return {t.key_group: members for t, members in ready.items()}
+        return readiness.ready_standbys(situation, store, self.settings.acceptable_recovery_lag)
 
     def followers(self, store: str) -> dict[int, tuple[MemberId, ...]]:
         """Return, by key-group of a store, the members that will read its deltas, awaited ones included."""
@@ -188,16 +187,20 @@ class Placement:
         count.
         """
         laid_out_for = self.layout.shards if self.layout else None
+        has_all_owners = len(self.present.owners) == len(self.groups.names) * len(situation.key_groups)
         fired = [
             self._operations.requests != self._applied_requests,
-            self.present.owners.keys() != set(situation.tasks) or laid_out_for != self.shards,
+            not has_all_owners or laid_out_for != self.shards,
         ]
         if self.settings.dispatch != "hashed":
             awaited = self._membership.awaited_members(situation.now, self.settings.scheduled_rebalance_max_delay)
             fired.append(self.prior_owners.give_up(awaited, self._membership.live))
-            fired.append(self.triggers.is_probe_due(situation, self._copies.readiness, self.settings))
+            fired.append(
+                self.present.needs_probe
+                and self.triggers.is_probe_due(situation, self._copies.readiness, self.settings)
+            )
             if not between:
-                fired.append(self.triggers.is_due_after_batch(situation, self._copies.readiness, self.settings))
+                fired.append(self.triggers.is_due_after_batch(situation, self._copies.lagging, self.settings))
         return any(fired)
 
     def _assign(self, situation: Situation) -> None:

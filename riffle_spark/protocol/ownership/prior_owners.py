@@ -23,12 +23,9 @@ class PriorOwners:
         """Return the tasks whose prior owner is in ``members``, with that owner."""
         return {t: owner for t, owner in self.owners.items() if owner in members}
 
-    def followers(self, task: TaskId) -> tuple[str, str]:
-        """Return the prior owner and the prior standby of a task, "" for none.
-
-        They read its deltas once they are back.
-        """
-        return self.owners.get(task, ""), self._standbys.get(task, "")
+    def followers(self, task: TaskId) -> list[MemberId]:
+        """Return the prior owner and the prior standby of a task. They read its deltas once they are back."""
+        return [by_task[task] for by_task in (self.owners, self._standbys) if task in by_task]
 
     def remember(self, lost: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
         """Keep the tasks and standbys of those ``lost`` members that are in ``awaited``.

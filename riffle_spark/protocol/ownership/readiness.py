@@ -1,10 +1,10 @@
 """Measure how far standbys and warm-ups lag, and describe members and keys to operators."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.ownership.groups import GROUP, task
@@ -12,22 +12,26 @@ from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.prior_owners import PriorOwners
 from riffle_spark.protocol.ownership.reported_copies import NO_LAG, CopyLag
 from riffle_spark.protocol.ownership.view import Situation
+from riffle_spark.state.log.manifest import EMPTY, Address, Head
 
 __all__ = [
     "KeyPlace",
     "LagTrend",
     "MemberState",
     "Readiness",
+    "all_copies",
     "followers_of",
+    "lagging_copies",
     "member_states",
     "place_of",
-    "readiness_of",
     "ready_standbys",
     "with_load",
     "with_room",
 ]
 
+Role: TypeAlias = Literal["standby", "warmup"]
 _BATCHES_OF_A_TREND = 10
+_NO_HEADS: Mapping[Address, Head] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Readiness:
 
     key_group: int
     member: MemberId
-    role: Literal["standby", "warmup"]
+    role: Role
     lag_records: int
     lag_bytes: int
     warm: bool
@@ -143,10 +147,10 @@ class LagTrend:
     def __init__(self) -> None:
         self._lags: deque[dict[MemberId, CopyLag]] = deque([{}], maxlen=_BATCHES_OF_A_TREND + 1)
 
-    def record(self, copies: Iterable[Readiness]) -> None:
-        """Record the lags of all copies after a batch."""
-        lags: dict[MemberId, CopyLag] = {}
-        for copy in copies:
+    def record(self, members: Iterable[MemberId], lagging: Iterable[Readiness]) -> None:
+        """Record the lags of all copies after a batch, given the members with copies and the copies that lag."""
+        lags = dict.fromkeys(members, NO_LAG)
+        for copy in lagging:
             total = lags.get(copy.member, NO_LAG)
             lags[copy.member] = CopyLag(total.records + copy.lag_records, total.bytes + copy.lag_bytes)
         self._lags.append(lags)
@@ -179,47 +183,98 @@ def place_of(
     return KeyPlace(t.key_group, owner, member.executor.id, member.executor.host, standbys, topic, partition, t.group)
 
 
-def readiness_of(situation: Situation, acceptable_lag: int, *, pointers: bool) -> tuple[Readiness, ...]:
-    """Return the readiness of every standby and warm-up, standbys first, by key-group.
+def lagging_copies(situation: Situation, acceptable_lag: int, *, pointers: bool) -> tuple[Readiness, ...]:
+    """Return the readiness of every standby and warm-up that lags.
 
     ``acceptable_lag`` is the lag in records up to which a copy is warm. With ``pointers`` standbys hold no copies.
     """
     present = situation.present
     return (
-        *_of_role(situation, present.standbys, "standby", acceptable_lag, pointers=pointers),
-        *_of_role(situation, present.warmups, "warmup", acceptable_lag, pointers=False),
+        *_lagging_of_role(situation, present.standbys, "standby", acceptable_lag, pointers=pointers),
+        *_lagging_of_role(situation, present.warmups, "warmup", acceptable_lag, pointers=False),
     )
 
 
-def _of_role(
+def _lagging_of_role(
     situation: Situation,
     copies: Mapping[TaskId, tuple[MemberId, ...]],
-    role: Literal["standby", "warmup"],
+    role: Role,
     acceptable_lag: int,
     *,
     pointers: bool,
 ) -> Iterable[Readiness]:
-    """Yield the readiness of the copies of one role, given the members with a copy by task."""
-    for t, members in sorted(copies.items()):
-        for member in members:
-            if member in situation.members.live:
-                lag = _total_lag(situation, member, t)
-                snapshots = _pointers(situation, member, t) if pointers else ()
-                warm = lag.records <= acceptable_lag
-                yield Readiness(t.key_group, member, role, lag.records, lag.bytes, warm, snapshots, t.group)
+    """Yield the readiness of the lagging copies of one role, given the members with a copy by task."""
+    for t, member in sorted(_behind(situation, copies)):
+        lag = _total_lag(situation, member, t)
+        if lag != NO_LAG:
+            snapshots = _pointers(situation, member, t) if pointers else ()
+            warm = lag.records <= acceptable_lag
+            yield Readiness(t.key_group, member, role, lag.records, lag.bytes, warm, snapshots, t.group)
 
 
-def ready_standbys(situation: Situation, acceptable_lag: int) -> dict[TaskId, tuple[MemberId, ...]]:
-    """Return, by task, the live standbys with a copy that lags at most ``acceptable_lag`` records.
+def _behind(situation: Situation, copies: Mapping[TaskId, tuple[MemberId, ...]]) -> set[tuple[TaskId, MemberId]]:
+    """Return the copies on live members that are not at the head of one of their task's stores."""
+    entries = situation.manifest.entries
+    heads_of = {member: situation.copies.of_member(member) for member in situation.members.live}
+    behind: set[tuple[TaskId, MemberId]] = set()
+    for t, members in copies.items():
+        for store in situation.stores_of(t):
+            address = (store, t.key_group)
+            entry = entries.get(address)
+            head = entry.head if entry is not None else None
+            for member in members:
+                heads = heads_of.get(member)
+                if heads is not None and heads.get(address) != head:
+                    behind.add((t, member))
+    return behind
 
-    A slot that finds no copy on its disk stops if such a standby exists, and the batch runs again. So a task is left
-    out unless its live owner reported a copy: otherwise its slot would stop in each run, instead of fetching a copy.
+
+def all_copies(present: Assignment, live: Set[MemberId], lagging: Iterable[Readiness]) -> tuple[Readiness, ...]:
+    """Return the readiness of every standby and warm-up on ``live`` members, standbys first, by key-group.
+
+    Those that are not in ``lagging`` lack nothing.
     """
-    ready: dict[TaskId, tuple[MemberId, ...]] = {}
+    known = {(copy.role, copy.task, copy.member): copy for copy in lagging}
+    roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
+        ("standby", present.standbys),
+        ("warmup", present.warmups),
+    )
+    return tuple(
+        known.get((role, t, member)) or Readiness(t.key_group, member, role, 0, 0, warm=True, group=t.group)
+        for role, copies in roles
+        for t, members in sorted(copies.items())
+        for member in members
+        if member in live
+    )
+
+
+def ready_standbys(situation: Situation, store: str, acceptable_lag: int) -> dict[int, tuple[MemberId, ...]]:
+    """Return, by key-group of a store, the live standbys with a copy that lags at most ``acceptable_lag`` records.
+
+    A slot that finds no copy on its disk stops if such a standby exists, and the batch runs again. So a key-group is
+    left out unless its live owner reported a copy: otherwise its slot would stop in each run, instead of fetching a
+    copy.
+    """
+    ready: dict[int, tuple[MemberId, ...]] = {}
+    owners = situation.present.owners
+    entries = situation.manifest.entries
+    group = situation.groups.of(store)
+    heads_of = {member: situation.copies.of_member(member) for member in situation.members.live}
     for t, members in situation.present.standbys.items():
-        able = tuple(m for m in members if situation.has_copy(m, t) and situation.lag(m, t) <= acceptable_lag)
-        if able and situation.has_copy(situation.present.owners.get(t, ""), t):
-            ready[t] = able
+        address = (store, t.key_group)
+        if t.group != group or address not in heads_of.get(owners.get(t, ""), _NO_HEADS):
+            continue
+        entry = entries.get(address, EMPTY)
+        head = entry.head
+        able = []
+        for member in members:
+            reported = heads_of.get(member, _NO_HEADS).get(address)
+            if reported == head or (
+                reported is not None and situation.copies.lag(member, address, entry).records <= acceptable_lag
+            ):
+                able.append(member)
+        if able:
+            ready[t.key_group] = tuple(able)
     return ready
 
 
@@ -289,8 +344,13 @@ def with_load(
 def followers_of(present: Assignment, prior_owners: PriorOwners, group: str) -> dict[int, tuple[MemberId, ...]]:
     """Return, by key-group of a group, the members that will read its deltas: prior owners, warm-ups and standbys."""
     followers: dict[int, tuple[MemberId, ...]] = {}
+    standbys = present.standbys
     for t in present.owners:
         if t.group == group:
-            members = (*prior_owners.followers(t), *present.warmups.get(t, ()), *present.standbys.get(t, ()))
-            followers[t.key_group] = tuple(filter(None, dict.fromkeys(members)))
-    return {key_group: members for key_group, members in followers.items() if members}
+            members = standbys.get(t, ())
+            fetching = (*prior_owners.followers(t), *present.warmups.get(t, ()))
+            if fetching:
+                members = tuple(dict.fromkeys((*fetching, *members)))
+            if members:
+                followers[t.key_group] = members
+    return followers

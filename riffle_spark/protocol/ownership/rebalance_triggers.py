@@ -38,29 +38,30 @@ class RebalanceTriggers:
         patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
         return self.probes.is_due(situation.present, warming, patience, situation.now)
 
-    def is_due_after_batch(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Update every trigger that counts batches; return whether one of them fired."""
+    def is_due_after_batch(self, situation: Situation, lagging: Iterable[Readiness], settings: Settings) -> bool:
+        """Update every trigger that counts batches; return whether one of them fired.
+
+        ``lagging`` are the standbys and warm-ups that lag.
+        """
         present = situation.present
         settled = not present.warmups and not present.needs_probe
         slots = slots_to_level(situation.members.live, settings, situation.drained)
         fired = [
-            self._quarantine_slow_standbys(situation, readiness, settings),
+            self._quarantine_slow_standbys(situation, lagging, settings),
             self.quarantine.update_marks(situation, settings),
             self._measured.is_unlevel(present.owners, slots, settings.balance_band, settled=not present.warmups),
             self._reads_across(situation, settings, settled=settled),
         ]
         return any(fired)
 
-    def _quarantine_slow_standbys(
-        self, situation: Situation, readiness: Iterable[Readiness], settings: Settings
-    ) -> bool:
+    def _quarantine_slow_standbys(self, situation: Situation, lagging: Iterable[Readiness], settings: Settings) -> bool:
         """Quarantine standbys whose lag keeps growing; return whether another member can replace one of them.
 
         A standby without a copy is still being restored and is not counted.
         """
         if uses_pointers(settings):
             return self.quarantine.add_slow_standbys({}, situation)
-        standbys = (r for r in readiness if r.role == "standby" and situation.has_copy(r.member, r.task))
+        standbys = (r for r in lagging if r.role == "standby" and situation.has_copy(r.member, r.task))
         slow = self._patience.count_growing_lags({(r.task, r.member): r.lag_records for r in standbys})
         return self.quarantine.add_slow_standbys(slow, situation)
 

@@ -14,12 +14,12 @@ Theory of operation.
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from riffle_spark.messages.slot_orders import Receipt
-from riffle_spark.messages.upkeep_orders import Census
+from riffle_spark.messages.upkeep_orders import Census, Follow
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 
 __all__ = ["CopyLag", "ReportedCopies", "lag_without_copy"]
@@ -47,37 +47,41 @@ def lag_without_copy(entry: Entry) -> CopyLag:
 
 @dataclass(slots=True)
 class _Trail:
-    """Successive links that were removed from a chain, each with the number of that record.
+    """Successive links that were removed from a chain, and the number of the record that removed each.
 
     ``base`` is the head before the first of them.
     """
 
     base: Head
-    links: list[tuple[int, Link]]
+    links: list[Link] = field(default_factory=list)
+    removed_by: list[int] = field(default_factory=list)
 
     @property
     def head(self) -> Head:
         """The head that the last link leads to."""
-        return self.links[-1][1].head if self.links else self.base
+        return self.links[-1].head if self.links else self.base
 
     def add(self, sequence: int, removed: Entry) -> None:
         """Add the links of an entry that were removed by record ``sequence``, as far as the trail does not end later.
 
         If they do not follow the trail, it is replaced by them.
         """
-        place = removed.find_head(self.head)
+        place = 0 if removed.base == self.head else removed.find_head(self.head)
         if place is None:
             self.base = removed.base
-            self.links = []
+            self.links.clear()
+            self.removed_by.clear()
             place = 0
-        self.links += [(sequence, link) for link in removed.chain[place:]]
+        self.links += removed.chain[place:]
+        self.removed_by += repeat(sequence, len(self.links) - len(self.removed_by))
         self.forget_first(len(self.links) - _TRAIL_LINKS)
 
     def forget_first(self, count: int) -> None:
         """Forget the first ``count`` links; none if that is not positive."""
         if count > 0:
-            self.base = self.links[count - 1][1].head
+            self.base = self.links[count - 1].head
             del self.links[:count]
+            del self.removed_by[:count]
 
 
 class ReportedCopies:
@@ -91,12 +95,19 @@ class ReportedCopies:
 
     def record_census(self, census: Census) -> None:
         """Replace the copies of a member by those that its census lists."""
-        self._heads[census.member] = {(store, kg): Head(version, a) for store, kg, version, a in census.copies}
+        self._heads.pop(census.member, None)
+        self.record_copies(census.member, census.copies)
         self._sealed[census.member] = dict.fromkeys(census.sealed[-_SEALED_REMEMBERED:])
 
-    def record_copy(self, member: str, address: Address, head: Head) -> None:
-        """Record the head of one copy."""
-        self._heads.setdefault(member, {})[address] = head
+    def record_copies(self, member: str, copies: Iterable[tuple[str, int, int, str]]) -> None:
+        """Record the heads of copies, given as (store, key-group, version, attempt). Equal heads become one object."""
+        heads = self._heads.setdefault(member, {})
+        known: dict[str, Head] = {}
+        for store, key_group, version, attempt in copies:
+            head = known.get(attempt)
+            if head is None or head.version != version:
+                head = known[attempt] = Head(version, attempt)
+            heads[store, key_group] = head
 
     def remove(self, member: str, address: Address) -> None:
         """Forget a member's copy that is missing or being removed."""
@@ -128,6 +139,7 @@ class ReportedCopies:
 
         The copies are at the heads of ``manifest``, the manifest before the batch.
         """
+        entries = manifest.entries
         for receipt in receipts:
             if not receipt.member:
                 continue
@@ -135,9 +147,10 @@ class ReportedCopies:
             sealed[receipt.attempt] = None
             if len(sealed) > _SEALED_REMEMBERED:
                 del sealed[next(iter(sealed))]
+            heads = self._heads.setdefault(receipt.member, {})
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)
-                self.record_copy(receipt.member, address, manifest.entry(*address).head)
+                heads[address] = entries.get(address, EMPTY).head
 
     def record_removed_links(self, sequence: int, manifest: Manifest, changes: Mapping[Address, Entry]) -> None:
         """Keep the links that snapshots and merged deltas of record ``sequence`` remove from the chains.
@@ -146,11 +159,13 @@ class ReportedCopies:
         """
         for address, entry in changes.items():
             previous = manifest.entries.get(address, EMPTY)
+            if entry.extends(previous):
+                continue
             removed = _removed_links(previous, entry)
             if removed is None:
                 self._trails.pop(address, None)
             elif removed.chain:
-                self._trails.setdefault(address, _Trail(removed.base, [])).add(sequence, removed)
+                self._trails.setdefault(address, _Trail(removed.base)).add(sequence, removed)
 
     def forget_trails(self, oldest: int) -> None:
         """Forget the removed links that no retained record lists.
@@ -158,7 +173,7 @@ class ReportedCopies:
         ``oldest`` is the number of the first retained record.
         """
         for address, trail in list(self._trails.items()):
-            trail.forget_first(bisect_right(trail.links, oldest, key=itemgetter(0)))
+            trail.forget_first(bisect_right(trail.removed_by, oldest))
             if not trail.links:
                 del self._trails[address]
 
@@ -179,14 +194,16 @@ class ReportedCopies:
         if trail is None:
             return links
         end = entry.find_head(trail.head)
-        place = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).find_head(head)
+        place = Entry(None, tuple(trail.links), cut=trail.base).find_head(head)
         if end is None or place is None:
             return links
-        by_trail = (*(link for _, link in trail.links[place:]), *entry.chain[end:])
+        by_trail = (*trail.links[place:], *entry.chain[end:])
         return by_trail if links is None or _sum_bytes(by_trail) <= _sum_bytes(links) else links
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
         """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state."""
+        if self._heads.get(member, {}).get(address) == entry.head:
+            return NO_LAG
         links = self.missing_links(member, address, entry)
         if links is None:
             return lag_without_copy(entry)
@@ -198,15 +215,27 @@ class ReportedCopies:
         remote_links = [link for link in links if link.source.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
+    def follow_of(self, member: str, address: Address, entry: Entry) -> Follow | None:
+        """Return the order by which upkeep brings a member's copy up to date, ``None`` if the copy lacks nothing."""
+        heads = self._heads.get(member)
+        head = heads.get(address, EMPTY_HEAD) if heads else EMPTY_HEAD
+        if entry.head in (head, EMPTY_HEAD):
+            return None
+        place = entry.find_head(head)
+        if place:  # links at the end of the chain are always fewer bytes than the whole state
+            return Follow(*address, entry, len(entry.chain) - place)
+        missing = self.entry_to_follow(member, address, entry)
+        return None if missing is None else Follow(*address, missing)
+
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry | None:
         """Return the entry by which upkeep brings a member's copy up to date, ``None`` if the copy lacks nothing.
 
         It has the links that the copy lacks, or the whole state if that is fewer bytes.
         """
-        links = self.missing_links(member, address, entry)
-        if links == ():
-            return None
         head = self._heads.get(member, {}).get(address, EMPTY_HEAD)
+        if head == entry.head:
+            return None
+        links = self.missing_links(member, address, entry)
         if links is None or head == EMPTY_HEAD:
             return entry
         if self._lag_of_links(member, links).bytes > lag_without_copy(entry).bytes:

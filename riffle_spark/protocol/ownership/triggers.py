@@ -84,7 +84,10 @@ class Patience:
     def __init__(self) -> None:
         self._outside = 0
         self._across = 0
-        self._growing: dict[_Copy, tuple[int, int]] = {}
+        self._lags: Mapping[_Copy, int] | None = None
+        """The lags of the last batch, ``None`` if none was counted since the last assignment."""
+        self._growing: dict[_Copy, int] = {}
+        """In how many batches in a row a lag grew."""
 
     def count_outside_band(self, outside: bool) -> bool:
         """Count a batch; return whether work was outside its band for enough batches in a row.
@@ -103,17 +106,20 @@ class Patience:
         return self._across >= _BATCHES_READING_ACROSS
 
     def count_growing_lags(self, lags: Mapping[_Copy, int]) -> dict[_Copy, int]:
-        """Count a batch with these lags of standbys; return the lags that grew in enough batches in a row."""
-        growing: dict[_Copy, tuple[int, int]] = {}
-        for standby, lag in lags.items():
-            last_lag, times = self._growing.get(standby, (lag, 0))
-            growing[standby] = (lag, times + 1 if lag > last_lag else 0)
-        self._growing = growing
-        return {standby: lag for standby, (lag, times) in growing.items() if times >= _BATCHES_GROWING}
+        """Count a batch with these lags of standbys; return the lags that grew in enough batches in a row.
+
+        Standbys that are left out lag by 0.
+        """
+        last_lags = lags if self._lags is None else self._lags
+        grown = [standby for standby, lag in lags.items() if lag > last_lags.get(standby, 0)]
+        self._growing = {standby: self._growing.get(standby, 0) + 1 for standby in grown}
+        self._lags = lags
+        return {standby: lags[standby] for standby, times in self._growing.items() if times >= _BATCHES_GROWING}
 
     def reset(self) -> None:
         """Count from zero again, because an assignment was made."""
         self._outside = self._across = 0
+        self._lags = None
         self._growing.clear()
 
 

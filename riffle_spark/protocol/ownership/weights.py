@@ -15,16 +15,21 @@ Theory of operation.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from riffle_spark.assign.model import MemberId, TaskId, Traffic
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.ownership.groups import Groups, parse_task, task_name
-from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.manifest import EMPTY, Manifest
 
 __all__ = ["Weights", "memory_by_member"]
 
 _Key = TypeVar("_Key")
+_Column: TypeAlias = npt.NDArray[np.float64]
+_NOTHING: _Column = np.zeros(0)
 _PRIOR_ROWS = 50.0
 """As many rows with the racks of the whole input are added to a task's own, because few rows are a poor sample."""
 _ROW_US = 1.0
@@ -37,6 +42,8 @@ _TIMED_US = 50_000.0
 _TIMED_BATCHES = 5
 _FADING = 0.8
 """The weight of earlier batches in a fading mean."""
+_LEAST = 1e-3
+"""Fading values up to this are forgotten."""
 _PARTS = 1000
 """The parts of the mean traffic of a task."""
 _SCALE = 1000
@@ -57,9 +64,10 @@ class Weights:
         self.memory: dict[TaskId, float] = {}
         self.racks_of: Mapping[int, tuple[str, ...]] = {}
         self.racks_of_shards: Mapping[tuple[str, int], tuple[str, ...]] = {}
-        self._counted_work: dict[TaskId, float] = {}
+        self._counted_work = _Means()
+        self._mean_memory = _Means()
         self._times: deque[dict[TaskId, float]] = deque(maxlen=_TIMED_BATCHES)
-        self._rows: dict[TaskId, float] = {}
+        self._rows = _Means()
         self._partition_rows: dict[TaskId, dict[int, float]] = {}
 
     def record_batch(self, receipts: Sequence[Receipt], manifest: Manifest, groups: Groups) -> None:
@@ -67,43 +75,45 @@ class Weights:
 
         ``manifest`` is the manifest before it, ``groups`` are the groups of the stores.
         """
-        work: dict[TaskId, float] = {}
-        rows: dict[TaskId, float] = {}
+        work = _Amounts()
+        rows = _Amounts()
         times: dict[TaskId, float] = {}
         partition_rows: dict[TaskId, dict[int, float]] = {}
         for receipt in receipts:
-            task_of = partial(TaskId, groups.of(receipt.store))
-            row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(sum(receipt.received[1]), 1)
-            for key_group, count in zip(*receipt.received, strict=True):
-                t = task_of(key_group)
-                work[t] = work.get(t, 0.0) + count * row_us
-                rows[t] = rows.get(t, 0.0) + count
-            for key_group, amount in self._work_of_changes(receipt, manifest):
-                _add(work, task_of(key_group), amount)
+            group = groups.of(receipt.store)
+            task_of = partial(TaskId, group)
+            key_groups, counts = receipt.received
+            row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(sum(counts), 1)
+            rows.add(group, key_groups, counts)
+            work.add(group, key_groups, [count * row_us for count in counts])
+            work.add(group, [part.key_group for part in receipt.parts], self._work_of_changes(receipt, manifest))
             for key_group, time in self._time_of(receipt, task_of).items():
                 _add(times, task_of(key_group), time)
             for key_group, partition, count in receipt.partition_rows:
                 _add(partition_rows.setdefault(task_of(key_group), {}), partition, count)
         self._times.append(times)
-        if memory := _memory_by_task(receipts, groups):
-            self.memory = _fading_mean(self.memory, memory)
-        if work:
-            self._counted_work = _fading_mean(self._counted_work, work)
-        if rows:
-            self._rows = _fading_mean(self._rows, rows)
-        typical = self._typical_times()
-        tasks = sorted({*self._counted_work, *typical}) if typical else self._counted_work
-        self.measured = {t: self._counted_work.get(t, 0.0) + typical.get(t, 0.0) for t in tasks}
+        if memory := _memory_by_group(receipts, groups):
+            self._mean_memory.fade(memory)
+            self.memory = self._mean_memory.by_task()
+        self._counted_work.fade(work.sums())
+        self._rows.fade(rows.sums())
+        self.measured = self._counted_work.by_task()
+        if typical := self._typical_times():
+            tasks = sorted({*self.measured, *typical})
+            self.measured = {t: self.measured.get(t, 0.0) + typical.get(t, 0.0) for t in tasks}
         if partition_rows:
             for t in sorted({*self._partition_rows, *partition_rows}):
                 self._partition_rows[t] = _fading_sum(self._partition_rows.get(t, {}), partition_rows.get(t, {}))
 
-    def _work_of_changes(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
-        """Yield (key-group, microseconds) for the rows and bytes of a slot's changes."""
-        for part in receipt.parts:
-            snapshot = manifest.entry(receipt.store, part.key_group).snapshot
-            snapshot_bytes = snapshot.length * _SNAPSHOT_SHARE if snapshot else 0.0
-            yield part.key_group, part.rows * _ROW_US + (part.length + snapshot_bytes) * _BYTE_US
+    def _work_of_changes(self, receipt: Receipt, manifest: Manifest) -> list[float]:
+        """Return the microseconds for the rows and bytes of each part of a slot's changes."""
+        entries = manifest.entries
+        store = receipt.store
+        snapshots = [entries.get((store, part.key_group), EMPTY).snapshot for part in receipt.parts]
+        return [
+            part.rows * _ROW_US + (part.length + (snapshot.length * _SNAPSHOT_SHARE if snapshot else 0.0)) * _BYTE_US
+            for part, snapshot in zip(receipt.parts, snapshots, strict=True)
+        ]
 
     def _time_of(self, receipt: Receipt, task_of: Callable[[int], TaskId]) -> dict[int, float]:
         """Return the microseconds in the user's code by key-group, as far as they exceed the threshold.
@@ -111,6 +121,8 @@ class Weights:
         If a slot did not measure them by key-group, they are shared out like the typical times before, at first by
         rows. Over batches with different key-groups this finds the slow key-groups.
         """
+        if not receipt.user_times[0] and receipt.seconds.get("compute", 0.0) * 1e6 <= _TIMED_US:
+            return {}
         key_groups, rows = receipt.received
         times: dict[int, float] = dict(zip(*receipt.user_times, strict=True))
         total = float(sum(times.values())) or receipt.seconds.get("compute", 0.0) * 1e6
@@ -131,9 +143,10 @@ class Weights:
         tasks = sorted({t for times in self._times for t in times})
         return {t: sorted(times.get(t, 0.0) for times in self._times)[_TIMED_BATCHES // 2] for t in tasks}
 
-    def to_record(self) -> dict[str, object]:
+    def to_record(self, *, with_measured: bool = True) -> dict[str, object]:
         """Return the weights as JSON for a record: the work as measured, and as the last assignment used it."""
-        by_name: dict[str, Mapping[TaskId, float]] = {"measured": self.measured, "assigned": self.in_use}
+        by_name: dict[str, Mapping[TaskId, float]] = {"measured": self.measured} if with_measured else {}
+        by_name["assigned"] = self.in_use
         return {name: {task_name(t): round(load, 3) for t, load in loads.items()} for name, loads in by_name.items()}
 
     def resume(self, recorded: Mapping[str, object], groups: Groups) -> None:
@@ -167,11 +180,12 @@ class Weights:
         """
         if not self.racks_of:
             return {}
-        mean = sum(self._rows.values()) / len(self._rows) if self._rows else 0.0
+        rows = self._rows.by_task()
+        mean = sum(rows.values()) / len(rows) if rows else 0.0
         if shards is not None:
             replicas = [sorted(set(self.racks_of_shards.get(shard, ()))) for shard in shards]
             tasks = groups.tasks(range(len(replicas)))
-            parts = {t: round(_PARTS * self._rows.get(t, 0.0) / mean) if mean else _PARTS for t in tasks}
+            parts = {t: round(_PARTS * rows.get(t, 0.0) / mean) if mean else _PARTS for t in tasks}
             return {t: Traffic(n, dict.fromkeys(replicas[t.key_group], n), _PARTS) for t, n in parts.items()}
         totals: dict[int, float] = {}
         for counts in self._partition_rows.values():
@@ -179,7 +193,7 @@ class Weights:
                 totals[partition] = totals.get(partition, 0.0) + count
         usual = self._local_shares(totals)
         by_task = sorted((t, counts) for t, counts in self._partition_rows.items() if counts)
-        return {t: self._traffic(counts, usual, self._rows.get(t, 0.0) / (mean or 1.0)) for t, counts in by_task}
+        return {t: self._traffic(counts, usual, rows.get(t, 0.0) / (mean or 1.0)) for t, counts in by_task}
 
     def _traffic(self, counts: Mapping[int, float], usual: Mapping[str, float], weight: float) -> Traffic:
         """Return a task's traffic by rack, from its own rows and some rows that are distributed like the whole input.
@@ -223,16 +237,85 @@ def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[Member
     return {member: (size, free[member]) for member, size in largest.items()}
 
 
-def _memory_by_task(receipts: Iterable[Receipt], groups: Groups) -> dict[TaskId, float]:
-    """Return the bytes of Python workers by task. A slot's bytes are shared out by the rows of its key-groups."""
-    memory: dict[TaskId, float] = {}
+def _memory_by_group(receipts: Iterable[Receipt], groups: Groups) -> dict[str, _Column]:
+    """Return the bytes of Python workers by key-group of each group.
+
+    A slot's bytes are shared out by the rows of its key-groups. Of several stores of a slot the largest share counts.
+    """
+    shares = _Amounts()
     for receipt in receipts:
-        row_bytes = receipt.memory[0] / max(sum(receipt.received[1]), 1)
-        group = groups.of(receipt.store)
-        for key_group, count in zip(*receipt.received, strict=True) if receipt.memory[0] else ():
-            t = TaskId(group, key_group)
-            memory[t] = max(memory.get(t, 0.0), count * row_bytes)
-    return memory
+        key_groups, counts = receipt.received
+        row_bytes = receipt.memory[0] / max(sum(counts), 1)
+        if row_bytes:
+            shares.add(groups.of(receipt.store), key_groups, [count * row_bytes for count in counts])
+    return shares.largest()
+
+
+class _Amounts:
+    """Amounts of key-groups, as two lists per group: key-groups, and an amount for each."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, tuple[list[int], list[float]]] = {}
+
+    def add(self, group: str, key_groups: Iterable[int], amounts: Iterable[float]) -> None:
+        """Add amounts of key-groups, which may be listed several times."""
+        all_key_groups, all_amounts = self._by_group.setdefault(group, ([], []))
+        all_key_groups += key_groups
+        all_amounts += amounts
+
+    def sums(self) -> dict[str, _Column]:
+        """Return the sum of each key-group, by group."""
+        return {
+            group: np.bincount(key_groups, amounts).astype(np.float64)
+            for group, (key_groups, amounts) in self._by_group.items()
+            if key_groups
+        }
+
+    def largest(self) -> dict[str, _Column]:
+        """Return the largest amount of each key-group, by group."""
+        columns: dict[str, _Column] = {}
+        for group, (key_groups, amounts) in self._by_group.items():
+            if key_groups:
+                columns[group] = np.zeros(max(key_groups) + 1)
+                np.maximum.at(columns[group], key_groups, amounts)
+        return columns
+
+
+class _Means:
+    """The fading mean of an amount of each task, as a column per group whose rows are the key-groups."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+        self._tasks: dict[str, list[TaskId]] = {}
+
+    def fade(self, batch: Mapping[str, _Column]) -> None:
+        """Add the amounts of a batch, unless it has none. The first batch counts as the mean of earlier ones."""
+        if not self._columns:
+            self._columns = dict(batch)
+        elif batch:
+            self._columns = {
+                group: _fade(self._columns.get(group, _NOTHING), batch.get(group, _NOTHING))
+                for group in sorted({*self._columns, *batch})
+            }
+
+    def by_task(self) -> dict[TaskId, float]:
+        """Return the mean of each task, sorted, without zeros."""
+        means: dict[TaskId, float] = {}
+        for group, column in sorted(self._columns.items()):
+            tasks = self._tasks.get(group, [])
+            if len(tasks) < len(column):
+                self._tasks[group] = tasks = [TaskId(group, key_group) for key_group in range(len(column))]
+            means |= {t: value for t, value in zip(tasks, column.tolist(), strict=False) if value}
+        return means
+
+
+def _fade(mean: _Column, batch: _Column) -> _Column:
+    """Return the fading mean after a batch, with zeros for values near zero. ``mean`` is the mean before it."""
+    faded = np.zeros(max(len(mean), len(batch)))
+    faded[: len(mean)] = _FADING * mean
+    faded[: len(batch)] += (1 - _FADING) * batch
+    faded[faded <= _LEAST] = 0.0
+    return faded
 
 
 def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:
@@ -240,15 +323,7 @@ def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:
     totals[key] = totals.get(key, 0.0) + amount
 
 
-def _fading_mean(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[TaskId, float]:
-    """Return the fading mean after a batch, without values near zero. ``mean`` is the mean before it."""
-    if not mean:
-        return dict(batch)
-    faded = {t: _FADING * mean.get(t, 0.0) + (1 - _FADING) * batch.get(t, 0.0) for t in sorted({*mean, *batch})}
-    return {t: value for t, value in faded.items() if value > 1e-3}
-
-
 def _fading_sum(total: Mapping[int, float], batch: Mapping[int, float]) -> dict[int, float]:
     """Return the fading sum after a batch, without values near zero. ``total`` is the sum before it."""
     faded = {n: _FADING * total.get(n, 0.0) + batch.get(n, 0.0) for n in sorted({*total, *batch})}
-    return {n: value for n, value in faded.items() if value > 1e-3}
+    return {n: value for n, value in faded.items() if value > _LEAST}

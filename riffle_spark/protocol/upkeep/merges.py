@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from math import ceil
 
 from riffle_spark.assign.model import MemberId
 from riffle_spark.messages.upkeep_orders import MergeOrder
@@ -54,11 +55,16 @@ class MergePolicy:
 
     def has_due(self, entry: Entry, version: int, share: float = 1.0) -> bool:
         """Return whether the deltas at the end of a chain have reached this ``share`` of a limit."""
-        first = bisect_left(entry.chain, 0, key=lambda link: -link.level)
-        if not self.fan_in or first == len(entry.chain):
+        chain = entry.chain
+        if not self.fan_in or not chain or chain[-1].merged is not None:
             return False
-        age = version - entry.chain[first].head.version
-        return len(entry.chain) - first >= share * self.fan_in or age >= share * self.versions
+        enough = ceil(share * self.fan_in)
+        if len(chain) >= enough and chain[-enough].merged is None:
+            return True
+        if version - chain[0].head.version < share * self.versions:
+            return False  # no delta is older than the first link
+        first = bisect_left(chain, 0, key=lambda link: -link.level)
+        return version - chain[first].head.version >= share * self.versions
 
     def find_start(self, entry: Entry) -> tuple[int, int]:
         """Return the index of the first link to merge, and the level of the result.
@@ -75,10 +81,11 @@ class MergePolicy:
 
 def _count_level(entry: Entry, end: int, level: int) -> int:
     """Return how many successive links before the index ``end`` have at most this level."""
-    count = 0
-    while count < end and entry.chain[end - count - 1].level <= level:
-        count += 1
-    return count
+    chain = entry.chain
+    start = end
+    while start and ((merged := chain[start - 1].merged) is None or merged.level <= level):
+        start -= 1
+    return end - start
 
 
 def find_sparse(manifest: Manifest) -> frozenset[MergedDelta]:
@@ -123,7 +130,7 @@ def choose_merges(
 def _order(policy: MergePolicy, address: Address, entry: Entry, sparse: Set[MergedDelta]) -> MergeOrder:
     """Return the order to merge the end of a chain."""
     start, level = policy.find_start(entry)
-    first_sparse = next((n for n, link in enumerate(entry.chain) if link.merged in sparse), start)
+    first_sparse = next((n for n, link in enumerate(entry.chain) if link.merged in sparse), start) if sparse else start
     if first_sparse < start:
         start = first_sparse
         level = max(level, *(link.level for link in entry.chain[start:]))

@@ -72,12 +72,16 @@ class Retention:
         outputs = {link.object for _, link in record.outputs}
         removed_links: list[Link] = []
         added_links: list[Link] = []
+        replaced_snapshots: list[str] = []
         for address, entry in changes.items():
-            before, after = entry.changed_links(manifest.entries.get(address, EMPTY))
+            previous = manifest.entries.get(address, EMPTY)
+            before, after = entry.changed_links(previous)
             removed_links += before
             added_links += after
-        added = Counter([link.object for link in added_links])
-        removed = Counter([link.object for link in removed_links])
+            if previous.snapshot is not None and previous.snapshot != entry.snapshot:
+                replaced_snapshots.append(paths.snapshot_name(*address, previous.snapshot.id))
+        added = _count_objects(added_links)
+        removed = _count_objects(removed_links)
         added.update(outputs - self._outputs)
         removed.update(self._outputs - outputs)
         self._outputs = outputs
@@ -87,10 +91,7 @@ class Retention:
             if self._references[name] <= 0:
                 del self._references[name]
                 self._retired.append((record.sequence, name))
-        for (store, key_group), entry in changes.items():
-            replaced = manifest.entries.get((store, key_group), EMPTY).snapshot
-            if replaced is not None and replaced != entry.snapshot:
-                self._retired.append((record.sequence, paths.snapshot_name(store, key_group, replaced.id)))
+        self.retire(record.sequence, replaced_snapshots)
 
     def retire(self, sequence: int, names: Iterable[str]) -> None:
         """Record names of this driver's objects that no record will list.
@@ -129,6 +130,8 @@ class Retention:
         while self._records and self._records[0][0] < promised:
             self._records.popleft()
         oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
+        if promised < oldest:  # a scan has ended since the driver chose this promise
+            needed = min(needed, promised - FULL_EVERY)
         deletable: list[str] = []
         while self._retired and self._retired[0][0] <= min(oldest, promised):
             deletable.append(self._retired.popleft()[1])
@@ -146,6 +149,15 @@ class Retention:
     def oldest(self) -> int:
         """Return the number of the oldest retained record."""
         return self._records[0][0] if self._records else 0
+
+
+def _count_objects(links: Iterable[Link]) -> Counter[str]:
+    """Return how many of the links point to each object. Its name is made once."""
+    deltas = Counter([link.head for link in links if link.merged is None])
+    merged = Counter([link.merged.id for link in links if link.merged is not None])
+    counts = Counter({paths.delta_name(*head): count for head, count in deltas.items()})
+    counts.update({paths.merged_delta_name(id): count for id, count in merged.items()})
+    return counts
 
 
 def find_orphans(

@@ -193,6 +193,8 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
     """Return the orders without snapshots and merges of these key-groups, whose entries change with the next commit."""
+    if not taken_addresses:
+        return dict(orders)
     remaining = {
         executor: replace(
             order,

@@ -102,6 +102,8 @@ class Setbacks:
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
             return replace(order, drops=(), follows=(), snapshots=(), merges=(), measure=False)
+        if not self._work:
+            return order if len(drops) == len(order.drops) else replace(order, drops=drops)
         member = order.member or executor
         follows = tuple(
             follow
@@ -122,6 +124,8 @@ class Setbacks:
     def ready_merges(self, member: str, merges: Iterable[MergeOrder], clock_seconds: float) -> list[MergeOrder]:
         """Return which of these merges of a member may be tried now, because no failure delays them."""
         with self._lock:
+            if not self._work:
+                return list(merges)
             return [m for m in merges if not self._is_delayed(_merge_work(member, m), m.entry.head, clock_seconds)]
 
     def _is_delayed(self, work: _Work, head: Head, clock_seconds: float) -> bool:
@@ -174,7 +178,7 @@ class Setbacks:
         given_up: list[_Work] = []
         failed = set(receipt.failed)
         unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
-        for follow in order.follows:
+        for follow in order.follows if self._work or failed else ():
             address = (follow.store, follow.key_group)
             if address in failed:
                 given_up += self._record_failure(_copy_work(member, follow), follow.entry.head, clock_seconds)

@@ -32,11 +32,8 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
 from riffle_spark.state.log.manifest import (
-    EMPTY,
-    EMPTY_HEAD,
     Address,
     Entry,
-    Head,
     Manifest,
     MergedDelta,
     Replacement,
@@ -350,7 +347,7 @@ class Upkeep:
             living = live[member]
             member_follows = follows.get(member, [])
             if member in snapshots and record.sequence % 2:
-                member_follows = [follow for follow in member_follows if follow.entry.cut is not None]
+                member_follows = [follow for follow in member_follows if not follow.is_whole]
             orders[living.executor.id] = UpkeepOrder(
                 current.home,
                 member if living.counted else "",
@@ -398,8 +395,7 @@ class Upkeep:
         if living is not None and living.executor.id == receipt.executor:
             has_slots = receipt.member in ownership.placement.present.owners.values()  # slots report their own memory
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if has_slots else receipt.memory)
-            for store, key_group, version, attempt in receipt.copies:
-                ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
+            ownership.copies.known.record_copies(receipt.member, receipt.copies)
             for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
             fetched: Counter[TaskId] = Counter()
@@ -483,18 +479,17 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
         targets = assignment.target
         standbys = {task: tuple(m for m in members if m == targets.get(task)) for task, members in standbys.items()}
     follows: dict[MemberId, list[Follow]] = {}
+    entries = manifest.entries
     live = ownership.membership.live
     sorted_stores = sorted(stores)
     stores_of = {group: placement.groups.stores_of(group, sorted_stores) for group in placement.groups.names}
     for members_by_task in (assignment.warmups, standbys):
-        for task, members in sorted(members_by_task.items()):
-            addresses = [(store, task.key_group) for store in stores_of.get(task.group, ())]
-            for member in members:
-                if member not in live:
-                    continue
-                for address in addresses:
-                    entry = manifest.entries.get(address, EMPTY)
-                    missing = known_copies.entry_to_follow(member, address, entry) if entry.head != EMPTY_HEAD else None
-                    if missing is not None:
-                        follows.setdefault(member, []).append(Follow(*address, missing))
+        for task in sorted(members_by_task):
+            key_group = task.key_group
+            for member in members_by_task[task]:
+                for store in stores_of.get(task.group, ()) if member in live else ():
+                    entry = entries.get((store, key_group))
+                    follow = known_copies.follow_of(member, (store, key_group), entry) if entry else None
+                    if follow is not None:
+                        follows.setdefault(member, []).append(follow)
     return follows

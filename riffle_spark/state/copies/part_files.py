@@ -23,7 +23,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, raise_if_memory
 from riffle_spark.state.copies.disk import DamagedCopy, damaged_copy_error, disk_refused_error, is_block
 from riffle_spark.state.copies.elements import merge_elements
 from riffle_spark.state.copies.folder import Folder
@@ -110,7 +110,7 @@ class PartFiles:
             table = part_codec.open_part(data, part.file)
             runs = split_into_runs(schema.without_later_names(table, part.epoch), schema)
         except (ConfigError, CorruptStateError) as error:
-            raise damaged_copy_error(error.problem, self._folder / part.file) from error
+            raise damaged_copy_error(error.problem, self._folder / part.file) from self._cause_if_intact(part, error)
         file.rows[part.start] = schema, runs
         path = f"{self._folder}/{part.file}"
         if self._keys is not None and _files.get(path) is file:
@@ -137,7 +137,7 @@ class PartFiles:
             table = part_codec.open_block(self._decrypt(rows, part, schema.store, 0), part.file)
             block = OpenBlock(table, index, schema, part.epoch)
         except (ConfigError, CorruptStateError) as error:
-            raise damaged_copy_error(error.problem, self._folder / part.file) from error
+            raise damaged_copy_error(error.problem, self._folder / part.file) from self._cause_if_intact(part, error)
         except ValueError as error:
             raise damaged_copy_error(error, self._folder / part.file) from error
         file.block = schema, block
@@ -152,6 +152,12 @@ class PartFiles:
             raise damaged_copy_error(
                 "A part was written under a declaration that was rolled back.", self._folder / part.file
             )
+
+    def _cause_if_intact(self, part: StackedPart, error: RiffleError) -> RiffleError | None:
+        """Return ``error`` as the cause of a damaged copy if the part has its checksum on the disk. Then its bytes were
+        written like that. Otherwise the disk is the cause: return ``None``.
+        """
+        return error if self.verify(part) else None
 
     def read_block_index(self, name: str) -> tuple[BlockIndex, int] | None:
         """Return the index and the checksum of a block file that this member wrote, ``None`` if it is not intact."""
@@ -189,7 +195,7 @@ class PartFiles:
             data = self._decrypt(self.data(part), part, store, key_group)
             is_delta = part_codec.DELETED in part_codec.open_part(data, part.file).column_names
         except (ConfigError, CorruptStateError) as error:
-            raise damaged_copy_error(error.problem, self._folder / part.file) from error
+            raise damaged_copy_error(error.problem, self._folder / part.file) from self._cause_if_intact(part, error)
         return None if is_delta else data
 
     def is_intact(self, part: StackedPart) -> bool:

@@ -5,9 +5,9 @@ which has the head, id, level and size. If the object is a block, its row also h
 (of a merged delta: rows and checksum), and its links have only their key-group and rows.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain, repeat
 from operator import add
 from typing import NamedTuple, cast
@@ -23,32 +23,35 @@ from riffle_spark.state.log.manifest import (
     MergedDelta,
     Snapshot,
     link_in_block,
+    make_link,
 )
 
 __all__ = [
     "NUMBERS_END",
+    "EntryText",
     "changed_entries_from_json",
     "check_entries",
     "check_link",
     "entries_from_json",
-    "entries_to_json",
-    "has_blocks",
+    "entries_to_text",
     "is_possible",
     "link_from_json",
     "link_to_json",
+    "newest_links_to_text",
 ]
 
 _ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _KEY_GROUPS_MAX = 1 << 15
 _LEVELS_MAX = 64
-_make_link = partial(tuple.__new__, Link)
-"""Makes a link of its fields in half the time of ``Link(...)``."""
 NUMBERS_END = 1 << 63
 """All numbers of a record are smaller."""
 
 _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
 """Key-group, timer, snapshot, chain as five numbers per link, and the head that the entry is cut at."""
+_EntryRow = tuple[Address, "int | None", tuple[Link, ...], "Snapshot | None", "Head | None"]
+"""An entry to write: its key-group, timer, chain, snapshot, and the head that it is cut at."""
+_json_text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def link_to_json(link: Link) -> list[object]:
@@ -62,78 +65,122 @@ def link_from_json(row: list[object]) -> Link:
     return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
 
 
-def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
+class EntryText(NamedTuple):
+    """Entries as one line of JSON, and whether they list blocks and merged deltas."""
+
+    text: str
+    has_blocks: bool
+    has_merged: bool
+
+
+def entries_to_text(entries: Mapping[Address, Entry]) -> EntryText:
     """Return the entries by store, with their heads as indexes into a table.
 
     ``merged`` is present only if there are links of merged deltas.
     """
-    ordered = sorted(entries.items())
-    links = list(chain.from_iterable([entry.chain for _, entry in ordered]))
-    heads, starts, lengths, checksums, counts, merged, blocks = zip(*links, strict=True) if links else ((),) * 7
-    ends = (end for _, entry in ordered for end in (entry.snapshot and entry.snapshot.head, entry.cut) if end)
-    indexes = {head: index for index, head in enumerate(dict.fromkeys(chain(heads, ends)))}
-    place_of = _number_places(indexes, zip(heads, merged, strict=True))
-    places = [place_of[pair] for pair in zip(heads, merged, strict=True)]
-    in_blocks = {
-        place: [*block, f"{checksum:016x}"]
-        for place, (block, checksum) in dict(zip(places, zip(blocks, checksums, strict=True), strict=True)).items()
-        if block is not None
+    ordered = sorted(entries)
+    return _rows_to_text([_row(address, entries[address]) for address in ordered])
+
+
+def newest_links_to_text(entries: Iterable[tuple[Address, Entry, int | None]]) -> str:
+    """Return the text of sorted entries, each cut to so many of its newest links (``None``: whole)."""
+    return _rows_to_text(
+        [
+            _row(address, entry)
+            if links is None or len(entry.chain) <= links
+            else (address, entry.timer_ms, entry.chain[-links:], None, entry.chain[-links - 1].head)
+            for address, entry, links in entries
+        ]
+    ).text
+
+
+def _row(address: Address, entry: Entry) -> _EntryRow:
+    """Return the row of a whole entry."""
+    return address, entry.timer_ms, entry.chain, entry.snapshot, entry.cut
+
+
+def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
+    """Return the text of entries.
+
+    Numbers are formatted here, and links are read by their fields, because lists and iterators of them would be many
+    objects for the collector of garbage.
+    """
+    links = list(chain.from_iterable([row[2] for row in rows]))
+    ends = [end for row in rows for end in (row[3] and row[3].head, row[4]) if end]
+    indexes, places, merged_rows = _number_places(links, ends)
+    blocks = {
+        place: (f",{link.block.size}", f',{link.block.rows},"{link.checksum:016x}"')
+        for place, link in dict(zip(places, links, strict=True)).items()
+        if link.block is not None
     }
-    flat: list[int | str] = [0] * (5 * len(links))
-    flat[0::5] = places
-    flat[1::5] = starts
-    flat[3::5] = ["0"] * len(links)
-    flat[4::5] = counts
-    if None in blocks:
-        parts = list(zip(lengths, checksums, blocks, strict=True))
-        flat[2::5] = [length if block is None else 0 for length, _, block in parts]
-        flat[3::5] = [f"{checksum:016x}" if block is None else "0" for _, checksum, block in parts]
-    rows: dict[str, list[list[object]]] = {}
-    first = 0
-    for (store, key_group), entry in ordered:
-        end = first + 5 * len(entry.chain)
-        snapshot: list[object] | None = None
-        if entry.snapshot is not None:
-            id, head, length, checksum, count = entry.snapshot
-            snapshot = [id, indexes[head], length, f"{checksum:016x}", count]
-        cut = None if entry.cut is None else indexes[entry.cut]
-        rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, flat[first:end], cut])
-        first = end
-    columns: dict[str, object] = {
-        "heads": [[*head, *in_blocks.get(index, ())] for head, index in indexes.items()],
-        "stores": rows,
-    }
-    merged_rows = [
-        [indexes[head], *of_link, *in_blocks.get(place, ())[1:]]
-        for (head, of_link), place in place_of.items()
-        if of_link is not None
+    texts = [
+        f'{place},{link.start},0,"0",{link.rows}'
+        if link.block is not None
+        else f'{place},{link.start},{link.length},"{link.checksum:016x}",{link.rows}'
+        for place, link in zip(places, links, strict=True)
     ]
-    if merged_rows:
-        columns["merged"] = merged_rows
-    return columns
+    by_store: dict[str, list[str]] = {}
+    first = 0
+    for (store, key_group), timer_ms, chain_links, snapshot, cut in rows:
+        end = first + len(chain_links)
+        of_store = by_store.get(store)
+        if of_store is None:
+            of_store = by_store[store] = []
+        of_store.append(
+            f"[{key_group},{'null' if timer_ms is None else timer_ms},"
+            f"{'null' if snapshot is None else _snapshot_text(snapshot, indexes)},"
+            f"[{','.join(texts[first:end])}],{'null' if cut is None else indexes[cut]}]"
+        )
+        first = end
+    heads_text = ",".join(
+        [
+            f"[{head.version},{_json_text(head.attempt)}{''.join(blocks.get(index, ()))}]"
+            for head, index in indexes.items()
+        ]
+    )
+    stores_text = ",".join([f"{_json_text(store)}:[{','.join(of_store)}]" for store, of_store in by_store.items()])
+    text = f'{{"heads":[{heads_text}],"stores":{{{stores_text}}}'
+    if not merged_rows:
+        return EntryText(text + "}", bool(blocks), has_merged=False)
+    merged_text = ",".join(
+        [
+            f"[{index},{_json_text(merged.id)},{merged.level},{merged.size}{''.join(blocks.get(place, ())[1:])}]"
+            for place, (index, merged) in merged_rows.items()
+        ]
+    )
+    return EntryText(f'{text},"merged":[{merged_text}]}}', bool(blocks), has_merged=True)
+
+
+def _snapshot_text(snapshot: Snapshot, indexes: Mapping[Head, int]) -> str:
+    """Return the row of a snapshot, given the index of each head."""
+    id, head, length, checksum, count = snapshot
+    return _json_text([id, indexes[head], length, f"{checksum:016x}", count])
 
 
 def _number_places(
-    indexes: Mapping[Head, int], pairs: Iterable[tuple[Head, MergedDelta | None]]
-) -> dict[tuple[Head, MergedDelta | None], int]:
-    """Return the place of each head, with the merged delta that leads to it. Those with one follow all heads."""
-    places: dict[tuple[Head, MergedDelta | None], int] = {}
-    next_place = len(indexes)
-    for head, of_link in dict.fromkeys(pairs):
-        places[head, of_link] = indexes[head] if of_link is None else next_place
-        next_place += of_link is not None
-    return places
+    links: Sequence[Link], ends: Iterable[Head]
+) -> tuple[dict[Head, int], list[int], dict[int, tuple[int, MergedDelta]]]:
+    """Return the index of each head of a link or end, the place of each link, and by place each merged delta with the
+    index of its head.
 
-
-def has_blocks(columns: Mapping[str, object]) -> bool:
-    """Return whether entries that ``entries_to_json`` wrote list a block."""
-    heads = cast("list[list[object]]", columns["heads"])
-    merged_rows = cast("list[list[object]]", columns.get("merged", []))
-    return any(len(row) > 2 for row in heads) or any(len(row) > 4 for row in merged_rows)
+    The place of a link is the index of its head. Those of merged deltas follow all heads.
+    """
+    heads = [link.head for link in links]
+    indexes = {head: index for index, head in enumerate(dict.fromkeys(chain(heads, ends)))}
+    places = [indexes[head] for head in heads]
+    merged_places: dict[tuple[Head, MergedDelta], int] = {}
+    rows: dict[int, tuple[int, MergedDelta]] = {}
+    for number, merged in enumerate([link.merged for link in links]):
+        if merged is not None:
+            place = merged_places.setdefault((heads[number], merged), len(indexes) + len(rows))
+            if place not in rows:
+                rows[place] = (places[number], merged)
+            places[number] = place
+    return indexes, places, rows
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    """Return the entries that ``entries_to_json`` wrote.
+    """Return the entries that ``entries_to_text`` wrote.
 
     Other JSON raises ``KeyError``, ``IndexError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the
     values.
@@ -187,7 +234,7 @@ def _links_of(places: Sequence["_Place"], chains: Sequence[list[int | str]]) -> 
         int(cast(str, checksum), 16) if block is None else block_checksum
         for checksum, block, block_checksum in zip(checksums, blocks, block_checksums, strict=True)
     ]
-    return list(map(_make_link, zip(heads, starts, sizes, sums, counts, merged, blocks, strict=True)))
+    return list(map(make_link, zip(heads, starts, sizes, sums, counts, merged, blocks, strict=True)))
 
 
 def changed_entries_from_json(columns: dict[str, object], version: int, epoch: int) -> dict[Address, Entry]:

@@ -21,7 +21,7 @@ from operator import sub
 from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode, is_record
+from riffle_spark.state.log.record import Kind, Record, decode, digest, encode, is_record
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.log.record_manifests import RecordManifests, manifest_of_record
 from riffle_spark.state.log.recorded_moves import RecordedMoves
@@ -384,16 +384,20 @@ class Log:
         """Return the number of the next record."""
         return self.tail.sequence + 1 if self.tail else 0
 
+    def is_full_due(self, kind: Kind) -> bool:
+        """Return whether the next record is full, if it is of this kind."""
+        return (
+            self.tail is None
+            or kind in ("rollback", "adopt", "dispatch", "state")
+            or self._next_sequence() - self.tail.full >= FULL_EVERY
+        )
+
     def _complete_draft(self, draft: Record, manifest: Manifest) -> Record:
         """Return a draft as the next record: numbered, with the digest of the tail, and with all entries if a full
         record is due.
         """
         sequence = self._next_sequence()
-        is_full = (
-            self.tail is None
-            or draft.kind in ("rollback", "adopt", "dispatch", "state")
-            or sequence - self.tail.full >= FULL_EVERY
-        )
+        is_full = self.is_full_due(draft.kind)
         full_members = self._full.members if self._full else ()
         members = draft.members or full_members
         bases = () if is_full else self._manifests.bases_of_next(sequence)

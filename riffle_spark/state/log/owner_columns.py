@@ -10,11 +10,10 @@ def owners_to_json(owners: Mapping[str, object]) -> list[object]:
 
     The tasks are ``None`` if they are 0, 1, 2 and so on.
     """
-    keys = [tuple(owner) if isinstance(owner, list | tuple) else owner for owner in owners.values()]
+    keys = [tuple(owner) if type(owner) is list else owner for owner in owners.values()]
     indexes = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    values = dict(zip(keys, owners.values(), strict=True))
     are_numbers = [*owners] == [*map(str, range(len(owners)))]
-    return [None if are_numbers else [*owners], [values[key] for key in indexes], [indexes[key] for key in keys]]
+    return [None if are_numbers else [*owners], [*indexes], [indexes[key] for key in keys]]
 
 
 def owners_from_json(columns: object) -> dict[str, object]:

@@ -114,6 +114,7 @@ _MERGED = "merged"
 """The links of merged deltas in the entries, since format 8."""
 _OF_TASKS = ("owners", "standbys")
 """Maps that format 10 has as columns (``owner_columns``)."""
+_json_text = json.JSONEncoder(separators=(",", ":")).encode
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
 
@@ -223,24 +224,27 @@ def digest(data: bytes) -> str:
 def encode(record: Record) -> bytes:
     """Return the bytes of a record."""
     body: dict[str, object] = {f.name: getattr(record, f.name) for f in fields(record)}
-    entries = entry_rows.entries_to_json(record.entries)
-    body["entries"] = entries
+    entries = entry_rows.entries_to_text(record.entries)
     body["outputs"] = [[store, *entry_rows.link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
     body["moves"] = [moves.to_json() for moves in record.moves]
     body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
-    is_newest = bool(record.between) or entry_rows.has_blocks(entries)
+    is_newest = bool(record.between) or entries.has_blocks
     for name in _DEFAULTS if is_newest else _LATER_FIELDS:  # older versions refuse the later fields
         if getattr(record, name) == _DEFAULTS[name]:
             del body[name]
     if is_newest:
         owners = {name: cast("Mapping[str, object]", body[name]) for name in _OF_TASKS if name in body}
         body.update({name: owners_to_json(values) for name, values in owners.items()})
-    plain = json.dumps(body, separators=(",", ":")).encode()
+    names = list(body)
+    place = names.index("entries")
+    before = _json_text({name: body[name] for name in names[:place]})
+    after = _json_text({name: body[name] for name in names[place + 1 :]})
+    plain = f'{before[:-1]},"entries":{entries.text}{"," if len(after) > 2 else ""}{after[1:]}'.encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    entries_format = _MERGED_FORMAT if _MERGED in entries else 0
+    entries_format = _MERGED_FORMAT if entries.has_merged else 0
     record_format = FORMAT if is_newest else max(_format_of(record), entries_format)
     header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed

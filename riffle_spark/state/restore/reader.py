@@ -96,8 +96,16 @@ class Reader:
         """Fetch a run, links of one object with small gaps, with one GET. Return the bytes of each link, or its error.
         Links in a block have its bytes (``open_links``).
 
-        Raises ``CorruptStateError`` if the object is missing.
+        Damaged bytes are fetched once more, because they may have been damaged on their way. Raises
+        ``CorruptStateError`` if the object is missing.
         """
+        parts = self._fetch_run_once(run)
+        if any(isinstance(data, CorruptStateError) for data in parts.values()):
+            return self._fetch_run_once(run)
+        return parts
+
+    def _fetch_run_once(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
+        """Return the bytes of each link of a run, or its error."""
         view = memoryview(self._get_run(run))
         parts: dict[Link, memoryview | CorruptStateError] = {}
         if run[0].block is not None:
@@ -138,8 +146,18 @@ class Reader:
         return data if self.keys is None else self.keys.decrypt(data, place, where)
 
     def _read_run(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
-        """Return the output rows of each link of a run, fetched with one GET."""
-        view = memoryview(self._get_run(run))
+        """Return the output rows of each link of a run, fetched with one GET, or with a second one if the bytes are
+        damaged.
+        """
+        data = self._get_run(run)
+        try:
+            return self._decode_run(store, run, data)
+        except CorruptStateError:  # it may have been damaged on its way
+            return self._decode_run(store, run, self._get_run(run))
+
+    def _decode_run(self, store: str, run: list[Link], data: bytes) -> dict[Link, pa.Table]:
+        """Return the output rows of each link of a run in the fetched bytes. Raises like ``_decode_output``."""
+        view = memoryview(data)
         start = run[0].start
         return {link: self._decode_output(store, view[link.start - start :][: link.length], link) for link in run}
 

@@ -5,20 +5,22 @@ otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list o
 is read. A copy with a damaged part is dropped and restored, from the object store if local files do not help.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.errors import OutOfDate, RiffleError
-from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
+from riffle_spark.state.copies.disk import DamagedCopy, disk_refused_error
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
+from riffle_spark.state.restore.fetched_ranges import FetchedRange
 from riffle_spark.state.restore.reader import (
     Reader,
     SnapshotFile,
@@ -116,13 +118,16 @@ class StackKeeper:
         return opened, counts
 
     def _advance_with_retries(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
-        """Advance copies. Repeat it for copies that are damaged or that another process merges meanwhile."""
+        """Advance copies. Repeat it for copies that are damaged or that another process merges meanwhile.
+
+        Raises ``LocalDiskError`` if copies are damaged each time, because what was restored was damaged on the disk.
+        """
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
+        damaged_files: set[str] = set()
         counts = AdvanceCounts()
         remaining = dict(entries)
         for _ in range(_TRIES):
-            formers = self._stacks.listing().stacks
             stacks, new_counts = self._advance_once(remaining)
             counts = AdvanceCounts(*map(sum, zip(counts, new_counts, strict=True)))
             newly_opened, damaged = self._open(stacks, entries)
@@ -131,12 +136,22 @@ class StackKeeper:
                 return opened, counts
             self._parts.forget_verification()
             self._stacks.refresh()
-            # If a stack is another one now, another process has replaced it. The former one is still there if another
-            # process holds the lock.
-            self._stacks.drop(*(kg for kg in damaged if self._stacks.read(kg) in (formers.get(kg), stacks[kg])))
+            damaged_files.update(error.where for error in damaged.values())
+            # A stack without these files was put there by another process. A stack that an earlier try dropped may be
+            # there again, if another process holds the lock.
+            self._stacks.drop(*(key_group for key_group in damaged if self._uses_any_of(damaged_files, key_group)))
             remaining = {key_group: entries[key_group] for key_group in damaged}
         error = next(iter(damaged.values()))
-        raise error.__cause__ if isinstance(error.__cause__, RiffleError) else error
+        if isinstance(error.__cause__, RiffleError):
+            raise error.__cause__
+        raise disk_refused_error(
+            f"A copy was damaged again after it was restored: {error.problem}", Path(error.where)
+        ) from error
+
+    def _uses_any_of(self, files: Set[str], key_group: int) -> bool:
+        """Return whether the stack of a key-group has a part in one of these files."""
+        stack = self._stacks.read(key_group)
+        return stack is not None and any(str(self._folder.path / part.file) in files for part in stack.parts)
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks with many or large parts. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
@@ -248,10 +263,26 @@ class StackKeeper:
         ]
         try:
             ranges = fetch_snapshots(self._reader, files)
-            return {file.key_group: (self._parts.make_base(file, ranges[file.path]),) for file in files}
+            return {file.key_group: (self._make_base(file, ranges[file.path]),) for file in files}
         except BaseException:
             for file in files:
                 file.path.unlink(missing_ok=True)
+            raise
+
+    def _make_base(self, file: SnapshotFile, ranges: Sequence[FetchedRange]) -> StackedPart:
+        """Return a fetched snapshot as the lowest part of a stack. If its bytes are damaged, fetch it once more into
+        another file, because they may have been damaged on their way.
+
+        Raises the errors of ``StackParts.make_base`` and of ``Reader``.
+        """
+        try:
+            return self._parts.make_base(file, ranges)
+        except CorruptStateError:
+            new_file = file._replace(path=self._stacks.new_file(file.key_group, file.snapshot.id))
+        try:
+            return self._parts.make_base(new_file, fetch_snapshots(self._reader, [new_file])[new_file.path])
+        except BaseException:
+            new_file.path.unlink(missing_ok=True)
             raise
 
     def _open(

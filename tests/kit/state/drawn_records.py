@@ -143,6 +143,13 @@ def manifest(**chains: tuple[int, ...]) -> Manifest:
     return Manifest({("totals", int(name[2:])): entry(*versions) for name, versions in chains.items()})
 
 
+def cut_to_last(whole: Entry, links: int) -> Entry:
+    """Return an entry with only its last ``links`` links, cut before them."""
+    if len(whole.chain) <= links:
+        return whole
+    return Entry(None, whole.chain[-links:], whole.timer_ms, cut=whole.chain[-links - 1].head)
+
+
 def opened(store: ObjectStore) -> Log:
     """Open a log."""
     log = Log(store, ROOT)

@@ -15,7 +15,6 @@ from riffle_spark.protocol.ownership.idle_copies import IdleCopies
 from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ports import Executor
-from riffle_spark.state.log.manifest import Head
 from tests.kit.simulated.elastic_world import Elastic
 
 MEMBERS = ("m1", "m2", "m3")
@@ -55,7 +54,7 @@ class Interleaved:
     def report(self, member: str, group: int) -> None:
         """Note a copy that upkeep or a slot reports."""
         if member in self.members.live and group not in {at for _, at in self.copies.of_member(member)}:
-            self.copies.record_copy(member, ("s", group), Head(1, "1-a"))
+            self.copies.record_copies(member, [("s", group, 1, "1-a")])
             self.unanswered.add((member, group))
 
     def assign(self, member: str, keeps: bool) -> None:

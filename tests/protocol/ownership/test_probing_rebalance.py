@@ -91,6 +91,17 @@ def test_patience_starts_over_with_an_assignment() -> None:
     assert not patience.count_growing_lags({(TASK, "b"): 11})
 
 
+def test_a_standby_that_is_left_out_lags_by_nothing() -> None:
+    """Only lagging standbys are counted, so the first batch with a lag is one in which it grew."""
+    patience = Patience()
+    assert not patience.count_growing_lags({})
+    for n in range(1, 10):
+        assert not patience.count_growing_lags({(TASK, "b"): n})
+    assert patience.count_growing_lags({(TASK, "b"): 10}) == {(TASK, "b"): 10}
+    assert not patience.count_growing_lags({})
+    assert not patience.count_growing_lags({(TASK, "b"): 11})
+
+
 @given(
     st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=10),
     st.floats(0.01, 0.9), st.integers(1, 4), st.integers(1, 4),

@@ -25,6 +25,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from tests.kit.simulated.world import ROWS
+from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.state.local_copies import local_copy
 
 ADDRESS = ("seen", 0)
@@ -109,7 +110,7 @@ def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
     past.batch()
     past.snapshot()
     past.copies.forget_trails(past.sequence)
-    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-1])
+    past.copies.record_copies(MEMBER, [(*ADDRESS, *past.heads[-1])])
     past.batch()
     past.snapshot()
     sequence = past.sequence
@@ -126,9 +127,9 @@ def test_a_trail_has_only_the_newest_links() -> None:
     for _ in range(100):
         past.batch()
         past.snapshot()
-    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-65])
+    past.copies.record_copies(MEMBER, [(*ADDRESS, *past.heads[-65])])
     assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) == tuple(past.every[-64:])
-    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-66])
+    past.copies.record_copies(MEMBER, [(*ADDRESS, *past.heads[-66])])
     assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
 
 
@@ -182,6 +183,23 @@ def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], c
     assert past.copies._trails == {}
 
 
+@given(ACTS, st.randoms(use_true_random=False))
+def test_an_order_to_follow_sends_the_entry_to_follow(acts: list[str], chance: random.Random) -> None:
+    """It has the manifest's own entry, and as many of its newest links as the copy lacks."""
+    past = Past(chance)
+    for act in acts:
+        past.act(act)
+        entry = past.copies.entry_to_follow(MEMBER, ADDRESS, past.entry) if past.entry.head != EMPTY_HEAD else None
+        follow = past.copies.follow_of(MEMBER, ADDRESS, past.entry)
+        if follow is None or entry is None:
+            assert follow is None
+            assert entry is None
+            continue
+        sent = follow.entry if follow.newest is None else cut_to_last(follow.entry, follow.newest)
+        assert sent == entry
+        assert follow.is_whole == (entry.cut is None)
+
+
 class Real:
     """One key-group with real objects in a store, and a member's real copy."""
 
@@ -233,7 +251,7 @@ class Real:
         self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
         assert mine is not None
-        self.copies.record_copy(MEMBER, ADDRESS, mine[0])
+        self.copies.record_copies(MEMBER, [(*ADDRESS, *mine[0])])
         return mine == other, brought.restores
 
 

@@ -80,9 +80,8 @@ def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
     holder = next(m for m in ownership.membership.live if m not in (pointer, world.member("1")))
     manifest = world.driver._log.manifest  # private: what the driver holds
     old = manifest.entry("totals", group).chain
-    ownership.copies.known.record_copy(
-        holder, ("totals", group), old[0].head if len(old) > 1 else manifest.entry("totals", group).base
-    )
+    head = old[0].head if len(old) > 1 else manifest.entry("totals", group).base
+    ownership.copies.known.record_copies(holder, [("totals", group, *head)])
     gone = world.member("1")
     ownership.membership.live.pop(gone)
     situation = ownership.placement.situation(manifest, ("totals",), world.clock.seconds())

@@ -22,7 +22,7 @@ from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import log as log_module
-from riffle_spark.state.log.manifest import Head, Manifest
+from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.placement_invariants import view_now
 
@@ -204,5 +204,5 @@ def test_a_standby_without_a_copy_does_not_fall_behind() -> None:
         return triggers.take_warnings()
 
     assert warnings_of_batches() == []
-    situation.copies.record_copy("b", ("s", 0), Head(1, "1-a"))
+    situation.copies.record_copies("b", [("s", 0, 1, "1-a")])
     assert "RIFFLE-0762" in warnings_of_batches()[0]

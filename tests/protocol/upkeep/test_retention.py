@@ -127,6 +127,21 @@ class Model:
         self.present -= set(gone)
 
 
+def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_chosen() -> None:
+    """The scan finds that only later records are retained, but the newest record still promises this one."""
+    tracker = Retention(1, 0)
+    promised = 2 * FULL_EVERY + 10
+    newest = promised + 2 * FULL_EVERY
+    tracker.start(0, replace(PLAIN, sequence=newest - 1, full=newest - 1), Manifest(), 0)
+    tracker.record_commit(replace(PLAIN, sequence=newest, full=newest - 1), Manifest(), {}, 1)
+    tracker.record_scan(newest - 1, tracker.first)
+    base = paths.record_name(2 * FULL_EVERY)
+    before = tracker.take_deletable(promised)
+    assert before != []
+    assert base not in before, "a rollback to the promised record needs it"
+    assert base in tracker.take_deletable(newest - 1)
+
+
 def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None:
     """Also where they shared it before the driver began."""
     link = Link(Head(1, "1-" + "a" * 32), 0, 1, 0, 1)

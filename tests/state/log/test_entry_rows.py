@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import cast
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.state.log.entry_rows import NUMBERS_END, check_entries, check_link
+from riffle_spark.state.log.entry_rows import NUMBERS_END, check_entries, check_link, entries_from_json, entries_to_text
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from tests.kit.state.drawn_records import attempt, link
+from riffle_spark.state.log.record import Record
+from tests.kit.state.drawn_records import RECORDS, attempt, link
 
 ODD = st.sampled_from([-1, NUMBERS_END - 1, NUMBERS_END, True, 1.0, None, "1", 0, 7])
 HEADS = st.sampled_from([Head(3, attempt()), Head(-1, ""), Head(3, "x"), Head(cast(int, 3.0), attempt())])
@@ -36,6 +38,18 @@ def test_all_links_at_once_are_refused_as_each_is(links: list[Link]) -> None:
             check_entries(entries)
     else:
         check_entries(entries)
+
+
+@given(RECORDS)
+def test_the_text_of_entries_is_compact_json(record: Record) -> None:
+    """Byte for byte as ``json`` writes it, and it has the entries, and whether they list blocks and merged deltas."""
+    written = entries_to_text(record.entries)
+    columns = json.loads(written.text)
+    assert json.dumps(columns, separators=(",", ":")) == written.text
+    assert entries_from_json(columns) == record.entries
+    links = [link for entry in record.entries.values() for link in entry.chain]
+    assert written.has_blocks == any(link.block is not None for link in links)
+    assert written.has_merged == any(link.merged is not None for link in links)
 
 
 def test_equal_heads_of_another_type_are_found() -> None:

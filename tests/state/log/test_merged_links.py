@@ -201,7 +201,7 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
             line.snapshot(place % len(chain))
         line.check()
         line.check_records()
-        columns = json.loads(json.dumps(entry_rows.entries_to_json({ADDRESS: line.entry})))
+        columns = json.loads(entry_rows.entries_to_text({ADDRESS: line.entry}).text)
         entries = entry_rows.entries_from_json(columns)
         entry_rows.check_entries(entries)
         assert entries == {ADDRESS: line.entry}

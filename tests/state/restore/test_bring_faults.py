@@ -100,12 +100,38 @@ def test_a_store_that_is_away_is_told(place: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])
-def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str) -> None:
+@pytest.mark.parametrize("name", ["totals/", "delta/"])
+def test_an_object_whose_bytes_are_damaged_on_their_way_is_fetched_again(place: Place, kind: str, name: str) -> None:
+    """The object in the store is intact. One more GET restores the copy, and no batch fails."""
+    place.seal(0, {1: {"a": 1}})
+    place.snapshot(1)
+    place.seal(1, {1: {"b": 2}})
+    place.store.script(Fault(kind, name=name))  # type: ignore[arg-type]
+    assert place.bring().restores == 1
+    assert sorted(call for call in place.store.calls if call[0] == "get" and call[1].startswith(name)) == 2 * [
+        ("get", place.entries[1].chain[0].object if name == "delta/" else snapshot_object(place))
+    ]
+    assert place.bring().hits == 1
+    assert place.strays() == []
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
+@pytest.mark.parametrize("name", ["totals/", "delta/"])
+def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str, name: str) -> None:
     """A delta or snapshot with other bytes than were sealed: the error names the object, the copy does not move."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
-    place.store.script(Fault(kind, name="totals/"))  # type: ignore[arg-type]
+    place.seal(1, {1: {"b": 2}})
+    place.store.script(Fault(kind, name=name, times=2))  # type: ignore[arg-type]
     with pytest.raises(CorruptStateError, match="RIFFLE-0397") as caught:
         place.bring()
-    assert caught.value.where.startswith("totals/key_group=0001/snapshot/")
+    assert caught.value.where.startswith("delta/" if name == "delta/" else snapshot_object(place))
     assert place.strays() == []
+    assert place.bring().restores == 1
+
+
+def snapshot_object(place: Place) -> str:
+    """Return the name of the object of key-group 1's snapshot."""
+    snapshot = place.entries[1].snapshot
+    assert snapshot is not None
+    return paths.snapshot_name("totals", 1, snapshot.id)

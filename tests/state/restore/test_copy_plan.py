@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_by_entry, plan_copy
+from tests.kit.state.drawn_records import cut_to_last
 
 
 class Known(NamedTuple):
@@ -56,7 +57,7 @@ def pasts(draw: st.DrawFn) -> Known:
 def cut_entries(past: Known) -> list[Entry]:
     """Return the newest entry whole, and cut in each way in which orders cut it."""
     whole = past.entries[-1]
-    recent = [whole.cut_to_last(links) for links in range(1, len(whole.chain))]
+    recent = [cut_to_last(whole, links) for links in range(1, len(whole.chain))]
     since = [whole.cut_to_changes(entry) for entry in past.entries]
     trails = [
         Entry(None, (*past.before[at:], *whole.chain), cut=past.before[at - 1].head)
@@ -128,7 +129,7 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
 
     beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
     for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
-        plan_copy(head, whole.cut_to_last(2), 2, partial(ask, head))
+        plan_copy(head, cut_to_last(whole, 2), 2, partial(ask, head))
     assert asked == [links[2].head, given_up, None]
 
 

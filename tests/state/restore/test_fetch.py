@@ -59,12 +59,29 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
 ) -> None:
     """Named as ever, be it the only range or one of several; what came goes, and the next try works."""
     monkeypatch.setattr(reader, "RANGE_BYTES", range_bytes)
-    place.store.script(Fault(kind, "get", name="totals/key_group=0003", skip=skip))  # type: ignore[arg-type]
+    times = None if kind in {"truncated", "flipped"} else 1  # damaged bytes are fetched twice
+    fault = Fault(kind, "get", name="totals/key_group=0003", skip=skip, times=times)  # type: ignore[arg-type]
+    place.store.script(fault)
     with pytest.raises((CorruptStateError, UnavailableError)) as caught:
         place.bring()
     assert caught.value.where.startswith("totals/key_group=0003")
     assert place.strays() == []
+    place.store.heal()
     assert place.bring().restores == 6
+
+
+@pytest.mark.parametrize("range_bytes", [2_000, 1 << 20])
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
+def test_a_snapshot_that_is_damaged_on_its_way_is_fetched_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, range_bytes: int
+) -> None:
+    """The object in the store is intact, so the restore succeeds, be it one range or several."""
+    monkeypatch.setattr(reader, "RANGE_BYTES", range_bytes)
+    place.store.script(Fault(kind, "get", name="totals/key_group=0003"))  # type: ignore[arg-type]
+    assert place.bring().restores == 6
+    assert place.strays() == []
+    snapshots = [entry.snapshot for entry in place.entries.values() if entry.snapshot]
+    assert place.reader.totals.fetched_snapshots == len(snapshots) + 1
 
 
 HARMS: dict[str, Callable[[Path], None]] = {

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import LocalDiskError
-from riffle_spark.state.copies import journal_file
+from riffle_spark.state.copies import journal_file, part_files
 from riffle_spark.state.log.manifest import EMPTY
+from tests.kit.state.drawn_records import cut_to_last
 from tests.kit.state.members import SCHEMA, Place
 
 WAIT_SECONDS = 0.01
@@ -39,6 +40,21 @@ def locked(place: Place) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def zero_fetched(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Overwrite the next files with fetched deltas with zeros when they are read, until the returned list is empty."""
+    read = Path.read_bytes
+    left = [0] * times
+
+    def read_bytes(path: Path) -> bytes:
+        if path.parent.name == "fetched" and left:
+            left.pop()
+            path.write_bytes(bytes(path.stat().st_size))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    return left
 
 
 def test_copies_are_restored_without_the_lock(place: Place) -> None:
@@ -78,6 +94,31 @@ def test_a_damaged_copy_is_restored_without_the_lock(place: Place, is_snapshot: 
     assert place.strays() == []
 
 
+def test_a_copy_is_restored_without_the_lock_if_what_was_fetched_is_damaged_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The damaged copy on the disk is not read again after the second damage."""
+    place.seal(1, {1: {"0000": None}})
+    place.bring()
+    part_files._files.clear()  # as in a new process
+    zero_fetched(monkeypatch, times=4)
+    with locked(place):
+        assert place.bring().restores >= 1
+    assert place.bring().restores >= 1
+    assert place.strays() == []
+
+
+def test_a_disk_that_damages_each_restored_copy_counts_as_failed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch runs again without this executor. No object is damaged."""
+    left = zero_fetched(monkeypatch, times=100)
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384") as caught:
+        place.bring()
+    assert caught.value.where.startswith(f"{place.folder.path}/fetched/")
+    left.clear()
+    assert place.bring().restores >= 1
+    assert place.bring().hits == 2
+
+
 def test_a_copy_of_a_key_group_without_state_is_not_read(place: Place) -> None:
     """It cannot be dropped after a rollback, but counts as absent for batches and for caches."""
     place.bring()
@@ -93,7 +134,7 @@ def test_a_cache_that_cannot_be_started_again_counts_as_lost(place: Place) -> No
     """Its rows before this batch are not known."""
     place.bring()
     place.seal(1, {2: {"y": 2}}, epoch=2)
-    cut = place.entries[2].cut_to_last(1)
+    cut = cut_to_last(place.entries[2], 1)
     with locked(place):
         assert place.keeper(epoch=2).prepare_caches({2: cut}) == {2}
 
