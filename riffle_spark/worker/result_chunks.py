@@ -4,9 +4,11 @@ Spark stores the result row by row. It estimates the size of stored rows, and se
 copies. Both cost more than the rows' own work, so Spark gets chunks of ``CHUNK_ROWS`` output rows.
 
 Spark holds a stored row in one array of bytes, of at most 2 GiB. So a result that may be large has chunks of one row.
+
+The results of several stores form one table. Each chunk is of one store, and the columns of the others are null in it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +17,8 @@ from pyarrow import types
 
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
 
-__all__ = ["RESULT_ROWS", "chunk_result", "chunked_schema"]
+__all__ = ["chunk_results", "chunked_schema", "letters_column", "rows_column"]
 
-RESULT_ROWS = "__riffle_output"
-"""The column with an array of output rows. A column ``LETTER`` has an array of dead letters."""
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 32 << 20
 """A result has chunks of one row if its texts, lists and maps may take more bytes."""
@@ -26,39 +26,57 @@ _VALUE_BYTES = 40
 """The most bytes that Spark adds to a value in a list or map: 8 for its place, and 32 for its length and padding."""
 
 
-def chunked_schema(result: pa.Schema) -> pa.Schema:
-    """Return the schema of a result in chunks, from its schema in rows (``result_schema``)."""
-    fields = [result.field(ATTEMPT), result.field(RECEIPT)]
-    rows = without_letters(pa.schema(list(result)[len(fields) :]))
-    fields.append(pa.field(RESULT_ROWS, pa.list_(pa.struct(list(rows)))))
-    if LETTER in result.names:
-        fields.append(pa.field(LETTER, pa.list_(result.field(LETTER).type)))
+def rows_column(place: int) -> str:
+    """Return the name of the column with the output rows of the store at this place, as an array."""
+    return f"__riffle_output_{place}"
+
+
+def letters_column(place: int) -> str:
+    """Return the name of the column with the dead letters of the store at this place, as an array."""
+    return f"{LETTER}_{place}"
+
+
+def chunked_schema(results: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of results in chunks, from the schemas of the stores' results in rows (``result_schema``)."""
+    fields = [results[0].field(ATTEMPT), results[0].field(RECEIPT)]
+    for place, result in enumerate(results):
+        rows = without_letters(pa.schema([field for field in result if field.name not in (ATTEMPT, RECEIPT)]))
+        fields.append(pa.field(rows_column(place), pa.list_(pa.struct(list(rows)))))
+        if LETTER in result.names:
+            fields.append(pa.field(letters_column(place), pa.list_(result.field(LETTER).type)))
     return pa.schema(fields)
 
 
-def chunk_result(result: pa.Table) -> pa.Table:
-    """Return a slot's result in chunks. Its last row is the receipt, and stays a row of its own."""
-    schema = chunked_schema(result.schema)
+def chunk_results(results: Sequence[pa.Table]) -> pa.Table:
+    """Return a slot's results for several stores in chunks. The receipt of each store is a row of its own."""
+    schema = chunked_schema([result.schema for result in results])
+    return pa.concat_tables([part for place, result in enumerate(results) for part in _parts(result, place, schema)])
+
+
+def _parts(result: pa.Table, place: int, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the chunks of the result of the store at this place, then its last row, which is the receipt."""
     count = result.num_rows - 1
+    attempt = result.column(ATTEMPT)[count]
     rows = result.slice(0, count).drop_columns([ATTEMPT, RECEIPT])
     is_large = sum(_variable_bytes(chunk) for column in rows.columns for chunk in column.chunks) > CHUNK_BYTES
     rows = rows if is_large else rows.combine_chunks()
-    lists: dict[str, list[pa.Array]] = {RESULT_ROWS: [], LETTER: []}
     chunk_rows = 1 if is_large else CHUNK_ROWS
+    letters: list[pa.Array] = []
     if LETTER in rows.column_names:
-        letters = rows.column(LETTER)
-        lists[LETTER] = list(_split(letters.drop_null().chunks, chunk_rows, schema.field(LETTER).type))
-        rows = rows.filter(pc.is_null(letters)) if lists[LETTER] else rows
+        column = rows.column(LETTER)
+        letters = list(_split(column.drop_null().chunks, chunk_rows, schema.field(letters_column(place)).type))
+        rows = rows.filter(pc.is_null(column)) if letters else rows
         rows = rows.drop_columns([LETTER])
-    kind = schema.field(RESULT_ROWS).type
+    kind = schema.field(rows_column(place)).type
     structs = (
         pa.Array.from_buffers(kind.value_type, batch.num_rows, [None], children=batch.columns)
         for batch in rows.to_batches()
     )
-    lists[RESULT_ROWS] = list(_split(structs, chunk_rows, kind))
-    parts = [(name, array) for name, arrays in lists.items() for array in arrays]
-    parts.append((RECEIPT, result.column(RECEIPT).slice(count)))
-    return pa.concat_tables([_part(name, values, result.column(ATTEMPT)[count], schema) for name, values in parts])
+    for chunk in _split(structs, chunk_rows, kind):
+        yield _part(rows_column(place), chunk, attempt, schema)
+    for chunk in letters:
+        yield _part(letters_column(place), chunk, attempt, schema)
+    yield _part(RECEIPT, result.column(RECEIPT).slice(count), attempt, schema)
 
 
 def _part(name: str, values: pa.Array | pa.ChunkedArray, attempt: pa.Scalar, schema: pa.Schema) -> pa.Table:

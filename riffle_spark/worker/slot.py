@@ -13,19 +13,20 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import ParamSpec, TypeVar
+from itertools import pairwise
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import Times
-from riffle_spark.errors import ConfigError, Misplaced, RiffleError
+from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import (
     ATTEMPT,
     RECEIPT,
@@ -40,8 +41,6 @@ from riffle_spark.process.blocks.combining import ROWS, decode_rows
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import make_store_computation
 from riffle_spark.state.copies import disk
-from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
-from riffle_spark.state.formats.arrow_values import is_offset_overflow, offset_overflow_error
 from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
@@ -65,15 +64,22 @@ from riffle_spark.worker.input import (
 from riffle_spark.worker.member_folders import entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
+from riffle_spark.worker.slot_errors import as_riffle_error
 from riffle_spark.worker.whole_groups import with_whole_groups
 
-__all__ = ["out_of_memory_error", "run_slot"]
+__all__ = ["StoreInput", "run_slot", "run_slots"]
 
 _Params = ParamSpec("_Params")
 _Returned = TypeVar("_Returned")
 _logger = logging.getLogger("riffle_spark")
-_NO_THREAD = "can't start new thread"
-"""The text of Python's ``RuntimeError``."""
+
+
+class StoreInput(NamedTuple):
+    """What a slot gets for one store: its order, its computation, and the rows with the routing columns."""
+
+    order: Order
+    computation: Computation
+    rows: pa.Table
 
 
 def run_slot(
@@ -85,26 +91,92 @@ def run_slot(
     random_bytes: Callable[[int], bytes] = os.urandom,
     later: Callable[[Callable[[], None]], object] = lambda work: work(),
 ) -> pa.Table:
-    """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
+    """Run one attempt of one slot of one store, as ``run_slots`` does; return the result."""
+    return run_slots([StoreInput(order, computation, rows)], slot, executor, random_bytes, later)[0]
 
-    ``rows`` is the slot's input with the routing columns. A ``RiffleError`` (of the user's function, a copy or the
-    store) is returned in the receipt, without rows, because Spark's retry of the task would not help. Work that can
-    wait is passed to ``later``. It may run between batches.
+
+def run_slots(
+    stores: Sequence[StoreInput],
+    slot: int,
+    executor: str,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    later: Callable[[Callable[[], None]], object] = lambda work: work(),
+) -> list[pa.Table]:
+    """Run one attempt of one slot for one store after the other; return a result per store.
+
+    A result has the output rows and, in one more row, the receipt (``result_schema``). A ``RiffleError`` (of the user's
+    function, a copy or the object store) is returned in the receipt, without rows, because Spark's retry of the task
+    would not help. While a store computes, the changes of those before are put. Work that can wait is passed to
+    ``later``. It may run between batches.
     """
-    attempt_id = random_bytes(16)
-    attempt = None
-    try:
-        attempt = _Attempt(order, computation, executor, attempt_id)
-        with attempt.folder.hold():
-            output = attempt.run(slot, rows)
-    except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
-        error = _as_riffle_error(raised, attempt.folder.path if attempt else None)
-        name = order.attempt_name(attempt_id)
-        bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
-        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
+    works = []
+    with ThreadPoolExecutor(len(stores), "riffle-put") as pool:
+        for store in stores:
+            works.append(_StoreWork(store.order, slot, executor, random_bytes(16)))
+            works[-1].run(store.computation, store.rows, _put_now if len(stores) == 1 else pool.submit)
+        for work, following in pairwise(works):
+            work.count_requests_until(following)
+        return [work.answer(later) for work in works]
+
+
+def _put_now(put: Callable[[], None]) -> Future[None]:
+    """Call ``put`` on this thread; return its outcome."""
+    put()
+    outcome: Future[None] = Future()
+    outcome.set_result(None)
+    return outcome
+
+
+class _StoreWork:
+    """The work of one attempt of a slot for one store. It keeps an error for the receipt."""
+
+    def __init__(self, order: Order, slot: int, executor: str, attempt_id: bytes) -> None:
+        """Create the work. ``attempt_id`` makes the attempt's name unique."""
+        self._order = order
+        self._slot = slot
+        self._executor = executor
+        self._attempt_id = attempt_id
+        self._attempt: _Attempt | None = None
+        self._output = order.output.empty_table()
+        self._error: RiffleError | None = None
+
+    def run(
+        self, computation: Computation, rows: pa.Table, begin_put: Callable[[Callable[[], None]], Future[None]]
+    ) -> None:
+        """Run the steps of the attempt, and begin to put its changes."""
+        with self._keeping_error():
+            self._attempt = _Attempt(self._order, computation, self._executor, self._attempt_id)
+            with self._attempt.folder.hold():
+                self._output = self._attempt.run(self._slot, rows, begin_put)
+
+    def answer(self, later: Callable[[Callable[[], None]], object]) -> pa.Table:
+        """Wait until the changes are put, and return the result."""
+        order, attempt = self._order, self._attempt
+        if self._error is None and attempt is not None:
+            with self._keeping_error():
+                attempt.await_put()
+        if attempt is not None and self._error is None:
+            later(attempt.tidy)
+            return _answer_table(order.output, self._output, attempt.receipt(self._slot, self._executor))
+        assert self._error is not None
+        name = order.attempt_name(self._attempt_id)
+        bare = Receipt(order.store, self._slot, name, order.version, member="", executor=self._executor)
+        receipt = attempt.receipt(self._slot, self._executor) if attempt else bare
+        receipt = replace(receipt, error=error_fields(self._error))
         return _answer_table(order.output, order.output.empty_table(), receipt)
-    later(attempt.tidy)
-    return _answer_table(order.output, output, attempt.receipt(slot, executor))
+
+    def count_requests_until(self, following: "_StoreWork") -> None:
+        """Leave requests that were sent after the start of the work that followed to its receipt."""
+        if self._attempt is not None and following._attempt is not None:
+            self._attempt.requests_after = following._attempt.requests_before
+
+    @contextmanager
+    def _keeping_error(self) -> Iterator[None]:
+        """Keep an error of the block."""
+        try:
+            yield
+        except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
+            self._error = as_riffle_error(raised, self._attempt.folder.path if self._attempt else None)
 
 
 class _Attempt:
@@ -118,12 +190,14 @@ class _Attempt:
         self.name = order.attempt_name(attempt_id)
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
+        self.requests_after: dict[str, int] | None = None
         self.folder = folder_of(order.home, executor)
         self.keys = keys_of(order.home)
         self.reader = Reader(self.objects, self.keys)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
         self._inside = 0.0
+        self._put: Future[None] | None = None
         self.merges: list[Callable[[], None]] = []
         self.lost: set[int] = set()
 
@@ -149,8 +223,8 @@ class _Attempt:
 
         return timed_call
 
-    def run(self, slot: int, rows: pa.Table) -> pa.Table:
-        """Run the steps up to the sealed delta; return the output rows."""
+    def run(self, slot: int, rows: pa.Table, begin_put: Callable[[Callable[[], None]], Future[None]]) -> pa.Table:
+        """Run the steps up to the sealed delta, and begin to put it; return the output rows."""
         order = self.order
         with self.step("touch"):
             count, rows = _decoded(order, rows)
@@ -172,7 +246,7 @@ class _Attempt:
             self.folder.write_sealed_file(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
             with self.step("put"):
-                sealed.put(self.objects)
+                self._put = begin_put(partial(sealed.put, self.objects))
         self.facts.update(
             rows=count,
             keys=len(touched.keys),
@@ -193,6 +267,12 @@ class _Attempt:
             memory=memory_use(),
         )
         return output
+
+    def await_put(self) -> None:
+        """Wait until the changes are put. Raises the error of the put."""
+        if self._put is not None:
+            with self.step("put"):
+                self._put.result()
 
     def tidy(self) -> None:
         """Merge stacks of many files and remove unused files of deltas. The next batch retries failed work."""
@@ -266,7 +346,9 @@ class _Attempt:
             fetched_snapshots=totals.fetched_snapshots,
             fetched_bytes=totals.fetched_bytes,
             fetched_snapshot_bytes=totals.snapshot_bytes,
-            requests=sent_since(self.requests_before, self.objects.requests),
+            requests=sent_since(
+                self.requests_before, self.objects.requests if self.requests_after is None else self.requests_after
+            ),
             seconds=self.seconds,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             **self.facts,  # type: ignore[arg-type]
@@ -362,63 +444,6 @@ def _count_combined(order: Order, touched: TouchedKeys) -> int:
     if not order.input_partitions:
         return 0
     return int(np.minimum(np.bincount(touched.codes), order.input_partitions).sum())
-
-
-def out_of_memory_error(problem: str) -> ConfigError:
-    """Return the error for a slot with rows or results that exceed the memory of its Python worker.
-
-    ``problem`` is the text of the original error.
-    """
-    return ConfigError(
-        f"A slot's rows do not fit into its Python worker: {problem}.",
-        remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
-        "spark.executor.pyspark.memory, or use fewer cores per executor.",
-        where="memory",
-        id="RIFFLE-0484",
-    )
-
-
-def out_of_addresses_error(problem: str) -> ConfigError:
-    """Return the error for local copies that exceed a Python worker's address space."""
-    return ConfigError(
-        f"A slot's local copies do not fit into the address space of its Python worker: {problem}.",
-        remedy="Raise spark.executor.pyspark.memory, or leave it unset, because it limits the address space. More "
-        "executors leave fewer key-groups to each slot; fewer rows per batch do not help.",
-        where="memory",
-        id="RIFFLE-0485",
-    )
-
-
-def out_of_threads_error() -> ConfigError:
-    """Return the error for a Python worker that cannot start a thread."""
-    return ConfigError(
-        "A Python worker cannot start a thread.",
-        remedy="Raise spark.executor.pyspark.memory, or leave it unset, because each thread needs 8 MiB of the address "
-        "space that it limits. If it is unset, raise the limit on processes of the executor's container or user.",
-        where="memory",
-        id="RIFFLE-0486",
-    )
-
-
-def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
-    """Return an error of the system as a ``RiffleError``. Raises ``error`` itself if it is of another kind.
-
-    Errors in the user's function and in the store are already a ``RiffleError``, so the others concern local files.
-    ``folder`` is the folder of local copies, ``None`` if it was not opened.
-    """
-    if isinstance(error, RiffleError):
-        return error
-    if isinstance(error, NoRoomForCopies):
-        return out_of_addresses_error(str(error))
-    if isinstance(error, MemoryError):
-        return out_of_memory_error(str(error) or "out of memory")
-    if type(error) is RuntimeError and str(error) == _NO_THREAD:
-        return out_of_threads_error()
-    if is_offset_overflow(error):
-        return offset_overflow_error(error)
-    if folder is None or not isinstance(error, OSError) or not disk.is_disk_refusal(error):
-        raise error
-    return disk.disk_refused_error(f"Cannot read or write local copies: {error}.", folder)
 
 
 def _answer_table(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

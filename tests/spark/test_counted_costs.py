@@ -95,8 +95,8 @@ def kept_frames(spark: SparkSession) -> int:
 @pytest.mark.parametrize(
     ("stores", "most"),
     [  # About 13 of the calls per store add state operators to Spark's progress.
-        (["totals"], {"calls": 64, "jobs": 2, "analysed": 4, "optimised": 2}),
-        (["a", "b"], {"calls": 105, "jobs": 4, "analysed": 8, "optimised": 4}),
+        (["totals"], {"calls": 66, "jobs": 2, "analysed": 4, "optimised": 2}),
+        (["a", "b"], {"calls": 86, "jobs": 3, "analysed": 6, "optimised": 3}),
     ],
     ids=["one operator", "two together"],
 )

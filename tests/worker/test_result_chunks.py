@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field, result_schema
 from riffle_spark.worker import result_chunks
-from riffle_spark.worker.result_chunks import RESULT_ROWS, chunk_result, chunked_schema
+from riffle_spark.worker.result_chunks import chunk_results, chunked_schema, letters_column, rows_column
 
 NUMBER = 7
 FLAGS = pa.list_(pa.struct([("a", pa.bool_())]))
@@ -34,7 +34,7 @@ def result_of(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([plain, receipt])
 
 
-def rows_in(chunks: pa.Table, column: str = RESULT_ROWS) -> list[object]:
+def rows_in(chunks: pa.Table, column: str = rows_column(0)) -> list[object]:
     """Return the rows in an array column of a result in chunks."""
     return [row for rows in chunks.column(column).to_pylist() for row in rows or ()]
 
@@ -44,9 +44,9 @@ def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: i
     """From sliced tables of several pieces, too. A result that may be large has chunks of one row."""
     monkeypatch.setattr(result_chunks, "CHUNK_BYTES", limit)
     rows = pa.concat_tables([ROWS.slice(5, 1000), ROWS.slice(1, 2000)])
-    chunks = chunk_result(result_of(rows))
+    chunks = chunk_results([result_of(rows)])
     chunks.validate(full=True)
-    assert chunks.schema == chunked_schema(result_schema(NESTED))
+    assert chunks.schema == chunked_schema([result_schema(NESTED)])
     assert rows_in(chunks) == rows.to_pylist()
     assert set(chunks.column(ATTEMPT).to_pylist()) == {NUMBER}
     assert chunks.column(RECEIPT).drop_null().to_pylist() == ["{}"]
@@ -77,13 +77,44 @@ def test_dead_letters_have_chunks_of_their_own() -> None:
     rows = pa.schema([("n", pa.int64())])
     output = rows.append(letter_field(rows))
     letters = pa.array([None, {"error": "ValueError"}, None], output.field(LETTER).type)
-    chunks = chunk_result(result_of(pa.table([pa.array([1, None, 3]), letters], schema=output)))
+    chunks = chunk_results([result_of(pa.table([pa.array([1, None, 3]), letters], schema=output))])
     assert rows_in(chunks) == [{"n": 1}, {"n": 3}]
-    assert [letter["error"] for letter in rows_in(chunks, LETTER)] == ["ValueError"]  # type: ignore[index]
+    assert [letter["error"] for letter in rows_in(chunks, letters_column(0))] == ["ValueError"]  # type: ignore[index]
 
 
 def test_a_result_without_rows_is_its_receipt() -> None:
     """So is one whose output has no columns."""
     for schema in (NESTED, pa.schema([])):
-        chunks = chunk_result(result_of(schema.empty_table()))
+        chunks = chunk_results([result_of(schema.empty_table())])
         assert (chunks.num_rows, rows_in(chunks)) == (1, [])
+
+
+def test_chunks_of_several_stores_are_in_columns_of_their_own() -> None:
+    """A chunk is of one store, and names the attempt of that store. Each store has a receipt."""
+    numbers, texts = pa.schema([("n", pa.int64())]), pa.schema([("t", pa.string()), ("n", pa.int64())])
+    output = numbers.append(letter_field(numbers))
+    letters = pa.array([None, {"error": "ValueError"}], output.field(LETTER).type)
+    results = [
+        result_of(pa.table([pa.array([1, None]), letters], schema=output)),
+        result_of(texts.empty_table()),
+        result_of(pa.table([pa.array(["x", "y"]), pa.array([1, 2])], schema=texts)),
+    ]
+    results = [
+        result.set_column(0, ATTEMPT, pa.repeat(pa.scalar(place, pa.int64()), result.num_rows))
+        for place, result in enumerate(results)
+    ]
+    chunks = chunk_results(results)
+    chunks.validate(full=True)
+    assert chunks.schema == chunked_schema([result.schema for result in results])
+    assert [rows_in(chunks, rows_column(place)) for place in range(3)] == [
+        [{"n": 1}],
+        [],
+        [{"t": "x", "n": 1}, {"t": "y", "n": 2}],
+    ]
+    assert [letter["error"] for letter in rows_in(chunks, letters_column(0))] == ["ValueError"]  # type: ignore[index]
+    for chunk in chunks.to_pylist():
+        filled = [name for name, value in chunk.items() if value is not None and name not in (ATTEMPT, RECEIPT)]
+        assert len(filled) == (chunk[RECEIPT] is None)
+        assert all(name.endswith(f"_{chunk[ATTEMPT]}") for name in filled)
+    receipts = chunks.filter(chunks.column(RECEIPT).is_valid())
+    assert receipts.column(ATTEMPT).to_pylist() == [0, 1, 2]

@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from riffle_spark.messages.slot_orders import attempt_number
@@ -31,7 +30,7 @@ _TRIES = 3
 
 
 class KeptOutputs:
-    """The plans of sinks' rows by store. A plan is kept while the output columns are equal.
+    """The plans of sinks' rows by store. A plan is kept while the columns of the result are equal.
 
     ``fallbacks`` counts the calls of ``rows`` for which Spark analysed a plan although a plan was kept or cannot be
     kept.
@@ -39,26 +38,27 @@ class KeptOutputs:
 
     def __init__(self) -> None:
         self.fallbacks = 0
-        self._plans: dict[str, tuple[pa.Schema, _KeptOutput | None, int]] = {}
+        self._plans: dict[str, tuple[object, _KeptOutput | None, int]] = {}
 
-    def rows(self, store: str, result: StoredResult, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-        """Return the output rows of ``attempts`` in a store's result. Reading a row of another attempt fails."""
-        frame = result.frame
+    def rows(self, store: str, result: StoredResult, attempts: Sequence[str]) -> DataFrame:
+        """Return the output rows of a store. Reading a row of another attempt than ``attempts`` fails."""
+        frame, column = result.frame, result.rows_column(store)
         if not handles.is_classic(frame.sparkSession):
-            return rows_of(frame, attempts)
-        kept_output, plan, tries = self._plans.get(store, (None, None, _TRIES))
-        if kept_output != output:
+            return rows_of(frame, column, attempts)
+        columns = [*result.outputs.items()]
+        kept_columns, plan, tries = self._plans.get(store, (None, None, _TRIES))
+        if kept_columns != columns:
             plan = None
             tries = _TRIES
         if plan is None and tries:
-            plan = result_or_none(store, lambda: _KeptOutput(frame))
+            plan = result_or_none(store, lambda: _KeptOutput(frame, column))
         rows = None if plan is None else _rows(store, plan, frame, result.rdd, attempts)
         if rows is not None:
-            self._plans[store] = output, plan, _TRIES
+            self._plans[store] = columns, plan, _TRIES
             return rows
-        self._plans[store] = output, None, max(tries - 1, 0)
+        self._plans[store] = columns, None, max(tries - 1, 0)
         self.fallbacks += 1
-        return rows_of(frame, attempts)
+        return rows_of(frame, column, attempts)
 
 
 def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts: Sequence[str]) -> DataFrame | None:
@@ -71,12 +71,12 @@ def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts:
 
 
 class _KeptOutput:
-    """The generator of a result's output rows."""
+    """The generator of the output rows in a column of a result."""
 
-    def __init__(self, frame: DataFrame) -> None:
+    def __init__(self, frame: DataFrame, column: str) -> None:
         """Take the analysed plan of ``rows_of`` apart. Raise ``LookupError`` if it has another form."""
         self._jvm = handles.context(frame.sparkSession)._jvm
-        project = checked(rows_of(frame, [""])._jdf.queryExecution().analyzed(), "Project")
+        project = checked(rows_of(frame, column, [""])._jdf.queryExecution().analyzed(), "Project")
         generate = checked(project.child(), "Generate")
         chunk = checked(checked(generate.generator(), "Inline").child(), "If")
         self._attempt = checked(chunk.predicate(), "In").value()

@@ -11,9 +11,6 @@ them and the result: a projection, a count, an exchange and the call of Python. 
 3. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
 
-Stores with the same key share the exchanged rows of a batch. Spark skips the stage that wrote them, so it reads the
-input once.
-
 If the JVM refuses, the batch is planned by PySpark. After three such batches in a row no plan is kept any more.
 """
 
@@ -22,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -32,7 +28,7 @@ from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "SharedRows", "elements", "plain_plan", "result_or_none"]
+__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _ADAPTIVE = "AdaptiveSparkPlanExec"
@@ -70,24 +66,6 @@ class PlacedSlots(NamedTuple):
     slot_by_key_group: Callable[[], str]
 
 
-class SharedRows:
-    """The exchanged rows of a batch that several stores read, set by the first kept plan that makes them.
-
-    ``columns`` are the columns that at least one of the stores needs.
-    """
-
-    def __init__(self, columns: pa.Schema) -> None:
-        self.columns = columns
-        self.exchanged: _Exchanged | None = None
-
-
-class _Exchanged(NamedTuple):
-    """Rows after an exchange: their RDD, and the node that counts them."""
-
-    rdd: Any
-    counting: Any
-
-
 class KeptPlans:
     """The plans of a job's operators by name. A plan is kept while its ingredients are equal.
 
@@ -107,14 +85,12 @@ class KeptPlans:
         batch: DataFrame,
         function: object,
         output: StructType,
-        shared: SharedRows | None,
         plan_by_spark: Callable[[], PlanFrame],
     ) -> PlanFrame:
         """Return the uncomputed result of a batch, from the kept plan or else from ``plan_by_spark``.
 
-        ``name`` names the operator. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
-        kept plan reads the ``shared`` rows if another one has made them. A batch that is not a plain RDD leaves the
-        kept plan unchanged.
+        ``name`` names the stores. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
+        batch that is not a plain RDD leaves the kept plan unchanged.
         """
         kept_ingredients, plan, tries = self._plans.get(name, (None, None, 0))
         if kept_ingredients != ingredients:
@@ -125,7 +101,7 @@ class KeptPlans:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
-            replan = partial(plan.planned, slots, batch, rows, function, output, shared)
+            replan = partial(plan.planned, slots, batch, rows, function, output)
             result = result_or_none(name, replan)
             if result is None:  # The caller's thread may have no session. Setting one costs calls.
                 with handles.active(batch.sparkSession):
@@ -182,7 +158,6 @@ class _KeptPlan:
         rows: Any,
         function: object,
         output: StructType,
-        shared: SharedRows | None,
     ) -> PlanFrame:
         """Return the uncomputed result for the rows of a batch.
 
@@ -193,22 +168,13 @@ class _KeptPlan:
         udf = self._python_udf(function, output)
         session = handles.session(batch.sparkSession)
         jvm = handles.context(batch.sparkSession)._jvm
-        exchanged = self._exchanged(rows, shared)
-        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(exchanged.rdd)).execute()
-        plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
-        return PlanFrame(
-            handles.frame_of(batch.sparkSession, plan), lambda: int(exchanged.counting.collectedMetrics().getLong(0))
-        )
-
-    def _exchanged(self, rows: Any, shared: SharedRows | None) -> _Exchanged:
-        """Return the exchanged rows of a batch: the ``shared`` ones if another plan has made them."""
-        if shared is not None and shared.exchanged is not None:
-            return shared.exchanged
         nodes = self._copy_nodes(rows)
-        exchanged = _Exchanged(nodes[-1].execute(), nodes[self._counting])
-        if shared is not None:
-            shared.exchanged = exchanged
-        return exchanged
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1].execute())).execute()
+        plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
+        counting = nodes[self._counting]
+        return PlanFrame(
+            handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
+        )
 
     def _without_last_projection(self, above: list[Any]) -> list[Any]:
         """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.

@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LETTER, SLOT, Home, Order, Receipt, result_schema
-from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.blocks.combining import ROWS, Combined
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout
@@ -30,11 +29,11 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.combined_rows import combinable, combined_order, combined_rows
-from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame, SharedRows
+from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.stage_frames import StageInput, StoredResult, raising_stale_rows
 from riffle_spark.spark.engine.tagged_jobs import Losses
-from riffle_spark.spark.engine.task import ReceiptChannel, RunReceipts, SlotFunction, slot_function
+from riffle_spark.spark.engine.task import ReceiptChannel, RunReceipts, SlotFunction, StoreWork, slot_function
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
@@ -105,7 +104,6 @@ class SparkWork:
         self._dead_stores: set[str] | None = None
         self._plan_fallbacks = 0
         self._inputs: dict[str, DataFrame] = {}
-        self._shared: dict[str, SharedRows] = {}
         self._results: dict[str, StoredResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
         self._losses = Losses(batch.sparkSession, settings.batch_attempts)
@@ -133,15 +131,15 @@ class SparkWork:
         """
         executors = {slot.executor for group in layout.all_groups for slot in group.slots}
         receipts: list[Receipt] = []
-        self._shared = self._shared_rows(layout, orders)
         with self._losses.watched(executors):
-            for order in orders:
-                if order.store not in self._reads:
-                    receipts += self._run(layout.of(order.store), order, several=len(executors) > 1)
+            for stage in self._stages(layout, orders):
+                store = stage[0].store
+                if store not in self._reads:
+                    receipts += self._run(layout.of(store), stage, several=len(executors) > 1)
                 elif not any(receipt.error for receipt in receipts):
                     with raising_stale_rows():
-                        self._inputs[order.store] = self._input(order, receipts)
-                        receipts += self._run(layout.of(order.store), order, several=len(executors) > 1)
+                        self._inputs[store] = self._input(stage[0], receipts)
+                        receipts += self._run(layout.of(store), stage, several=len(executors) > 1)
         self._dead_stores = {receipt.store for receipt in receipts if receipt.dead_rows}
         self._frames.reductions.record(receipts)
         if self._sinks.late is not None:
@@ -150,20 +148,18 @@ class SparkWork:
             self._late_rows = late_ms, late_rows
         return receipts
 
-    def _shared_rows(self, layout: SlotLayout, orders: Sequence[Order]) -> dict[str, SharedRows]:
-        """Return the rows that stores with the same key share, by store. Stores that combine their rows share none."""
-        sharing: dict[object, list[Order]] = {}
+    def _stages(self, layout: SlotLayout, orders: Sequence[Order]) -> list[list[Order]]:
+        """Return the orders by stage: stores with the same key share the shuffled rows and the tasks of their slots.
+
+        A store whose rows are combined, or that reads a part of the batch or other stores, has a stage of its own.
+        """
+        stages: dict[object, list[Order]] = {}
         for order in orders:
             is_alone = order.store in self._reads or order.initial is not None
-            if not is_alone and not self._frames.reductions.combines(order.store):
-                by = (layout.of(order.store).slots, order.key, order.routing, order.total)
-                sharing.setdefault(by, []).append(order)
-        shared: dict[str, SharedRows] = {}
-        for group in sharing.values():
-            if len(group) > 1:
-                fields = {field.name: field for order in group for field in order.rows}
-                shared |= dict.fromkeys((order.store for order in group), SharedRows(pa.schema([*fields.values()])))
-        return shared
+            is_alone = is_alone or self._frames.reductions.combines(order.store)
+            by = order.store if is_alone else (layout.of(order.store).slots, order.key, order.routing, order.total)
+            stages.setdefault(by, []).append(order)
+        return [*stages.values()]
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
         """Return the rows of an order that reads a part of the batch, or results of other stages by their receipts."""
@@ -172,71 +168,78 @@ class SparkWork:
         frame = reads.frame(self._batch, answers, order.time_ms)
         return routing.prepared(frame, [self._operators[order.store]])
 
-    def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:
-        """Run the slots of an order, store their result, and return their receipts."""
+    def _run(self, layout: SlotLayout, orders: Sequence[Order], *, several: bool) -> list[Receipt]:
+        """Run the slots of a stage, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
-        compute = self._operators[order.store].compute
-        self._routing[order.store] = partial(self._route, layout, order)
+        for order in orders:
+            self._routing[order.store] = partial(self._route, layout, order)
         try:
-            result = StoredResult(self._plan_rows(layout, order, compute, channel), several=several)
+            plan = self._plan_stage(layout, orders, channel)
+            result = StoredResult(plan, {order.store: order.output for order in orders}, several=several)
         finally:
             accumulated = [] if channel is None else channel.accumulator.value.pop(channel.run_id, [])
-        self._results[order.store] = result
-        return [Receipt.from_json(text) for text in result.receipts(accumulated, len(order.slots))]
+        self._results |= dict.fromkeys(result.outputs, result)
+        return [Receipt.from_json(text) for text in result.receipts(accumulated, len(orders[0].slots))]
 
-    def _plan_rows(
-        self, layout: SlotLayout, order: Order, compute: Computation, channel: ReceiptChannel | None
-    ) -> PlanFrame:
-        """Return the uncomputed result of an order's slots. Combine rows if that reduced those of the last batch."""
-        combined = combinable(order, compute, layout) if handles.is_classic(self._batch.sparkSession) else None
+    def _plan_stage(self, layout: SlotLayout, orders: Sequence[Order], channel: ReceiptChannel | None) -> PlanFrame:
+        """Return the uncomputed result of a stage. Combine rows if that reduced those of the last batch."""
+        if not handles.is_classic(self._batch.sparkSession):
+            return self._plan_result(layout, orders, channel, None)
         reductions = self._frames.reductions
-        if combined is not None:
-            rows = self._inputs.get(order.store, self._batch)
-            order = replace(order, input_partitions=reductions.partitions(order.store, rows))
-        if combined is not None and reductions.combines(order.store):
+        computes = [self._operators[order.store].compute for order in orders]
+        ways = [combinable(order, compute, layout) for order, compute in zip(orders, computes, strict=True)]
+        rows = self._inputs.get(orders[0].store, self._batch)
+        orders = [
+            order if way is None else replace(order, input_partitions=reductions.partitions(order.store, rows))
+            for order, way in zip(orders, ways, strict=True)
+        ]
+        combined = ways[0]
+        if combined is not None and reductions.combines(orders[0].store):
             try:
-                return self._plan_result(layout, order, combined.compute, channel, combined)
+                return self._plan_result(layout, orders, channel, combined)
             except Exception as error:  # the JVM may raise any error; without combining a batch only takes longer
                 if handles.is_interruption(error):
                     raise
-                _logger.debug("Rows of %s are not combined: %s", order.store, error)
-        return self._plan_result(layout, order, compute, channel, None)
+                _logger.debug("Rows of %s are not combined: %s", orders[0].store, error)
+        return self._plan_result(layout, orders, channel, None)
 
     def _plan_result(
-        self,
-        layout: SlotLayout,
-        order: Order,
-        compute: Computation,
-        channel: ReceiptChannel | None,
-        combined: Combined | None,
+        self, layout: SlotLayout, orders: Sequence[Order], channel: ReceiptChannel | None, combined: Combined | None
     ) -> PlanFrame:
-        """Return the uncomputed result of an order's slots, from a kept plan if possible.
+        """Return the uncomputed result of a stage, from a kept plan if possible.
 
         Raise ``LookupError`` or the JVM's error if rows are to be ``combined`` and cannot be.
         """
-        rows_schema = routing.arrow_of(routing.spark_schema(result_schema(order.output)))
-        output = routing.spark_schema(chunked_schema(rows_schema))
-        sent_order = order if combined is None else combined_order(order, combined)
-        shared = self._shared.get(order.store) if combined is None else None
-        sent = None if shared is None else shared.columns.names
-        function = compat.slot_udf(slot_function(sent_order, compute, rows_schema, channel, sent))
-        if shared is not None:
-            sent_order = order = replace(order, rows=shared.columns)
-        plan_by_spark = partial(self._result, layout, order, function, output, combined)
+        works = [self._work(order, combined) for order in orders]
+        lead, sent = orders[0], None
+        if len(orders) > 1:
+            fields = {field.name: field for order in orders for field in order.rows}
+            lead, sent = replace(lead, rows=pa.schema([*fields.values()])), [*fields]
+        output = routing.spark_schema(chunked_schema([work.result_schema for work in works]))
+        function = compat.slot_udf(slot_function(works, channel, sent))
+        plan_by_spark = partial(self._result, layout, lead, function, output, combined)
         frame = self._frames.frame(self._batch.sparkSession, layout)
-        if order.initial is not None or not self._frames.placeable:
+        if lead.initial is not None or not self._frames.placeable:
             return plan_by_spark()
-        slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, order.total))
+        slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, lead.total))
         files = handles.sent_files(self._batch.sparkSession)
-        rows = self._inputs.get(order.store, self._batch)
-        ingredients = (layout.shards, order.key, order.total, sent_order.rows, order.output, rows.schema, files)
-        name = order.store if combined is None else f"{order.store}, combined"
+        rows = self._inputs.get(lead.store, self._batch)
+        sent_rows = lead.rows if combined is None else works[0].order.rows
+        ingredients = (layout.shards, lead.key, lead.total, sent_rows, output, rows.schema, files)
+        name = ", ".join(order.store for order in orders) + ("" if combined is None else ", combined")
         plans = self._frames.plans
         fallbacks_before = plans.fallbacks
-        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, shared, plan_by_spark)
-        if order.store not in self._inputs:  # The rows of later stages always have a plan of their own.
+        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, plan_by_spark)
+        if lead.store not in self._inputs:  # The rows of later stages always have a plan of their own.
             self._plan_fallbacks += plans.fallbacks - fallbacks_before
         return frame_of_plan
+
+    def _work(self, order: Order, combined: Combined | None) -> StoreWork:
+        """Return what a slot does for the store of an order."""
+        schema = routing.arrow_of(routing.spark_schema(result_schema(order.output)))
+        if combined is not None:
+            return StoreWork(combined_order(order, combined), combined.compute, schema)
+        return StoreWork(order, self._operators[order.store].compute, schema)
 
     def plan_fallbacks(self) -> int:
         """Return how many plans of slots that read the batch, and of results, Spark made again.
@@ -248,7 +251,7 @@ class SparkWork:
     def _result(
         self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType, combined: Combined | None
     ) -> PlanFrame:
-        """Return the uncomputed result of an order's slots, planned by PySpark.
+        """Return the uncomputed result of a stage, planned by PySpark. ``order`` names all columns of its rows.
 
         Routed rows are cogrouped with the placed slots.
         """
@@ -273,8 +276,9 @@ class SparkWork:
 
     def count_routed_rows(self) -> Mapping[str, int | None]:
         """Return how many rows were shuffled per store, from Spark's metrics or else by counting again."""
-        observed = {store: result.routed() for store, result in self._results.items()}
-        return {store: self.recount(store) if count is None else count for store, count in observed.items()}
+        observed = {result: result.routed() for result in dict.fromkeys(self._results.values())}
+        counts = {store: observed[result] for store, result in self._results.items()}
+        return {store: self.recount(store) if count is None else count for store, count in counts.items()}
 
     def recount(self, store: str) -> int:
         """Return how many rows are routed to a store, by reading the input again."""
@@ -285,12 +289,14 @@ class SparkWork:
         """Pass each operator's rows to its sink after the check. The check runs while their frames are built."""
         with ThreadPoolExecutor(1, "riffle-check") as pool:
             checking = pool.submit(check)
-            frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks.of_stores}
+            stores = [store for store in self._operators if store in self._sinks.of_stores]
+            frames = {store: self._rows(store, receipts) for store in stores}
             checking.result()
         self._deliver_late(delivery)
         for store in self._dead_stores & self._sinks.letters.keys() if self._dead_stores else ():
             with raising_stale_rows():
-                self._sinks.letters[store](self._results[store].letters(_attempts(store, receipts)), delivery)
+                letters = self._results[store].letters(store, self._attempts(store, receipts))
+                self._sinks.letters[store](letters, delivery)
         for store, rows in frames.items():
             with raising_stale_rows():
                 self._give(store, rows, delivery)
@@ -299,10 +305,14 @@ class SparkWork:
         """Return the output rows of a store, of the attempts that the receipts name."""
         outputs = self._frames.outputs
         fallbacks_before = outputs.fallbacks
-        output = self._operators[store].declared.output
-        rows = outputs.rows(store, self._results[store], _attempts(store, receipts), output)
+        rows = outputs.rows(store, self._results[store], self._attempts(store, receipts))
         self._plan_fallbacks += outputs.fallbacks - fallbacks_before
         return rows
+
+    def _attempts(self, store: str, receipts: Sequence[Receipt]) -> list[str]:
+        """Return the names of the attempts in the result that has the rows of a store."""
+        stores = self._results[store].outputs
+        return [receipt.attempt for receipt in receipts if receipt.store in stores]
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Pass the output rows that were sealed with a committed batch to the sinks."""
@@ -346,16 +356,10 @@ class SparkWork:
 
     def release(self) -> None:
         """Drop the stored results. May be called more than once."""
-        for result in self._results.values():
+        for result in dict.fromkeys(self._results.values()):
             result.release()
         self._results.clear()
         self._inputs.clear()
-        self._shared.clear()
-
-
-def _attempts(store: str, receipts: Sequence[Receipt]) -> list[str]:
-    """Return the names of the attempts of a store."""
-    return [receipt.attempt for receipt in receipts if receipt.store == store]
 
 
 def arity(sink: Sink) -> int:

@@ -5,16 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, attempt_number
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan
-from riffle_spark.worker.result_chunks import RESULT_ROWS
+from riffle_spark.worker.result_chunks import letters_column, rows_column
 
 __all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
 
@@ -61,13 +62,15 @@ class SideOutput(Protocol):
 
 
 class StoredResult:
-    """The result of an operator's slots as a local checkpoint, on two executors if there are ``several``.
+    """The result of the slots of some stores as a local checkpoint, on two executors if there are ``several``.
 
-    With Spark Connect the first action computes it.
+    ``outputs`` are the output columns by store, in the order of the stores in the result. With Spark Connect the first
+    action computes it.
     """
 
-    def __init__(self, result: kept_plan.PlanFrame, *, several: bool) -> None:
+    def __init__(self, result: kept_plan.PlanFrame, outputs: Mapping[str, pa.Schema], *, several: bool) -> None:
         """Compute a result and store it, on two executors if there are ``several``."""
+        self.outputs = outputs
         self._rows = result.rows
         self._rdd: Any = None
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
@@ -75,12 +78,12 @@ class StoredResult:
         self.frame = compat.local_checkpoint(result.frame, level, eager=eager)
 
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
-        """Return the receipts that tasks sent by accumulator if there is one per slot, else the receipts in the result.
+        """Return the receipts that tasks sent by accumulator if all were, else the receipts in the result.
 
         ``accumulated`` are the receipts sent. A task sends none if it finds its partition computed by another task that
         failed afterwards.
         """
-        if len(accumulated) == slots:
+        if len(accumulated) == slots * len(self.outputs):
             return accumulated
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
@@ -91,9 +94,13 @@ class StoredResult:
             self._rdd = handles.rdd_of(self.frame)
         return self._rdd
 
-    def letters(self, attempts: Sequence[str]) -> DataFrame:
-        """Return the dead letters of ``attempts``. Reading a row of another attempt fails."""
-        return self.frame.selectExpr(_checked(LETTER, attempts))
+    def rows_column(self, store: str) -> str:
+        """Return the name of the column with the output rows of a store."""
+        return rows_column([*self.outputs].index(store))
+
+    def letters(self, store: str, attempts: Sequence[str]) -> DataFrame:
+        """Return the dead letters of a store. Reading a row of another attempt than ``attempts`` fails."""
+        return self.frame.selectExpr(_checked(letters_column([*self.outputs].index(store)), attempts))
 
     def routed(self) -> int | None:
         """Return how many rows were routed to the slots, or ``None`` if that is unknown."""
@@ -120,9 +127,9 @@ class StoredResult:
             )
 
 
-def rows_of(result: DataFrame, attempts: Sequence[str]) -> DataFrame:
-    """Return the output rows of ``attempts``. Reading a chunk of another attempt fails."""
-    return result.selectExpr(_checked(RESULT_ROWS, attempts))
+def rows_of(result: DataFrame, column: str, attempts: Sequence[str]) -> DataFrame:
+    """Return the output rows in a column. Reading a chunk of another attempt than ``attempts`` fails."""
+    return result.selectExpr(_checked(column, attempts))
 
 
 def _checked(column: str, attempts: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.worker.slot import out_of_memory_error
+from riffle_spark.worker.slot_errors import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 

@@ -20,8 +20,8 @@ from riffle_spark.spark.engine.import_caches import forget_zip_directories
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
-from riffle_spark.worker.result_chunks import chunk_result
-from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.result_chunks import chunk_results
+from riffle_spark.worker.slot import StoreInput, run_slots
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ReceiptChannel",
     "RunReceipts",
     "SlotFunction",
+    "StoreWork",
     "census_function",
     "slot_function",
     "upkeep_function",
@@ -67,53 +68,64 @@ class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
         return value1
 
 
-def slot_function(
-    order: Order,
-    compute: Computation,
-    result_schema: pa.Schema,
-    channel: ReceiptChannel | None = None,
-    sent: Sequence[str] | None = None,
-) -> SlotFunction:
-    """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its result in chunks.
+class StoreWork(NamedTuple):
+    """What a slot does for one store: the order, the computation, and the schema of the result in rows."""
 
-    ``sent`` are the columns of these rows if they have more than the order needs. The function also sends the receipt
-    through ``channel``. Spark pickles the function, so the order is text and functions of this package are pickled by
-    name.
+    order: Order
+    compute: Computation
+    result_schema: pa.Schema
+
+
+def slot_function(
+    works: Sequence[StoreWork], channel: ReceiptChannel | None = None, sent: Sequence[str] | None = None
+) -> SlotFunction:
+    """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its results in chunks.
+
+    All stores of ``works`` get the same rows. ``sent`` are the columns of these rows if they have more than an order
+    needs. The function also sends the receipts through ``channel``. Spark pickles the function, so the orders are text
+    and functions of this package are pickled by name.
     """
-    text = order.to_json()
+    texts = [(work.order.to_json(), work.compute, work.result_schema) for work in works]
     run = None if channel is None else (channel.run_id, channel.accumulator)  # no class of this package is pickled
-    return lambda key, _, rows: _run(text, compute, result_schema, run, sent, key[0].as_py(), rows)
+    return lambda key, _, rows: _run(texts, run, sent, key[0].as_py(), rows)
 
 
 def _run(
-    text: str,
-    compute: Computation,
-    result_schema: pa.Schema,
+    works: Sequence[tuple[str, Computation, pa.Schema]],
     run: tuple[str, Accumulator[dict[str, list[str]]]] | None,
     sent: Sequence[str] | None,
     slot: int,
     rows: pa.Table,
 ) -> pa.Table:
-    """Run a slot on an executor, given its order as ``text``; return its result in chunks.
+    """Run a slot on an executor for one store after the other; return their results in chunks.
 
-    ``run`` is the run's id and the accumulator for receipts. ``sent`` are the columns of the rows if they have more
-    than the order needs.
+    ``works`` has the stores' orders as text, their computations and the schemas of their results. ``run`` is the run's
+    id and the accumulator for receipts. ``sent`` are the columns of the rows if they have more than an order needs.
     """
-    order = Order.from_json(text, slot)
+    rows = with_offsets(rows)
+    orders = [Order.from_json(text, slot) for text, _, _ in works]
+    stores = [
+        StoreInput(order, compute, _rows_of(order, rows, sent))
+        for order, (_, compute, _) in zip(orders, works, strict=True)
+    ]
+    answers = run_slots(stores, slot, executor_id(), later=_run_after_result)
+    results = [cast_table(answer, schema) for answer, (_, _, schema) in zip(answers, works, strict=True)]
+    if run is not None:
+        run_id, accumulator = run
+        receipts = [text for result in results for text in result[RECEIPT].drop_null().to_pylist()]
+        accumulator.add({run_id: receipts})
+    chunks = chunk_results(results)
+    _prepare_next_task("slot")
+    return chunks
+
+
+def _rows_of(order: Order, rows: pa.Table, sent: Sequence[str] | None) -> pa.Table:
+    """Return the rows with the names of an order's columns. ``sent`` are their columns if the order needs fewer."""
     routing = [SLOT, KEY_GROUP, HASH]
     columns = encoded_names(order.rows.names, order.sums)
     if sent is not None:
-        rows = rows.rename_columns([*routing, *sent]).select([*routing, *columns])
-    else:
-        rows = rows.rename_columns([*routing, *columns, *([] if order.initial is None else [INITIAL])])
-    rows = with_offsets(rows)
-    result = cast_table(run_slot(order, compute, slot, executor_id(), rows, later=_run_after_result), result_schema)
-    if run is not None:
-        run_id, accumulator = run
-        accumulator.add({run_id: result[RECEIPT].drop_null().to_pylist()})
-    chunks = chunk_result(result)
-    _prepare_next_task("slot")
-    return chunks
+        return rows.rename_columns([*routing, *sent]).select([*routing, *columns])
+    return rows.rename_columns([*routing, *columns, *([] if order.initial is None else [INITIAL])])
 
 
 def with_offsets(rows: pa.Table) -> pa.Table:

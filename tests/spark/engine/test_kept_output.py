@@ -23,8 +23,10 @@ STORE = "totals"
 Values = tuple[object, ...]
 
 
-def stored(spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.Schema = OUTPUT) -> StoredResult:
-    """Return a stored result with rows of attempts, and a receipt of each attempt."""
+def stored(
+    spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.Schema = OUTPUT, store: str = STORE
+) -> StoredResult:
+    """Return a stored result of a store with rows of attempts, and a receipt of each attempt."""
     attempts = dict.fromkeys(attempt for attempt, _ in rows)
     has_letters = LETTER in output.names
     chunks: list[Values] = []
@@ -35,8 +37,8 @@ def stored(spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.S
         if has_letters:
             chunks.append((number, None, None, [values[-1] for values in ours if values[-1] is not None]))
         chunks.append((number, "{}", None, None)[: 3 + has_letters])
-    frame = spark.createDataFrame(chunks, routing.spark_schema(chunked_schema(result_schema(output))))
-    return StoredResult(PlanFrame(frame, lambda: len(rows)), several=False)
+    frame = spark.createDataFrame(chunks, routing.spark_schema(chunked_schema([result_schema(output)])))
+    return StoredResult(PlanFrame(frame, lambda: len(rows)), {store: output}, several=False)
 
 
 def values_in(frame: DataFrame) -> list[Values]:
@@ -61,7 +63,7 @@ def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None
         rows: list[Values] = [("a", number), ("b", number + 1), (None, None), ("a", 5)]
         attempts = [f"1-{number}", f"2-{number}"]
         result = stored(spark, [(attempts[at % 2], values) for at, values in enumerate(rows)])
-        frames.append(outputs.rows(STORE, result, attempts, OUTPUT))
+        frames.append(outputs.rows(STORE, result, attempts))
         plain = spark.createDataFrame(rows, routing.spark_schema(OUTPUT))
         assert values_in(sink(frames[-1])) == values_in(sink(plain)), name
     before, frame = frames[-2:]
@@ -77,10 +79,10 @@ def test_a_row_of_another_attempt_fails_in_every_batch(spark: SparkSession) -> N
     for number in range(3):
         rows: list[tuple[str, Values]] = [(f"1-{number}", ("a", 1)), (f"2-{number}", ("b", 2))]
         result = stored(spark, rows)
-        assert outputs.rows(STORE, result, [f"1-{number}", f"2-{number}"], OUTPUT).count() == 2
+        assert outputs.rows(STORE, result, [f"1-{number}", f"2-{number}"]).count() == 2
         for others in ([f"1-{number}"], [f"1-{number}", "2-7"]):
             with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
-                outputs.rows(STORE, result, others, OUTPUT).where("k = 'a'").collect()
+                outputs.rows(STORE, result, others).where("k = 'a'").collect()
     assert outputs.fallbacks == 0
 
 
@@ -91,7 +93,7 @@ def test_dead_letters_and_receipts_are_no_rows_of_the_sink(spark: SparkSession) 
     letter = tuple(None for _ in output.field(LETTER).type)
     for number in range(3):
         rows: list[tuple[str, Values]] = [("1-a", ("a", number, None)), ("1-a", (None, None, letter))]
-        frame = outputs.rows(STORE, stored(spark, rows, output), ["1-a"], output)
+        frame = outputs.rows(STORE, stored(spark, rows, output), ["1-a"])
         assert (frame.columns, values_in(frame)) == (["k", "n"], [("a", number)])
     assert outputs.fallbacks == 0
 
@@ -111,10 +113,39 @@ def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str)
     output, values = OTHERS[other]
     outputs = KeptOutputs()
     for columns, row in ((OUTPUT, ("b", 7)), (output, values), (output, values)):
-        frame = outputs.rows(STORE, stored(spark, [("1-a", row)], columns), ["1-a"], columns)
+        frame = outputs.rows(STORE, stored(spark, [("1-a", row)], columns), ["1-a"])
         assert (frame.columns, values_in(frame)) == (columns.names, [row])
-    frame = outputs.rows("another", stored(spark, [("1-a", values)], output), ["1-a"], output)
+    frame = outputs.rows("another", stored(spark, [("1-a", values)], output, "another"), ["1-a"])
     assert (frame.columns, values_in(frame)) == (output.names, [values])
+    assert outputs.fallbacks == 0
+
+
+def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
+    """Also if the other stores of the result differ from those of the batch before."""
+    outputs = KeptOutputs()
+    texts = pa.schema([("t", pa.string())])
+    stores: list[dict[str, pa.Schema]] = [
+        {"a": OUTPUT, "b": texts},
+        {"a": OUTPUT, "b": texts},
+        {"b": texts, "a": OUTPUT},
+        {"b": texts},
+    ]
+    expected: dict[str, list[Values]] = {"a": [("x", 1)], "b": [("y",), ("z",)]}
+    for columns in stores:
+        chunks: list[Values] = []
+        for place, store in enumerate(columns):
+            others = [None] * len(columns)
+            number = attempt_number(f"1-{store}")
+            chunks.append((number, None, *others[:place], expected[store], *others[place + 1 :]))
+            chunks.append((number, "{}", *others))
+        schema = chunked_schema([result_schema(output) for output in columns.values()])
+        frame = spark.createDataFrame(chunks, routing.spark_schema(schema))
+        result = StoredResult(PlanFrame(frame, lambda: 0), columns, several=False)
+        for store in columns:
+            rows = outputs.rows(store, result, [f"1-{each}" for each in columns])
+            assert (rows.columns, values_in(rows)) == (columns[store].names, expected[store])
+            with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
+                outputs.rows(store, result, ["1-c"]).collect()
     assert outputs.fallbacks == 0
 
 
@@ -124,17 +155,17 @@ def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkey
     made: list[int] = []
     make = kept_output._KeptOutput.__init__
 
-    def making(plan: kept_output._KeptOutput, frame: DataFrame) -> None:
+    def making(plan: kept_output._KeptOutput, frame: DataFrame, column: str) -> None:
         made.append(len(frame.columns))
-        make(plan, frame)
+        make(plan, frame, column)
 
     monkeypatch.setattr(kept_output._KeptOutput, "__init__", making)
     monkeypatch.setattr(kept_output, "_EXPRESSIONS", "org.apache.spark.no.such")
     outputs = KeptOutputs()
     for number in range(7):
-        frame = outputs.rows(STORE, stored(spark, [("1-a", ("a", number))]), ["1-a"], OUTPUT)
+        frame = outputs.rows(STORE, stored(spark, [("1-a", ("a", number))]), ["1-a"])
         assert values_in(frame) == [("a", number)]
     assert (len(made), outputs.fallbacks) == (3, 7)
     fewer = OUTPUT.remove(1)
-    assert values_in(outputs.rows(STORE, stored(spark, [("1-a", ("a",))], fewer), ["1-a"], fewer)) == [("a",)]
+    assert values_in(outputs.rows(STORE, stored(spark, [("1-a", ("a",))], fewer), ["1-a"])) == [("a",)]
     assert len(made[3:]) == 1

@@ -120,13 +120,24 @@ def read_rows(spark: SparkSession, number: int) -> tuple[DataFrame, Callable[[],
 def test_stores_of_one_key_read_the_input_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, combines: bool
 ) -> None:
-    """They need different columns, and get their own. A store with another key, or that combines, reads it itself."""
+    """They need different columns, and get their own. A store with another key, or that combines, reads it itself. The
+    sinks are called in the order of the jobs.
+    """
     monkeypatch.setattr(Reductions, "combines", lambda _, store: combines and store == "by_k")
     by_k, other_of_k, by_w = Kept(), Kept(), Kept()
+    called: list[str] = []
+
+    def noted(name: str, sink: Kept) -> Callable[[DataFrame, int], None]:
+        def write(rows: DataFrame, batch_id: int) -> None:
+            called.append(name)
+            sink(rows, batch_id, "")
+
+        return write
+
     job = together(
-        Stateful("by_k", "k", aggregate(total=sum_("v")), settings=settings_in(tmp_path)).into(by_k),
-        Stateful("by_w", "w", aggregate(rows=count(), total=sum_("v"))).into(by_w),
-        Stateful("other_of_k", "k", aggregate(rows=count(), total=sum_("w"))).into(other_of_k),
+        Stateful("by_k", "k", aggregate(total=sum_("v")), settings=settings_in(tmp_path)).into(noted("by_k", by_k)),
+        Stateful("by_w", "w", aggregate(rows=count(), total=sum_("v"))).into(noted("by_w", by_w)),
+        Stateful("other_of_k", "k", aggregate(rows=count(), total=sum_("w"))).into(noted("other_of_k", other_of_k)),
     )
     reads = []
     for number in range(3):
@@ -134,7 +145,8 @@ def test_stores_of_one_key_read_the_input_once(
         job(rows, number)
         reads.append(count_read() / 10)
     digest = 1  # read once more, because a batch without offsets is known by its rows
-    assert reads[1:] == [digest + (3 if combines else 2)] * 2
+    assert reads == [digest + (3 if combines else 2)] * 3
+    assert called == ["by_k", "by_w", "other_of_k"] * 3
     assert by_k.latest("k") == {k: {"total": 3} for k in range(10)}
     assert other_of_k.latest("k") == {k: {"rows": 3, "total": 3 * (k % 2)} for k in range(10)}
     assert by_w.latest("w") == {w: {"rows": 15, "total": 15} for w in range(2)}

@@ -14,7 +14,7 @@ from riffle_spark.messages.slot_orders import result_schema
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.spark.engine.spark_batch import read_function
-from riffle_spark.spark.engine.task import census_function, slot_function, upkeep_function, warm_function
+from riffle_spark.spark.engine.task import StoreWork, census_function, slot_function, upkeep_function, warm_function
 from riffle_spark.testing import home_of
 from tests.kit.worker.slot_member import OUTPUT, Member, rows_of
 
@@ -46,7 +46,7 @@ def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
     member = Member(tmp_path, aggregate(n=count()))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0)))
     given = member.operator.compute
-    function = slot_function(member.order(), given, result_schema(OUTPUT))
+    function = slot_function([StoreWork(member.order(), given, result_schema(OUTPUT))])
     assert named_in(function) - named_in(given) == {"riffle_spark.spark.engine.task._run"}
 
 

@@ -20,7 +20,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
 from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows, rows_of
-from riffle_spark.worker.result_chunks import RESULT_ROWS
+from riffle_spark.worker.result_chunks import rows_column
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -180,9 +180,9 @@ def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spa
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
     frame = spark.createDataFrame(
         [(attempt_number("theirs"), None, [("ann",)])],
-        f"{ATTEMPT} long, {RECEIPT} string, {RESULT_ROWS} array<struct<user string>>",
+        f"{ATTEMPT} long, {RECEIPT} string, {rows_column(0)} array<struct<user string>>",
     )
-    rows = rows_of(frame, ["ours"])
+    rows = rows_of(frame, rows_column(0), ["ours"])
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()
 
@@ -205,7 +205,7 @@ def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark interrupts the thread, in the middle of whatever it waits for: nothing is wrong."""
-    kept = StoredResult(PlanFrame(batch(spark), lambda: None), several=False)
+    kept = StoredResult(PlanFrame(batch(spark), lambda: None), {}, several=False)
     thread = spark.sparkContext._jvm.Thread  # type: ignore[union-attr]
     thread.currentThread().interrupt()
     try:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, attempt_number
 from riffle_spark.spark.engine.stage_frames import rows_of
-from riffle_spark.worker.result_chunks import RESULT_ROWS
+from riffle_spark.worker.result_chunks import rows_column
 from tests.kit.streams.streaming import committed, settings_in, wait_for
 
 pytestmark = pytest.mark.spark
@@ -141,9 +141,9 @@ def test_a_receipt_of_another_attempt_is_never_filtered_away(
     ours, given_up = attempt_number("ours"), attempt_number("given up")
     rows = [(ours, None, [(1, 1)]), (ours, "{}", None), (given_up, "{}", lost)]
     result = spark.createDataFrame(
-        rows, f"{ATTEMPT} long, {RECEIPT} string, {RESULT_ROWS} array<struct<k long, rows long>>"
+        rows, f"{ATTEMPT} long, {RECEIPT} string, {rows_column(0)} array<struct<k long, rows long>>"
     )
     spark.conf.set(COMPILED, "false")
-    assert len(ASKED[asked](rows_of(result.where(f"{ATTEMPT} = {ours}"), ["ours"])).collect()) == 1
+    assert len(ASKED[asked](rows_of(result.where(f"{ATTEMPT} = {ours}"), rows_column(0), ["ours"])).collect()) == 1
     with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
-        ASKED[asked](rows_of(result, ["ours"])).collect()
+        ASKED[asked](rows_of(result, rows_column(0), ["ours"])).collect()

@@ -21,7 +21,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
 from riffle_spark.state.copies.stack import StackedPart
-from riffle_spark.worker.slot import _as_riffle_error
+from riffle_spark.worker.slot_errors import as_riffle_error
 
 folder, more, tasks, together = Path(sys.argv[1]), *map(int, sys.argv[2:])
 size = 8 << 20
@@ -41,7 +41,7 @@ try:
             files.data(StackedPart(f"stacks/{number}", 0, size, zeros, 1, 1))
             most = max(most, part_files.mapped_bytes())
 except MemoryError as error:
-    told = [type(error).__name__, str(_as_riffle_error(error, folder))]
+    told = [type(error).__name__, str(as_riffle_error(error, folder))]
 print(json.dumps([most, told]))
 """
 
@@ -128,13 +128,13 @@ def test_fetches_need_no_more_threads_than_addresses_allow(room: int, in_own_thr
 REFUSED_THREAD_IN_CHILD = """
 import resource, threading
 from pathlib import Path
-from riffle_spark.worker.slot import _as_riffle_error
+from riffle_spark.worker.slot_errors import as_riffle_error
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 20), -1))
 try:
     threading.Thread(target=print).start()
 except RuntimeError as error:
-    print(_as_riffle_error(error, None))
+    print(as_riffle_error(error, None))
 """
 
 
