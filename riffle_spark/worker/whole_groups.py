@@ -4,13 +4,18 @@ Theory of operation. A delta with the whole state of a key-group needs nothing b
 starts again with this delta, and the key-group needs no snapshot and no merge. A snapshot would be due each time the
 changes have as many rows as the state. So if a batch changes half of the rows or more, whole deltas write no more rows
 than deltas and their snapshots.
+
+A snapshot is taken of one key-group after the other, but the whole deltas of a slot are in memory at the same time, as
+several copies. So a slot completes only as many key-groups as have ``_BYTES_MAX`` of rows. The others get snapshots.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.columns import positions_of
@@ -28,14 +33,19 @@ __all__ = ["with_whole_groups"]
 _ROWS_MIN: Final = 128
 """Key-groups with fewer changed rows keep their deltas: their chains need few snapshots."""
 _CHANGED_SHARE: Final = 0.5
+_BYTES_MAX: Final = 64 << 20
+"""The most bytes of rows, stored and changed, of the key-groups that a slot completes. A slot needs about five times as
+much memory for them."""
 
 Spans = Sequence[tuple[int, int, int]]
+KeyGroups = npt.NDArray[np.int32]
 
 
 def with_whole_groups(schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack]) -> StateChanges:
     """Return the changes with the whole state of each key-group that changed in most rows.
 
-    ``stacks`` holds the state before the changes. Key-groups with few changed rows stay as they are.
+    ``stacks`` holds the state before the changes. Key-groups with few changed rows stay as they are, and so do those
+    whose rows would take too much memory.
     """
     spans = spans_of(changes.key_groups)
     if not spans:
@@ -47,26 +57,66 @@ def with_whole_groups(schema: PlainColumns, changes: StateChanges, stacks: Mappi
         for span, count in zip(spans, live_counts, strict=True)
         if count >= _ROWS_MIN and span[0] in stacks and count >= _CHANGED_SHARE * _count_rows(stacks[span[0]].runs)
     ]
-    if not whole_spans:
+    chosen_spans = _limit_bytes(changes.table, whole_spans, stacks)
+    if not chosen_spans:
         return changes
-    groups = _stack_groups(schema, changes, stacks, spans, whole_spans)
+    groups = _stack_groups(schema, changes, stacks, spans, chosen_spans)
     rows, key_groups = merge_groups(groups, schema.key.names, schema.row_schema, bottom=True)
     rows = rows.append_column(part_codec.DELETED, pa.array(np.zeros(len(key_groups), np.bool_)))
     table = cast_table(rows, changes.table.schema)
-    whole = frozenset(key_group for key_group, _, _ in whole_spans)
-    if len(whole) < len(spans):
-        is_delta = ~np.isin(changes.key_groups, list(whole))
-        table = pa.concat_tables([changes.table.filter(pa.array(is_delta)), table])
-        key_groups = np.concatenate([changes.key_groups[is_delta], key_groups])
-        by_group = np.argsort(key_groups, kind="stable")
-        table = table.combine_chunks().take(pa.array(by_group))
-        key_groups = key_groups[by_group]
-    return replace(changes, table=table.combine_chunks(), key_groups=key_groups, whole=whole)
+    return _replace_groups(changes, spans, table, key_groups)
+
+
+def _replace_groups(changes: StateChanges, spans: Spans, table: pa.Table, key_groups: KeyGroups) -> StateChanges:
+    """Return the changes with the rows of some key-groups replaced by those of ``table``, their whole state.
+
+    ``key_groups`` has the key-group of each row of ``table``, and ``spans`` those of the changes.
+    """
+    starts = {key_group: (start, end) for key_group, start, end in spans_of(key_groups)}
+    pieces: list[pa.Table] = []
+    groups: list[KeyGroups] = []
+    for is_whole, adjacent in groupby(spans, lambda span: span[0] in starts):
+        members = [*adjacent]
+        first, last = members[0], members[-1]
+        if is_whole:
+            start, end = starts[first[0]][0], starts[last[0]][1]
+            pieces.append(table.slice(start, end - start))
+            groups.append(key_groups[start:end])
+        else:
+            pieces.append(changes.table.slice(first[1], last[2] - first[1]))
+            groups.append(changes.key_groups[first[1] : last[2]])
+    # One copy in all, because the rows may be large.
+    rows = pa.concat_tables(pieces).combine_chunks()
+    return replace(changes, table=rows, key_groups=np.concatenate(groups), whole=frozenset(starts))
 
 
 def _count_rows(runs: Sequence[Run]) -> int:
     """Return the number of rows of all runs."""
     return sum(len(run.hashes) for run in runs)
+
+
+def _limit_bytes(table: pa.Table, spans: Spans, stacks: Mapping[int, OpenStack]) -> Spans:
+    """Return the key-groups of ``spans`` that together have at most ``_BYTES_MAX`` of rows, stored and changed.
+
+    Earlier ones are preferred, so that mostly the same key-groups need snapshots. ``table`` has the changes.
+    """
+    changed_bytes = table.nbytes / table.num_rows
+    bytes_per_row: dict[int, float] = {}
+    """By the id of a part's rows. Many key-groups share a block."""
+    chosen: list[tuple[int, int, int]] = []
+    total = 0.0
+    for span in spans:
+        key_group, start, end = span
+        size = (end - start) * changed_bytes
+        for run in stacks[key_group].runs:
+            rows = run.rows if run.block is None else run.block.whole.rows
+            if id(rows) not in bytes_per_row:
+                bytes_per_row[id(rows)] = rows.nbytes / max(rows.num_rows, 1)
+            size += len(run.hashes) * bytes_per_row[id(rows)]
+        if total + size <= _BYTES_MAX:
+            chosen.append(span)
+            total += size
+    return chosen
 
 
 def _stack_groups(

@@ -39,18 +39,34 @@ BATCH = st.tuples(
 )
 
 
+@pytest.mark.parametrize("bytes_max", [1 << 20, 200])
 @given(st.lists(BATCH, max_size=8))
 def test_the_log_lists_the_state_whichever_deltas_are_whole(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[dict[str, int | None], str]]
+    tmp_path_factory: pytest.TempPathFactory, bytes_max: int, batches: list[tuple[dict[str, int | None], str]]
 ) -> None:
     """Keys are set and deleted in batches of any size, on two executors of which one is behind: as a dictionary."""
     folder = tmp_path_factory.mktemp("whole")
     member, state = Member(folder / "member", kept_last()), dict[str, object]()
-    for number, (changes, executor) in enumerate(batches):
-        member.feed(rows_of(*((k, v, 0) for k, v in changes.items())), executor)
-        state.update(changes)
-        state = {k: v for k, v in state.items() if v is not None}
-        assert stored(member, folder / f"restored{number}") == state
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole_groups, "_BYTES_MAX", bytes_max)  # a slot completes all key-groups, or a few
+        for number, (changes, executor) in enumerate(batches):
+            member.feed(rows_of(*((k, v, 0) for k, v in changes.items())), executor)
+            state.update(changes)
+            state = {k: v for k, v in state.items() if v is not None}
+            assert stored(member, folder / f"restored{number}") == state
+
+
+def test_whole_deltas_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot completes the first key-groups with so many bytes. The others keep their deltas."""
+    monkeypatch.setattr(whole_groups, "_BYTES_MAX", 700)  # small state
+    member = Member(tmp_path, kept_last())
+    member.feed(rows_of(*((f"k{number}", number, 0) for number in range(64))))
+    _, receipt = member.answer(rows_of(*((f"k{number}", 1, 0) for number in range(64))))
+    are_whole = [part.is_whole for part in sorted(receipt.parts)]
+    assert 2 < sum(are_whole) < 8
+    assert are_whole[:2] == [True, True]
+    member.commit(receipt)
+    assert stored(member, tmp_path / "restored") == {f"k{number}": 1 for number in range(64)}
 
 
 @given(st.lists(st.tuples(st.lists(st.sampled_from(KEYS), max_size=24), st.sampled_from("112")), max_size=12))
