@@ -113,12 +113,12 @@ def test_a_users_own_kind_out_of_a_processor_is_the_users_error() -> None:
     processing = Processing.__new__(Processing)
     processing._where = "store 's'"  # private: no slot needed
     for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
-        told = processing._as_riffle_error(error, "for key 'a'")  # private: the one place that asks
+        told = processing._as_riffle_error(error, "for key 'a'")  # private: called for each key
         assert type(told) is UserFunctionError
         assert type(error).__name__ in told.problem
         assert told.where == "store 's'"
     ours = error_of_kind(DamagedCopy)
-    assert processing._as_riffle_error(ours, "for key 'a'") is ours  # private: the same
+    assert processing._as_riffle_error(ours, "for key 'a'") is ours  # private: called for each key
 
 
 def test_what_is_no_error_of_ours_fails_the_task(tmp_path: Path) -> None:
