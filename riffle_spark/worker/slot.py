@@ -120,7 +120,7 @@ def run_slots(
 
 
 def _put_now(put: Callable[[], None]) -> Future[None]:
-    """Call ``put`` on this thread; return its outcome."""
+    """Call ``put`` on this thread; return its outcome. A slot with one store has nothing to do meanwhile."""
     put()
     outcome: Future[None] = Future()
     outcome.set_result(None)
@@ -166,7 +166,7 @@ class _StoreWork:
         return _answer_table(order.output, order.output.empty_table(), receipt)
 
     def count_requests_until(self, following: "_StoreWork") -> None:
-        """Leave requests that were sent after the start of the work that followed to its receipt."""
+        """Do not count requests that were sent after ``following`` started. Its own receipt counts them."""
         if self._attempt is not None and following._attempt is not None:
             self._attempt.requests_after = following._attempt.requests_before
 

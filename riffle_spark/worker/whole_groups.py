@@ -102,7 +102,7 @@ def _limit_bytes(table: pa.Table, spans: Spans, stacks: Mapping[int, OpenStack])
     """
     changed_bytes = table.nbytes / table.num_rows
     bytes_per_row: dict[int, float] = {}
-    """By the id of a part's rows. Many key-groups share a block."""
+    """The bytes by ``id`` of the rows of a part. Many key-groups share the rows of a block."""
     chosen: list[tuple[int, int, int]] = []
     total = 0.0
     for span in spans:

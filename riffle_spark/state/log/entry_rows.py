@@ -103,7 +103,7 @@ def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
     """Return the text of entries.
 
     Numbers are formatted here, and links are read by their fields, because lists and iterators of them would be many
-    objects for the collector of garbage.
+    objects for the garbage collector.
     """
     links = list(chain.from_iterable([row[2] for row in rows]))
     ends = [end for row in rows for end in (row[3] and row[3].head, row[4]) if end]

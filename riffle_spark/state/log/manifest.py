@@ -9,8 +9,8 @@ Theory of operation:
 3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. A merged delta
    replaces successive links, and has the head of the last of them. A link of a delta with the whole state replaces the
    snapshot and all earlier links. Only a rollback changes an entry in another way: it restores an older manifest.
-4. Without a snapshot the first link has the whole state at its head, because nothing was before it. It need not delete
-   the keys of older copies, so these start again.
+4. Without a snapshot the first link has the whole state at its head. It has no deletions of keys that older copies may
+   have, so a copy from before this link is not advanced by it, but starts again.
 5. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
    too: it only repeats rows that the copy has. Such a head is known by its claim and version: of the attempts of one
    driver's claim, every committed version between is on the same line. The epoch alone does not show that: after a root
@@ -152,7 +152,7 @@ class Link(NamedTuple):
 
 
 make_link = partial(tuple.__new__, Link)
-"""Makes a link of a sequence of its fields in half the time of ``Link(...)``."""
+"""Makes a link from a sequence of its fields, in half the time of ``Link(...)``."""
 
 
 def link_in_block(
