@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark as riffle
@@ -152,6 +153,17 @@ def builtin_heap(spec: Spec, folder: Path) -> dict[str, Any]:
     return builtin(spec, folder, **HEAP)
 
 
+def stateless(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The same aggregation of each batch by itself, without state: what Spark's part of a batch takes at least."""
+
+    def run(batch: DataFrame, _: int) -> None:
+        totals = batch.groupBy("key").agg({"*": "count", "amount": "sum"})
+        totals.write.format("noop").mode("append").save()
+
+    stream = source(session(), spec["rows"], spec["keys"])
+    return _theirs(spec, folder, stream.writeStream.foreachBatch(run))
+
+
 def apply_in_pandas(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
     """The same with ``applyInPandasWithState``."""
     import pandas as pd
@@ -207,6 +219,7 @@ ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "without_upkeep": ours,
     "builtin": builtin,
     "builtin_heap": builtin_heap,
+    "stateless": stateless,
     "apply_in_pandas": apply_in_pandas,
     "apply_in_pandas_heap": apply_in_pandas_heap,
     "transform_with_state": transform_with_state,

@@ -34,7 +34,7 @@ class Case:
 class Side:
     """An engine on a case; ``before`` is ours at the revision to compare with, ``configured`` ours in a session of
     ``riffle_spark.configure``, ``many_groups`` ours with 1,024 key-groups, ``without_upkeep`` ours without the work
-    beside batches.
+    beside batches. ``stateless`` is Spark's aggregation of each batch by itself.
     """
 
     engine: str
@@ -54,15 +54,17 @@ CASES = {
     "python": Case(rows=20_000, batches=5, warm_up=10),
     "python_fixed": Case(rows=100, warm_up=10),
 }
+
+
+def _beside_spark(case: str, *engines: str) -> tuple[Side, ...]:
+    """Return the sides of these engines on a case, and of Spark: without state, on its default store, on RocksDB."""
+    return tuple(Side(engine, case) for engine in (*engines, "stateless", "builtin_heap", "builtin"))
+
+
 PARTS: dict[str, tuple[Side, ...]] = {
-    "rows": (Side("ours", "rows"), Side("configured", "rows"), Side("builtin_heap", "rows"), Side("builtin", "rows")),
-    "million": (Side("ours", "million"), Side("builtin_heap", "million"), Side("builtin", "million")),
-    "fixed": (
-        Side("ours", "fixed"),
-        Side("configured", "fixed"),
-        Side("builtin_heap", "fixed"),
-        Side("builtin", "fixed"),
-    ),
+    "rows": _beside_spark("rows", "ours", "configured"),
+    "million": _beside_spark("million", "ours"),
+    "fixed": _beside_spark("fixed", "ours", "configured"),
     "tail": (Side("ours", "tail"), Side("builtin_heap", "tail")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
@@ -106,10 +108,12 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
         result |= _alone(side, seconds_of_side, results[side][0]["rows"])
         result |= _cpu(side, results[side])
     for case, suffix in (("rows", ""), ("million", "_million")):
+        result |= _over(f"ratio_of_stateless{suffix}", batch_s, Side("builtin_heap", case), Side("stateless", case))
         for engine in ("builtin", "builtin_heap", "before"):
             result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
     result |= _over("ratio_configured", batch_s, Side("builtin_heap", "rows"), Side("configured", "rows"))
     result |= _over("fixed_ratio_configured", batch_s, Side("configured", "fixed"), Side("builtin_heap", "fixed"))
+    result |= _over("fixed_ratio_stateless", batch_s, Side("stateless", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio", batch_s, Side("ours", "fixed"), Side("builtin", "fixed"))
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))

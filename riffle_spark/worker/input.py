@@ -20,6 +20,7 @@ from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = [
+    "KeysOfStores",
     "TouchedKeys",
     "count_by_partition",
     "count_rows_by_key_group",
@@ -59,6 +60,21 @@ class TouchedKeys:
         key_groups = self.key_groups[kept_keys]
         keys = self.keys.take(pa.array(kept_keys))
         return TouchedKeys(keys, self.hashes[kept_keys], key_groups, codes, spans_of(key_groups)), kept_keys
+
+
+class KeysOfStores:
+    """The distinct keys of a slot's rows for one store after the other. Stores with the same keys share them."""
+
+    def __init__(self) -> None:
+        self._found: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
+
+    def find(self, order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
+        """Return ``find_touched_keys``, or its last result if it would be the same."""
+        routing = (order.key, order.routing, order.total, order.slots[slot], order.by_key, order.keyless)
+        routed = rows.select([KEY_GROUP, HASH, *order.key])
+        if self._found is None or self._found[0] != routing or not self._found[1].equals(routed):
+            self._found = (routing, routed, find_touched_keys(order, slot, rows))
+        return self._found[2]
 
 
 def find_touched_keys(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:

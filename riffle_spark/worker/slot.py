@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,10 +53,10 @@ from riffle_spark.worker import run_computation
 from riffle_spark.worker.dead_letters import run_with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import (
+    KeysOfStores,
     TouchedKeys,
     count_by_partition,
     count_rows_by_key_group,
-    find_touched_keys,
     read_state,
     with_stored_keys,
     without_late_rows,
@@ -71,6 +71,7 @@ __all__ = ["StoreInput", "run_slot", "run_slots"]
 
 _Params = ParamSpec("_Params")
 _Returned = TypeVar("_Returned")
+_BeginPut: TypeAlias = Callable[[Callable[[], None]], Future[None]]
 _logger = logging.getLogger("riffle_spark")
 
 
@@ -110,10 +111,11 @@ def run_slots(
     ``later``. It may run between batches.
     """
     works = []
+    keys = KeysOfStores()
     with ThreadPoolExecutor(len(stores), "riffle-put") as pool:
         for store in stores:
             works.append(_StoreWork(store.order, slot, executor, random_bytes(16)))
-            works[-1].run(store.computation, store.rows, _put_now if len(stores) == 1 else pool.submit)
+            works[-1].run(store.computation, store.rows, keys, _put_now if len(stores) == 1 else pool.submit)
         for work, following in pairwise(works):
             work.count_requests_until(following)
         return [work.answer(later) for work in works]
@@ -140,14 +142,12 @@ class _StoreWork:
         self._output = order.output.empty_table()
         self._error: RiffleError | None = None
 
-    def run(
-        self, computation: Computation, rows: pa.Table, begin_put: Callable[[Callable[[], None]], Future[None]]
-    ) -> None:
+    def run(self, computation: Computation, rows: pa.Table, keys: KeysOfStores, begin_put: _BeginPut) -> None:
         """Run the steps of the attempt, and begin to put its changes."""
         with self._keeping_error():
             self._attempt = _Attempt(self._order, computation, self._executor, self._attempt_id)
             with self._attempt.folder.hold():
-                self._output = self._attempt.run(self._slot, rows, begin_put)
+                self._output = self._attempt.run(self._slot, rows, keys, begin_put)
 
     def answer(self, later: Callable[[Callable[[], None]], object]) -> pa.Table:
         """Wait until the changes are put, and return the result."""
@@ -223,14 +223,14 @@ class _Attempt:
 
         return timed_call
 
-    def run(self, slot: int, rows: pa.Table, begin_put: Callable[[Callable[[], None]], Future[None]]) -> pa.Table:
+    def run(self, slot: int, rows: pa.Table, keys: KeysOfStores, begin_put: _BeginPut) -> pa.Table:
         """Run the steps up to the sealed delta, and begin to put it; return the output rows."""
         order = self.order
         with self.step("touch"):
             count, rows = _decoded(order, rows)
             rows, timed = without_late_rows(order, run_computation.cast_to_declared(order, rows))
             rows = normalise_zeros(run_computation.sort_by_declared_order(order, rows), order.key)
-            touched = find_touched_keys(order, slot, rows)
+            touched = keys.find(order, slot, rows)
             self.facts.update(received=count_rows_by_key_group(touched), input_bytes=rows.nbytes)
             self.facts.update(combined_rows=_count_combined(order, touched))
         self.facts.update(timed)
