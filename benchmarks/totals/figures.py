@@ -113,7 +113,6 @@ def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
             result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
     result |= _over("ratio_configured", batch_s, Side("builtin_heap", "rows"), Side("configured", "rows"))
     result |= _over("fixed_ratio_configured", batch_s, Side("configured", "fixed"), Side("builtin_heap", "fixed"))
-    result |= _over("fixed_ratio_stateless", batch_s, Side("stateless", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio", batch_s, Side("ours", "fixed"), Side("builtin", "fixed"))
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))

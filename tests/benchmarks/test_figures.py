@@ -120,6 +120,13 @@ def test_each_part_has_figures_of_its_own() -> None:
     assert "peak_memory_ratio" not in figures
 
 
+def test_the_default_store_is_compared_with_no_state() -> None:
+    """That ratio bounds how much faster than the default store any state store can be."""
+    figures = _figures(ours__rows=[_took(0.4)], stateless__rows=[_took(0.25)], builtin_heap__rows=[_took(0.5)])
+    assert (figures["ratio_of_stateless"], figures["ratio_vs_builtin_heap"]) == (2.0, 1.25)
+    assert figures["batch_ms_stateless"] == 250
+
+
 def test_python_operators_are_compared_by_rate() -> None:
     """Their batches are smaller, so rows a second are compared, not batches."""
     figures = _figures(
@@ -195,7 +202,7 @@ def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
     """With a revision each of our sides is followed by its own; without one there is none."""
     with_one = totals.sides_of("keys", against=True)
     assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
-    engines = ["ours", "configured", "builtin_heap", "builtin"]
+    engines = ["ours", "configured", "stateless", "builtin_heap", "builtin"]
     assert [side.engine for side in totals.sides_of("rows", against=False)] == engines
     assert [side.engine for side in totals.sides_of("python", against=True)].count("before") == 0
 
