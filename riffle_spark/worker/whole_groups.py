@@ -138,7 +138,7 @@ def _stack_groups(
         number = numbers[key_group]
         first_ms = -NEVER_MS if due is None else first_ms_of(changes.timers.get(key_group))
         newest = Run(hashes[start:end], rows, deleted[start:end], due, first_ms=first_ms, block=block, number=number)
-        older = stacks[key_group].runs
+        older: Sequence[Run] = stacks[key_group].runs
         if due is not None:
             older = [replace(run, first_ms=first_ms) for run in older]
         groups.append(RunsOfKeyGroup(key_group, [newest, *older]))

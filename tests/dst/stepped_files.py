@@ -337,7 +337,8 @@ class _Put:
     def run(self, work: Callable[[], None]) -> None:
         """Do it."""
         try:
-            self._future.set_result(work())
+            work()
+            self._future.set_result(None)
         except Exception as error:  # noqa: BLE001 - as a pool does
             self._future.set_exception(error)
 

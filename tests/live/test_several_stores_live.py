@@ -116,9 +116,7 @@ class Totals:
         """Return the rows as Spark passes those of a stream: as an RDD, not as a query."""
         columns = [f"id % {KEYS} k", f"id + {self.version} v", f"{self.version} version"]
         rows = self.spark.range(3 * KEYS).selectExpr(*columns)._jdf
-        frame = self.spark._jsparkSession.internalCreateDataFrame(
-            rows.queryExecution().toRdd(), rows.schema(), False
-        )
+        frame = self.spark._jsparkSession.internalCreateDataFrame(rows.queryExecution().toRdd(), rows.schema(), False)
         return DataFrame(frame, self.spark)
 
     def check(self) -> None:

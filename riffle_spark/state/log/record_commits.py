@@ -24,10 +24,10 @@ class FetchedRecord(NamedTuple):
 
 
 def fetch_record(store: ObjectStore, name: str, *, changed_only: bool = False) -> FetchedRecord | None:
-    """Return the record with this object name, or ``None`` if it does not exist. ``changed_only`` is that of ``decode``.
+    """Return the record with this object name, or ``None`` if it does not exist.
 
-    Bytes that cannot be read are fetched once more, because they may have been damaged on their way. Raises
-    ``CorruptStateError`` if these cannot be read either.
+    ``changed_only`` is that of ``decode``. Bytes that cannot be read are fetched once more, because they may have been
+    damaged on their way. Raises ``CorruptStateError`` if these cannot be read either.
     """
     try:
         return _fetch_record_once(store, name, changed_only=changed_only)
