@@ -10,7 +10,8 @@ from typing import Final
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.record import Record, decode
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record_commits import fetch_record
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
@@ -31,10 +32,9 @@ def read_record(objects: ObjectStore, sequence: int) -> Record | None:
     A record that arrives damaged is read again, because the network may have damaged it.
     """
     name = paths.record_name(sequence)
-    for _ in range(2):
-        data = objects.get(name)
-        with suppress(CorruptStateError):
-            return None if data is None else decode(data, name, changed_only=True)
+    with suppress(CorruptStateError):
+        fetched = fetch_record(objects, name, changed_only=True)
+        return None if fetched is None else fetched.record
     return None
 
 

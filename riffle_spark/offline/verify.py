@@ -186,15 +186,19 @@ def _newer_records(objects: ObjectStore, tail: Record | None) -> Iterator[Record
 def _read_record(verification: _Verification, sequence: int) -> CorruptStateError | None:
     """Read a record into ``verification``. Return its error if it is missing or damaged, else ``None``."""
     name = paths.record_name(sequence)
-    data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
-    if data is None:
-        return missing_object_error(name)
-    verification.digests[sequence] = digest(data)
-    try:
-        verification.records[sequence] = decode(data, name)
-    except CorruptStateError as error:
-        return error
-    return None
+    damage: CorruptStateError | None = None
+    for _ in range(2):  # the bytes may have been damaged on their way
+        data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
+        if data is None:
+            return missing_object_error(name)
+        verification.digests[sequence] = digest(data)
+        try:
+            verification.records[sequence] = decode(data, name)
+        except CorruptStateError as error:
+            damage = error
+        else:
+            return None
+    return damage
 
 
 def _lost_below(verification: _Verification, first: int, tail: Record | None) -> set[int]:
@@ -363,10 +367,17 @@ def _check_snapshot(
 ) -> str:
     """Check a snapshot. Return the name of its object."""
     name = paths.snapshot_name(*address, snapshot.id)
-    data = verification.objects.get(name, 0, snapshot.length + 1)
+    data: bytes | None = None
+    is_intact = False
+    for _ in range(2):  # the bytes may have been damaged on their way
+        data = verification.objects.get(name, 0, snapshot.length + 1)
+        is_intact = data is not None and len(data) == snapshot.length
+        is_intact = is_intact and part_codec.checksum(data) == snapshot.checksum
+        if is_intact or data is None:
+            break
     if data is None:
         verification.add_error(level, missing_object_error(name))
-    elif part_codec.checksum(data) != snapshot.checksum or len(data) != snapshot.length:
+    elif not is_intact:
         verification.add_error(level, part_codec.altered_error(name))
     else:
         place = paths.snapshot_place(*address, snapshot.id)

@@ -1,6 +1,7 @@
 """Fetch and decode the parts of some key-groups into memory."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -13,7 +14,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_ORDER
 from riffle_spark.state.formats.part_codec import HASH
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Entry, Link, Snapshot
+from riffle_spark.state.log.manifest import Address, Entry, Link, Snapshot
 from riffle_spark.state.objects.place import Place
 from riffle_spark.state.restore.reader import (
     RANGE_BYTES,
@@ -101,18 +102,30 @@ def _fetch_snapshot(
     With a few ``keys`` only their rows of a large snapshot are fetched, if its format allows it.
     """
     address = (store, key_group)
-    name = paths.snapshot_name(*address, snapshot.id)
+    rows: pa.Table | None = None
     if keys is not None and len(keys.hashes) <= _RANGED_KEYS_MAX and snapshot.length >= ranged_rows.RANGED_FROM_BYTES:
-        rows = ranged_rows.fetch_rows_of_hashes(reader, address, snapshot, keys.hashes)
-        if rows is not None:
-            return {(key_group, snapshot): Part(rows, snapshot.head.version, snapshot.head.epoch)}
+        # Ranges that turn out to be damaged may have been damaged on their way. The whole object has a checksum.
+        with suppress(CorruptStateError, pa.ArrowInvalid):
+            rows = ranged_rows.fetch_rows_of_hashes(reader, address, snapshot, keys.hashes)
+    if rows is None:
+        data = _fetch_whole_snapshot(reader, address, snapshot)
+        name = paths.snapshot_name(*address, snapshot.id)
+        rows = _decode(reader, data, paths.snapshot_place(*address, snapshot.id), name)
+    return {(key_group, snapshot): Part(rows, snapshot.head.version, snapshot.head.epoch)}
+
+
+def _fetch_whole_snapshot(reader: Reader, address: Address, snapshot: Snapshot) -> bytes:
+    """Return the bytes of a snapshot, which have its checksum. Damaged bytes are fetched once more.
+
+    Raises ``CorruptStateError`` if the object is missing or damaged.
+    """
     ranges = [*split_into_ranges(snapshot.length, RANGE_BYTES)]
-    pieces = in_parallel(lambda span: reader.fetch_snapshot_range(address, snapshot, *span), ranges)
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if part_codec.checksum(data) != snapshot.checksum:
-        raise part_codec.altered_error(name)
-    table = _decode(reader, data, paths.snapshot_place(store, key_group, snapshot.id), name)
-    return {(key_group, snapshot): Part(table, snapshot.head.version, snapshot.head.epoch)}
+    for _ in range(2):
+        pieces = in_parallel(lambda span: reader.fetch_snapshot_range(address, snapshot, *span), ranges)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if part_codec.checksum(data) == snapshot.checksum:
+            return data
+    raise part_codec.altered_error(paths.snapshot_name(*address, snapshot.id))
 
 
 def _select_requested(part: Part, schema: StoreSchema, keys: RequestedKeys) -> Part:

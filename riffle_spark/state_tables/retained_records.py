@@ -23,7 +23,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.log.record import Record, decode
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record_commits import fetch_record
 from riffle_spark.state.log.record_manifests import RecordManifests
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
@@ -153,10 +154,9 @@ def _read_newest(objects: ObjectStore, root: str) -> tuple[Record, int]:
         sequences = [s for s in map(paths.parse_record_name, objects.list(paths.LOG)) if s is not None]
         if not sequences:
             break
-        name = paths.record_name(sequences[-1])
-        data = objects.get(name)
-        if data is not None:
-            return decode(data, name), sequences[0]
+        fetched = fetch_record(objects, paths.record_name(sequences[-1]))
+        if fetched is not None:
+            return fetched.record, sequences[0]
     # Cause: The root is wrong, or the query has not committed a batch yet.
     raise ConfigError(
         f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-1560"

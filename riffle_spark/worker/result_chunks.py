@@ -47,10 +47,17 @@ def chunked_schema(results: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def chunk_results(results: Sequence[pa.Table]) -> pa.Table:
-    """Return a slot's results for several stores in chunks. The receipt of each store is a row of its own."""
-    schema = chunked_schema([result.schema for result in results])
-    return pa.concat_tables([part for place, result in enumerate(results) for part in _parts(result, place, schema)])
+def chunk_results(results: Iterable[pa.Table], schemas: Sequence[pa.Schema]) -> pa.Table:
+    """Return a slot's results for several stores in chunks. The receipt of each store is a row of its own.
+
+    ``schemas`` are those of the results. Chunks are copies. So a caller that passes an iterator and keeps no result
+    holds the rows of one store twice, not those of all.
+    """
+    schema = chunked_schema(schemas)
+    parts: list[pa.Table] = []
+    for place, result in enumerate(results):
+        parts += _parts(result, place, schema)
+    return pa.concat_tables(parts)
 
 
 def _parts(result: pa.Table, place: int, schema: pa.Schema) -> Iterator[pa.Table]:

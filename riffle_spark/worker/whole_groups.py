@@ -136,8 +136,10 @@ def _stack_groups(
     groups: list[RunsOfKeyGroup] = []
     for key_group, start, end in whole_spans:
         number = numbers[key_group]
-        newest = Run(hashes[start:end], rows, deleted[start:end], due, block=block, number=number)
-        first_ms = first_ms_of(changes.timers.get(key_group)) if schema.due is not None else -NEVER_MS
-        runs = [replace(run, first_ms=first_ms) for run in (newest, *stacks[key_group].runs)]
-        groups.append(RunsOfKeyGroup(key_group, runs))
+        first_ms = -NEVER_MS if due is None else first_ms_of(changes.timers.get(key_group))
+        newest = Run(hashes[start:end], rows, deleted[start:end], due, first_ms=first_ms, block=block, number=number)
+        older: Sequence[Run] = stacks[key_group].runs
+        if due is not None:
+            older = [replace(run, first_ms=first_ms) for run in older]
+        groups.append(RunsOfKeyGroup(key_group, [newest, *older]))
     return groups

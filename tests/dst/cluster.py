@@ -17,7 +17,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimWork
 from riffle_spark.worker.census import take_census
-from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.slot import StoreInput, run_slots
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.dst.scheduler import Actor, Process, Scheduler, TurnLock
 
@@ -109,6 +109,8 @@ class SteppedCluster(SimCluster):
         self.processes: dict[str, Process] = {}
         self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08, 0.3, 0.3])
         """The share of slots that Spark runs elsewhere at once."""
+        self.shares_tasks = False
+        """Whether stores with the same key run in one task per slot."""
         self.worked: Callable[[str], object] = lambda _: None
         """Hears of each executor that has ended a piece of upkeep."""
 
@@ -223,19 +225,34 @@ class SteppedWork(SimWork):
         return super().partitions(limit)
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
-        """Run all attempts."""
+        """Run all attempts. Attempts of one task have the same slot, and stores with the same key."""
         self._runs += 1
-        tasks = [[self._begun(attempt, self._first_of(attempt))] for attempt in attempts]
+        groups = self._by_task(attempts)
+        tasks = [[self._begun(group, self._first_of(group[0]))] for group in groups]
         while not all(any(_answered(task) for task in of_slot) for of_slot in tasks):
             self._scheduler.step("slots awaited")
             ended = _ended(tasks)
             self._scheduler.wait(lambda: _ended(tasks) != ended, SPECULATION_SECONDS)  # noqa: B023 - waits here
             self._check_executors(attempts)
-            for attempt, of_slot in zip(attempts, tasks, strict=True):
+            for group, of_slot in zip(groups, tasks, strict=True):
                 if not any(_answered(task) for task in of_slot) and self._is_given_up(of_slot[-1]):
-                    of_slot.append(self._begun(attempt, self._elsewhere()))
-        answers = [next(task.result for task in of_slot if _answered(task)) for of_slot in tasks]
-        return [self._told(attempt, answer) for attempt, answer in zip(attempts, answers, strict=True)]
+                    of_slot.append(self._begun(group, self._elsewhere()))
+        answers: dict[int, pa.Table] = {}
+        for group, of_slot in zip(groups, tasks, strict=True):
+            results = next(task.result for task in of_slot if _answered(task))
+            assert isinstance(results, list)
+            answers.update(zip(map(id, group), results, strict=True))
+        return [self._told(attempt, answers[id(attempt)]) for attempt in attempts]
+
+    def _by_task(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+        """Return the attempts of each task, as ``SparkWork`` groups them if the cluster shares tasks."""
+        groups: dict[object, list[Attempt]] = {}
+        for number, attempt in enumerate(attempts):
+            order = attempt.order
+            shared = (attempt.slot, tuple(order.slots.items()), order.key, order.routing, order.total)
+            is_alone = not self._stepped.shares_tasks or order.initial is not None
+            groups.setdefault(number if is_alone else shared, []).append(attempt)
+        return [*groups.values()]
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Deliver, unless some of what slots answered is lost by then."""
@@ -255,7 +272,7 @@ class SteppedWork(SimWork):
     def _is_given_up(self, task: Actor) -> bool:
         return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS
 
-    def _begun(self, attempt: Attempt, executor: str) -> Actor:
+    def _begun(self, attempts: Sequence[Attempt], executor: str) -> Actor:
         def later(work: Callable[[], None]) -> None:
             late = self._scheduler.chance.choice(MERGES_LATE_SECONDS)
 
@@ -265,17 +282,17 @@ class SteppedWork(SimWork):
 
             self._stepped.spawn("merge", executor, merge)
 
-        def run() -> pa.Table:
+        def run() -> list[pa.Table]:
             lost = self._scheduler.step("rows read") == "row lost"
-            rows = attempt.rows.slice(1) if lost else attempt.rows
             if lost:
-                self.lost_rows.add(attempt.order.store)
-            order = attempt.order
-            computation = attempt.computation
-            names = attempt.random_bytes
-            answer = run_slot(order, computation, attempt.slot, executor, rows, names, later)
+                self.lost_rows.update(attempt.order.store for attempt in attempts)
+            stores = [
+                StoreInput(attempt.order, attempt.computation, attempt.rows.slice(1) if lost else attempt.rows)
+                for attempt in attempts
+            ]
+            answers = run_slots(stores, attempts[0].slot, executor, attempts[0].random_bytes, later)
             self._scheduler.step("answers")
-            return answer
+            return answers
 
         if executor not in self._stepped.processes or not self._stepped.processes[executor].alive:
             raise Misplaced(self._gives_up(f"{executor} went before slots ran"), where="executors")

@@ -28,6 +28,7 @@ from tests.dst.scheduler import Actor
 __all__ = ["Excuses", "Tried"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
+_RECORD_DAMAGE = {f"RIFFLE-{number:04}" for number in range(415, 420)}
 _QUOTED = re.compile(r"'(/[^']*)'")
 _RUN = re.compile(r"Batch \d+ lost (?:its place|rows) in each of (\d+) runs")
 _INCOMPLETE = re.compile(r"The receipts of the slots are not complete: missing (\[.*\]), unexpected \[\]\.$")
@@ -64,7 +65,7 @@ class Excuses:
         with self._world.scheduler.quiet():
             self._world.log_seen.look()
             if isinstance(error, CorruptStateError):
-                is_refetched = tried is not None and error.id == "RIFFLE-0397"
+                is_refetched = error.id in _RECORD_DAMAGE or (tried is not None and error.id == "RIFFLE-0397")
                 return self._is_damaged(error.where, times=2 if is_refetched else 1)
             if isinstance(error, FencedError):
                 return self._is_fenced(error.where, actor)
@@ -93,7 +94,8 @@ class Excuses:
 
     def _is_damaged(self, where: str, times: int = 1) -> bool:
         """Each damage may cause one failure that names the object. A record's successor contains the digest of the
-        record. Slots fetch damaged bytes once more, so they fail only if the object was damaged several ``times``.
+        record. Records, and the bytes that slots fetch, are fetched once more if they are damaged. So a reader fails
+        only if the object was damaged several ``times``.
         """
         name = object_in(where)
         sequence = paths.parse_record_name(object_in(where))

@@ -60,6 +60,8 @@ S3_SHARE = 0.1
 """So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
 that get snapshots in several ranges.
 """
+TASKS_SHARED = 0.5
+"""In so many histories a task of a slot runs for all stores with the same key."""
 LOOKS_SECONDS = 1.5
 IDLE_LOOKS_SECONDS = 15.0
 """How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
@@ -142,6 +144,7 @@ class Schedule(World):
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SteppedCluster(self.home, self.stepped, self.scheduler)
         self.cluster.clock = self.clock
+        self.cluster.shares_tasks = random.Random(f"{seed}/tasks").random() < TASKS_SHARED
         self.cluster.worked = self._worked
         self.stepped.read = self._has_read
         self.stepped.deletes = self._deletes

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,7 +25,7 @@ from riffle_spark.state.copies import abandoned, folder, journal_file, part_file
 from riffle_spark.state.copies.disk import is_member_name
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
-from tests.dst.scheduler import Actor, Scheduler
+from tests.dst.scheduler import Actor, Killed, Scheduler
 from tests.dst.stepped_store import damaged
 
 __all__ = ["DATA", "SteppedFiles"]
@@ -70,6 +71,7 @@ class SteppedFiles:
             patch.setattr(module, "uuid", _DrawnNames(self._scheduler))
         for pools in (reader, prefetch):
             patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
+        patch.setattr(slot, "ThreadPoolExecutor", partial(SteppedPool, self._scheduler))
         patch.setattr(folder, "os", _SimulatedTouch(self._scheduler))
         patch.setattr(member_folders, "_manifests", self._manifests)
         _watch(self)
@@ -295,6 +297,60 @@ class InlinePool:
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Do nothing: no work is pending."""
+
+
+class SteppedPool:
+    """Replaces the pool for the puts of a slot: each put is an actor beside the slot, in the process of the slot."""
+
+    def __init__(self, scheduler: Scheduler, _threads: int, _name: str) -> None:
+        self._scheduler = scheduler
+        self._puts: list[Actor] = []
+
+    def __enter__(self) -> SteppedPool:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not Killed:
+            self._scheduler.wait(lambda: all(put.done for put in self._puts))
+
+    def submit(self, work: Callable[[], None]) -> _Put:
+        """Begin a put."""
+        outcome = _Put(self._scheduler)
+        slot_actor = self._scheduler.mine()
+        if slot_actor is None:
+            outcome.run(work)
+            return outcome
+        name = f"a put of {slot_actor.name}"
+        outcome.actor = self._scheduler.spawn(name, slot_actor.kind, slot_actor.process, lambda: outcome.run(work))
+        self._puts.append(outcome.actor)
+        return outcome
+
+
+class _Put:
+    """The outcome of a put. A slot whose put dies has died with it, because both are one Python worker."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._future: Future[None] = Future()
+        self.actor: Actor | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do it."""
+        try:
+            work()
+            self._future.set_result(None)
+        except Exception as error:  # noqa: BLE001 - as a pool does
+            self._future.set_exception(error)
+
+    def result(self) -> None:
+        """Wait for it. Raises its error."""
+        put = self.actor
+        slot_actor = self._scheduler.mine()
+        if put is not None:
+            self._scheduler.wait(lambda: put.done)
+            if not self._future.done() and slot_actor is not None:
+                self._scheduler.kill(slot_actor)
+        self._future.result(0)
 
 
 class _KeptByProcess(MutableMapping[Any, Any]):

@@ -18,15 +18,18 @@ from riffle_spark.process.stages.session_groups import SessionGroups
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE
+from riffle_spark.state_tables import ranged_rows
 from riffle_spark.state_tables import read_state as reading
+from riffle_spark.state_tables.read_state import read_table
 from riffle_spark.state_tables.requested_keys import requested_keys
-from riffle_spark.state_tables.state_view import open_root
+from riffle_spark.state_tables.state_view import StateRoot, open_root
 from riffle_spark.state_tables.table_columns import ROLE
 from riffle_spark.testing import Harness
 from tests.kit.folders import DATA
 from tests.kit.process.page_windows import operator
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 from tests.kit.simulated.world import World, rows_of, two_stores
+from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.process.stages import test_paired_rows as joins
 from tests.process.stages import test_session_groups as sessions
 from tests.protocol.test_encrypted_query import Encrypted
@@ -264,6 +267,38 @@ def test_the_batch_of_a_savepoint_is_read_long_after(tmp_path: Path) -> None:
     world.memory.delete(sorted(Manifest(record.entries).object_names()))
     with pytest.raises(CorruptStateError, match="RIFFLE-0462"):
         read_state(root, "totals", version="savepoint:release").read_all()
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
+@pytest.mark.parametrize("keys", [None, ["k1", "k3"]])
+@pytest.mark.usefixtures("short_cycles")
+def test_bytes_that_are_damaged_on_their_way_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None, kind: str
+) -> None:
+    """Records, the record of a savepoint, deltas and snapshots: the objects are intact, so all rows are read."""
+    monkeypatch.setattr(ranged_rows, "RANGED_FROM_BYTES", 1)
+    world = World(tmp_path, executors=["1"], snapshot_chain_links=2)
+    feed(world, 0, 5)
+    Savepoints(world.home.root).create("release")
+    world.start()
+    feed(world, 6, 12)
+
+    def read(*faults: Fault, version: int | str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the rows, and the names that were fetched in order."""
+        store = FaultyStore(world.memory, faults)
+        table = StateRoot(world.home.root, store, None).view(version).table("totals")
+        rows = read_table(table, None if keys is None else requested_keys(keys, table.store_schema))
+        return content(rows.read_all()), [name for method, name in store.calls if method == "get"]
+
+    for version in ("savepoint:release", 11, 12):
+        expected, names = read(version=version)
+        assert len(expected) == (6 if keys is None else 2)
+        for name in dict.fromkeys(names):
+            rows, fetched = read(Fault(kind, "get", name), version=version)  # type: ignore[arg-type]
+            assert rows == expected, name
+            assert len(fetched) > len(names), name
+    fetched_kinds = {name.split("/")[0] for name in names}
+    assert fetched_kinds >= {"log", "delta", "totals"}
 
 
 def feed(world: World, first: int, last: int) -> None:

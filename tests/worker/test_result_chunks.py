@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 import pyarrow as pa
@@ -34,6 +35,11 @@ def result_of(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([plain, receipt])
 
 
+def chunked(results: Sequence[pa.Table]) -> pa.Table:
+    """Return results in chunks."""
+    return chunk_results(results, [result.schema for result in results])
+
+
 def rows_in(chunks: pa.Table, column: str = rows_column(0)) -> list[object]:
     """Return the rows in an array column of a result in chunks."""
     return [row for rows in chunks.column(column).to_pylist() for row in rows or ()]
@@ -44,7 +50,7 @@ def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: i
     """From sliced tables of several pieces, too. A result that may be large has chunks of one row."""
     monkeypatch.setattr(result_chunks, "CHUNK_BYTES", limit)
     rows = pa.concat_tables([ROWS.slice(5, 1000), ROWS.slice(1, 2000)])
-    chunks = chunk_results([result_of(rows)])
+    chunks = chunked([result_of(rows)])
     chunks.validate(full=True)
     assert chunks.schema == chunked_schema([result_schema(NESTED)])
     assert rows_in(chunks) == rows.to_pylist()
@@ -77,7 +83,7 @@ def test_dead_letters_have_chunks_of_their_own() -> None:
     rows = pa.schema([("n", pa.int64())])
     output = rows.append(letter_field(rows))
     letters = pa.array([None, {"error": "ValueError"}, None], output.field(LETTER).type)
-    chunks = chunk_results([result_of(pa.table([pa.array([1, None, 3]), letters], schema=output))])
+    chunks = chunked([result_of(pa.table([pa.array([1, None, 3]), letters], schema=output))])
     assert rows_in(chunks) == [{"n": 1}, {"n": 3}]
     assert [letter["error"] for letter in rows_in(chunks, letters_column(0))] == ["ValueError"]  # type: ignore[index]
 
@@ -85,7 +91,7 @@ def test_dead_letters_have_chunks_of_their_own() -> None:
 def test_a_result_without_rows_is_its_receipt() -> None:
     """So is one whose output has no columns."""
     for schema in (NESTED, pa.schema([])):
-        chunks = chunk_results([result_of(schema.empty_table())])
+        chunks = chunked([result_of(schema.empty_table())])
         assert (chunks.num_rows, rows_in(chunks)) == (1, [])
 
 
@@ -103,7 +109,7 @@ def test_chunks_of_several_stores_are_in_columns_of_their_own() -> None:
         result.set_column(0, ATTEMPT, pa.repeat(pa.scalar(place, pa.int64()), result.num_rows))
         for place, result in enumerate(results)
     ]
-    chunks = chunk_results(results)
+    chunks = chunked(results)
     chunks.validate(full=True)
     assert chunks.schema == chunked_schema([result.schema for result in results])
     assert [rows_in(chunks, rows_column(place)) for place in range(3)] == [

@@ -109,14 +109,19 @@ def _run(
         for order, (_, compute, _) in zip(orders, works, strict=True)
     ]
     answers = run_slots(stores, slot, executor_id(), later=_run_after_result)
-    results = [cast_table(answer, schema) for answer, (_, _, schema) in zip(answers, works, strict=True)]
+    schemas = [schema for _, _, schema in works]
+    chunks = chunk_results(_cast_results(answers, schemas), schemas)
     if run is not None:
         run_id, accumulator = run
-        receipts = [text for result in results for text in result[RECEIPT].drop_null().to_pylist()]
-        accumulator.add({run_id: receipts})
-    chunks = chunk_results(results)
+        accumulator.add({run_id: chunks[RECEIPT].drop_null().to_pylist()})
     _prepare_next_task("slot")
     return chunks
+
+
+def _cast_results(answers: list[pa.Table], schemas: Sequence[pa.Schema]) -> Iterator[pa.Table]:
+    """Yield the answers in these schemas, and remove them from the list, so that each is freed once it is chunked."""
+    for schema in schemas:
+        yield cast_table(answers.pop(0), schema)
 
 
 def _rows_of(order: Order, rows: pa.Table, sent: Sequence[str] | None) -> pa.Table:

@@ -22,7 +22,7 @@ from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, U
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind, Record, decode, digest, encode, is_record
-from riffle_spark.state.log.record_commits import RecordCommits
+from riffle_spark.state.log.record_commits import FetchedRecord, RecordCommits
 from riffle_spark.state.log.record_manifests import RecordManifests, manifest_of_record
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
@@ -176,11 +176,11 @@ class Log:
             )
         return data or b""
 
-    def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
-        """Return the newest listed record and its bytes."""
+    def _read_newest(self, sequences: list[int]) -> FetchedRecord:
+        """Return the newest listed record."""
         name = paths.record_name(sequences[-1])
-        data = self._commits.get(name)
-        if data is None:
+        fetched = self._commits.fetch(name)
+        if fetched is None:
             # Cause: The store's LIST lags behind, or another driver deletes old records.
             raise UnavailableError(
                 "A LIST of the log shows a newest record that does not exist.",
@@ -188,7 +188,7 @@ class Log:
                 where=name,
                 id="RIFFLE-0405",
             )
-        return decode(data, name), data
+        return fetched
 
     def _check_complete(self, sequences: list[int], newest: Record) -> None:
         """Raise ``ConflictError`` if a record between the newest full record and the newest record is missing."""
@@ -214,8 +214,10 @@ class Log:
         """Raise ``CorruptStateError`` if the newest record has another digest of the record before it."""
         if newest.sequence <= self.first:
             return
-        previous = self._commits.get(paths.record_name(newest.sequence - 1))
-        if previous is not None and digest(previous) != newest.previous:
+        name = paths.record_name(newest.sequence - 1)
+        # A second GET, because the bytes of the first one may have been damaged on their way.
+        previous = (self._commits.get(name) for _ in range(2))
+        if all(data is not None and digest(data) != newest.previous for data in previous):
             raise CorruptStateError(
                 "The newest record does not follow the one before it: one of them was changed.",
                 remedy=_ONE_BACKUP,
@@ -248,11 +250,10 @@ class Log:
     def find(self, sequence: int) -> Record | None:
         """Return the record with this number, or ``None`` if it does not exist.
 
-        Raises ``CorruptStateError`` if it is damaged.
+        Damaged bytes are fetched once more. Raises ``CorruptStateError`` if they are damaged again.
         """
-        name = paths.record_name(sequence)
-        data = self._commits.get(name)
-        return None if data is None else decode(data, name)
+        fetched = self._commits.fetch(paths.record_name(sequence))
+        return None if fetched is None else fetched.record
 
     def records_after(self, sequence: int) -> Iterator[Record]:
         """Yield the records with higher numbers than ``sequence``, in order.

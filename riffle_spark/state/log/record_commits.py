@@ -1,14 +1,44 @@
-"""Put a record under its number exactly once, and determine the owner of the number if the answer is lost."""
+"""Put a record under its number exactly once, and determine the owner of the number if the answer is lost.
 
-from riffle_spark.errors import ConfigError, FencedError, UnavailableError
+Records are read here, too: bytes that are damaged on their way are fetched again.
+"""
+
+from typing import NamedTuple
+
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.record import Record, is_record
+from riffle_spark.state.log.record import Record, decode, is_record
 from riffle_spark.state.objects.store import ObjectStore, overwrite_error
 
-__all__ = ["RECORD_BYTES_MAX", "RecordCommits"]
+__all__ = ["RECORD_BYTES_MAX", "FetchedRecord", "RecordCommits", "fetch_record"]
 
 RECORD_BYTES_MAX = 1 << 29
 _TRIES = 5
+
+
+class FetchedRecord(NamedTuple):
+    """A record and its bytes."""
+
+    record: Record
+    data: bytes
+
+
+def fetch_record(store: ObjectStore, name: str, *, changed_only: bool = False) -> FetchedRecord | None:
+    """Return the record with this object name, or ``None`` if it does not exist.
+
+    ``changed_only`` is that of ``decode``. Bytes that cannot be read are fetched once more, because they may have been
+    damaged on their way. Raises ``CorruptStateError`` if these cannot be read either.
+    """
+    try:
+        return _fetch_record_once(store, name, changed_only=changed_only)
+    except CorruptStateError:
+        return _fetch_record_once(store, name, changed_only=changed_only)
+
+
+def _fetch_record_once(store: ObjectStore, name: str, *, changed_only: bool) -> FetchedRecord | None:
+    """Return what ``fetch_record`` returns, with one GET."""
+    data = store.get(name, 0, RECORD_BYTES_MAX)
+    return None if data is None else FetchedRecord(decode(data, name, changed_only=changed_only), data)
 
 
 class RecordCommits:
@@ -23,6 +53,13 @@ class RecordCommits:
         not exist.
         """
         return self._store.get(name, 0, RECORD_BYTES_MAX)
+
+    def fetch(self, name: str) -> FetchedRecord | None:
+        """Return the record with this object name, or ``None`` if it does not exist.
+
+        Damaged bytes are fetched once more. Raises ``CorruptStateError`` if they are damaged again.
+        """
+        return fetch_record(self._store, name)
 
     def put(self, record: Record, data: bytes) -> None:
         """Put a record if its number is free.

@@ -23,8 +23,8 @@ from riffle_spark.printable import escape_unprintable
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.log.record import Record, decode, encode
-from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
+from riffle_spark.state.log.record import Record, encode
+from riffle_spark.state.log.record_commits import fetch_record
 from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedSavepoint, check_savepoint_name
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -186,8 +186,8 @@ def read_savepoint(objects: ObjectStore, savepoint: RecordedSavepoint) -> Record
     Raises ``CorruptStateError`` if its object is missing, damaged, or of another record.
     """
     name = paths.savepoint_name(savepoint.id)
-    data = objects.get(name, 0, RECORD_BYTES_MAX)
-    if data is None:
+    fetched = fetch_record(objects, name)
+    if fetched is None:
         # Cause: A person or a lifecycle rule deleted the object.
         raise CorruptStateError(
             f"The object of savepoint {savepoint.name!r} is missing.",
@@ -196,7 +196,7 @@ def read_savepoint(objects: ObjectStore, savepoint: RecordedSavepoint) -> Record
             where=name,
             id="RIFFLE-1577",
         )
-    record = decode(data, name)
+    record = fetched.record
     if (record.sequence, record.full, record.version) != (savepoint.sequence, savepoint.sequence, savepoint.version):
         # Cause: The object was replaced by that of another savepoint.
         raise CorruptStateError(

@@ -14,6 +14,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.printed_commands import printed
 from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
+from tests.kit.state.faulty_store import Fault, FaultyStore
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +157,20 @@ def test_a_damaged_record_is_named(sequence: int, change: Callable[[bytes], byte
     with pytest.raises(CorruptStateError) as caught:
         opened(store)
     assert caught.value.where == paths.record_name(sequence)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
+@pytest.mark.parametrize("sequence", [16, 18, 19])
+def test_a_record_that_is_damaged_on_its_way_is_fetched_again(sequence: int, kind: str) -> None:
+    """The newest record, the one before it or its full one: the object is intact, so the log opens."""
+    store = FaultyStore(MemoryStore())
+    log = grown(store, 20)
+    store.script(Fault(kind, "get", paths.record_name(sequence)))  # type: ignore[arg-type]
+    again = opened(store)
+    assert again.tail == log.tail
+    assert again.manifest == log.manifest
+    store.script(Fault(kind, "get", paths.record_name(sequence)))  # type: ignore[arg-type]
+    assert again.read(sequence).sequence == sequence
 
 
 @pytest.mark.parametrize("name", ["log/readme", "photos/1"])

@@ -1,0 +1,187 @@
+"""Tasks for several stores that die on the way: Spark runs them again, and every store counts each row once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from apps.demo.servers import S3Server
+from riffle_spark import Settings, Stateful, StatefulJob, arrow_function, read_state, together
+from riffle_spark.spark.engine import inventory
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import StoreOptions
+from riffle_spark.worker.member_folders import options_of
+from tests.kit.streams.streaming import Kept, executor_processes, job_group, settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+MASTER = "local-cluster[2,1,600]"
+CONF = {
+    "spark.executorEnv.AWS_ACCESS_KEY_ID": "demo",
+    "spark.executorEnv.AWS_SECRET_ACCESS_KEY": "demo-secret",
+    "spark.executorEnv.AWS_DEFAULT_REGION": "us-east-1",
+}
+STORES = ["first", "second", "third", "fourth"]
+KEYS = 40
+SLOTS = 2
+STATE = pa.schema([("rows", pa.int64()), ("total", pa.int64())])
+TOTALS = pa.schema([("k", pa.int64()), *STATE])
+Seen = dict[int, dict[str, int]]
+
+
+def totalling(folder: Path, store: str, root: str, options: StoreOptions) -> Callable[..., object]:
+    """Return a function that counts and adds up the rows of each key. Files in the folder say how a call dies."""
+
+    def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        for file in sorted(folder.glob(f"{store}.*")):
+            with suppress(FileNotFoundError):
+                file.unlink()  # one attempt succeeds
+                _, how, milliseconds = file.name.split(".")
+                if how == "put":
+                    wait_for_delta(root, options, rows["version"][0].as_py())
+                threading.Timer(int(milliseconds) / 1000, os.kill, [os.getpid(), signal.SIGKILL]).start()
+                time.sleep(0 if how == "later" else 60)
+        ones = pa.array([1] * rows.num_rows, pa.int64())
+        added = pa.table([rows["k"], ones, rows["v"]], schema=TOTALS)
+        both = pa.concat_tables([state.select(TOTALS.names).cast(TOTALS), added]).group_by("k")
+        totals = both.aggregate([("rows", "sum"), ("total", "sum")]).rename_columns(TOTALS.names)
+        return totals, totals
+
+    return run
+
+
+def wait_for_delta(root: str, options: StoreOptions, version: int) -> None:
+    """Wait until the slot's first store has put its changes."""
+    deadline = time.monotonic() + 30
+    while not open_store(root, options).list(paths.delta_name(version, "")[:-1]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
+    """Give this process what the server asks for."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+class Totals:
+    """A job of four stores, and the ledger of its rows."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, folder: Path) -> None:
+        self.spark = spark
+        self.settings = settings
+        self.options = options_of(settings)
+        self.deaths = folder / "deaths"
+        self.deaths.mkdir()
+        self.sinks = {store: Kept() for store in STORES}
+        self.rows: Counter[int] = Counter()
+        self.total: Counter[int] = Counter()
+        self.version = -1
+        inventory.await_executors(spark, settings, expected=2)
+        self.job = together(*self._jobs(), settings=settings)
+
+    def _jobs(self) -> Iterator[StatefulJob]:
+        for store, sink in self.sinks.items():
+            function = totalling(self.deaths, store, str(self.settings.root), self.options)
+            yield Stateful(store, "k", arrow_function(function, state=STATE, output=TOTALS)).into(sink)
+
+    def die(self, store: str, how: str, milliseconds: int = 0) -> None:
+        """Let one attempt die while it computes a store: ``now``, after the first ``put``, or ``later``."""
+        (self.deaths / f"{store}.{how}.{milliseconds}").touch()
+
+    def batch(self) -> None:
+        """Run a batch with three rows of each key."""
+        self.version += 1
+        for number in range(3 * KEYS):
+            self.rows[number % KEYS] += 1
+            self.total[number % KEYS] += number + self.version
+        self.job(self._frame(), self.version)
+
+    def _frame(self) -> DataFrame:
+        """Return the rows as Spark passes those of a stream: as an RDD, not as a query."""
+        columns = [f"id % {KEYS} k", f"id + {self.version} v", f"{self.version} version"]
+        rows = self.spark.range(3 * KEYS).selectExpr(*columns)._jdf
+        frame = self.spark._jsparkSession.internalCreateDataFrame(rows.queryExecution().toRdd(), rows.schema(), False)
+        return DataFrame(frame, self.spark)
+
+    def check(self) -> None:
+        """Compare what was delivered and what is stored with the ledger, for each store."""
+        ledger = {key: {"rows": self.rows[key], "total": self.total[key]} for key in range(KEYS)}
+        for store, sink in self.sinks.items():
+            assert sink.latest("k") == ledger, store
+            assert [len(rows) for rows in sink.deliveries.values()] == [KEYS] * (self.version + 1)
+            table = read_state(str(self.settings.root), store, options=self.options).read_all()
+            stored = {row["k"]: {"rows": row["rows"], "total": row["total"]} for row in table.to_pylist()}
+            assert stored == ledger, store
+
+    def count_deltas(self) -> int:
+        """Return how many objects of deltas the newest batch has."""
+        objects = open_store(str(self.settings.root), self.options)
+        return len(objects.list(paths.delta_name(self.version, "")[:-1]))
+
+
+@pytest.fixture
+def totals(spark: SparkSession, s3_server: S3Server, tmp_path: Path, request: pytest.FixtureRequest) -> Totals:
+    """A job on a root of its own in S3, after two batches."""
+    root = f"s3://{s3_server.bucket}/{request.node.name.partition('[')[0]}-{tmp_path.name}"
+    settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, expected_executors=2)
+    made = Totals(spark, settings.but(status_interval=0), tmp_path)
+    for _ in range(2):  # plans are kept afterwards
+        made.batch()
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", ["second", "fourth"])
+def test_a_task_that_dies_after_its_first_put_is_run_again_by_spark(
+    spark: SparkSession, totals: Totals, store: str
+) -> None:
+    """The Python worker is killed while a later store computes. The delta that was put is not listed by the log."""
+    totals.die(store, "put")
+    with job_group(spark, f"dies in {store}") as tasks:
+        totals.batch()
+    assert totals.job.reports[-1].runs == 1
+    assert [task.taskId() for task in tasks() if task.status() == "FAILED"]
+    assert totals.count_deltas() > len(STORES) * SLOTS
+    totals.check()
+    totals.batch()
+    assert totals.count_deltas() == len(STORES) * SLOTS
+    totals.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_tasks_and_executors_that_die_at_any_time_lose_and_double_nothing(
+    spark: SparkSession, totals: Totals, seed: int
+) -> None:
+    """Python workers die in up to three places of a batch, also after the last store, and executors in some batches."""
+    chance = random.Random(seed)
+    kinds = ["now", "put", "later", "later", "later"]
+    for _ in range(8):
+        for _ in range(chance.randrange(4)):
+            totals.die(chance.choice(STORES), chance.choice(kinds), chance.randrange(120))
+        victim = chance.choice(inventory.executors(spark)).id if chance.random() < 0.3 else None
+        killing: threading.Timer | None = None
+        if victim is not None:
+            killing = threading.Timer(chance.random(), os.kill, [executor_processes()[victim], signal.SIGKILL])
+            killing.start()
+        totals.batch()
+        if killing is not None:
+            killing.join()
+            wait_for(lambda: len(inventory.executors(spark)) == 2, "the executor is replaced")
+    totals.check()
