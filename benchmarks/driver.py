@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.drivers.load import DriverLoad, code_ms, rss_mb
-from benchmarks.kit.cases import wanted_names
+from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import answer, in_process
 
 __all__ = ["CASES", "batches_of", "main", "play_here"]

@@ -30,7 +30,7 @@ from benchmarks.elastic.replay import replay
 from benchmarks.elastic.returning import returning
 from benchmarks.elastic.scale import scale
 from benchmarks.elastic.spark_scale_out import spark_scale_out
-from benchmarks.kit.cases import wanted_names
+from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from riffle_spark.errors import RiffleError
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import riffle_spark as riffle
 from apps.demo.servers import S3Server
-from benchmarks.kit.cases import wanted_names
 from benchmarks.kit.cpu import BatchCpu
+from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import answer, in_process
 from benchmarks.kit.streams import session, source, wait_for_rows
 

@@ -27,7 +27,7 @@ from typing import Any
 import boto3
 
 from apps.demo.servers import S3Server
-from benchmarks.kit.cases import wanted_names
+from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from benchmarks.totals.engines import play_here
 from benchmarks.totals.figures import CASES, PARTS, Side, figures, repetitions, sides_of

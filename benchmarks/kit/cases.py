@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from benchmarks.kit.names import wanted_names
 from benchmarks.kit.side import HERE, Code, alternately, at_revision
 from benchmarks.kit.streams import median
 from riffle_spark.errors import RiffleError
@@ -112,15 +113,6 @@ def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player:
         figures |= cases[name](player)
         figures[f"{name}_case_s"] = time.monotonic() - started
     return {name: round(value, 3) for name, value in figures.items() if not math.isnan(value)}
-
-
-def wanted_names(parser: argparse.ArgumentParser, only: str, names: Collection[str]) -> list[str]:
-    """Return the names in ``only``, a list with commas. Exit with the parser's error if one is not among ``names``."""
-    wanted = only.split(",")
-    unknown = sorted(set(wanted) - set(names))
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(names)}")
-    return wanted
 
 
 def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:

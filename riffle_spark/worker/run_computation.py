@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.columns import one_array, positions_of
+from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import (
@@ -22,7 +23,7 @@ from riffle_spark.process.blocks.block import (
     StateRows,
     Update,
 )
-from riffle_spark.process.processors.processing import Outcome, Processing, collect_garbage_rarely
+from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns

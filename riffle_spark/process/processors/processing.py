@@ -9,10 +9,8 @@ The order of calls is Spark's, with key-groups in place of partitions:
 4. After the last key-group the processor is closed.
 """
 
-import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -31,11 +29,9 @@ from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Outcome", "Processing", "ProcessorComputation", "collect_garbage_rarely"]
+__all__ = ["Outcome", "Processing", "ProcessorComputation"]
 
 _Result = TypeVar("_Result")
-_YOUNG_THRESHOLD: Final = 10_000
-_OLD_THRESHOLD: Final = 100
 _OWN_MODULES: Final = "riffle_spark."
 
 
@@ -230,22 +226,6 @@ class Processing:
             where=self._where,
             id="RIFFLE-0193",
         )
-
-
-@contextmanager
-def collect_garbage_rarely() -> Iterator[None]:
-    """Run a block with less frequent garbage collection, for processing a slot's keys.
-
-    Rows and values are many objects without cycles, and a sixth of the time would go into scanning them. Young objects
-    are still collected, so cycles that a processor makes are freed.
-    """
-    thresholds = gc.get_threshold()
-    young, old, oldest = thresholds
-    gc.set_threshold(max(_YOUNG_THRESHOLD, young) if young else 0, max(_OLD_THRESHOLD, old), oldest)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from riffle_spark.assign.assignor import load_assignor_setting
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
+from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.acceptance import acceptance_warnings
@@ -88,7 +89,7 @@ class Driver:
             raise self._fenced
         self._rounds.in_batch = True
         self.idle_operators = ()
-        with self._turn:
+        with self._turn, collect_garbage_rarely():
             batch = BatchMeasures(self._clock, self._objects)
             self._apply_requests()
             try:
@@ -309,9 +310,8 @@ class Driver:
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
-            work.deliver_sealed(
-                tail.outputs, _delivery(tail.query_id, tail.delivery_rollbacks, tail.version, tail.time_ms or 0)
-            )
+            delivery = _delivery(tail.query_id, tail.delivery_rollbacks, tail.version, tail.time_ms or 0)
+            work.deliver_sealed(tail.outputs, delivery)
 
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures

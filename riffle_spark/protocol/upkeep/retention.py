@@ -32,8 +32,11 @@ class Retention:
         """How many links of the newest record point to each object. An object with sealed output counts once more."""
         self._outputs: set[str] = set()
         """The newest record's objects with sealed output."""
-        self._retired: deque[tuple[int, str]] = deque()
-        """Objects with the sequence of the first record that does not list them."""
+        self._retired: deque[tuple[int, int, str]] = deque()
+        """Objects by the first record that does not list them: its sequence, their number, and their names as lines.
+
+        An hour may retire some 100,000 objects. As texts of their own they would take three times the memory.
+        """
         self._records: deque[tuple[int, int, int]] = deque()
         """Each retained record: its sequence, when it was seen, and the oldest record that it needs."""
         self._first_kept = 0
@@ -87,18 +90,18 @@ class Retention:
         self._outputs = outputs
         self._references.update(added)
         self._references.subtract(removed)
-        for name in removed:
-            if self._references[name] <= 0:
-                del self._references[name]
-                self._retired.append((record.sequence, name))
-        self.retire(record.sequence, replaced_snapshots)
+        unlisted = [name for name in removed if self._references[name] <= 0]
+        for name in unlisted:
+            del self._references[name]
+        self.retire(record.sequence, [*unlisted, *replaced_snapshots])
 
-    def retire(self, sequence: int, names: Iterable[str]) -> None:
+    def retire(self, sequence: int, names: Collection[str]) -> None:
         """Record names of this driver's objects that no record will list.
 
         They were put for record ``sequence`` or before.
         """
-        self._retired.extend((sequence, name) for name in names)
+        if names:
+            self._retired.append((sequence, len(names), "\n".join(names)))
 
     def record_scan(self, oldest: int, kept_from: int) -> None:
         """Record the result of a scan.
@@ -120,7 +123,13 @@ class Retention:
 
     def has_retired(self, count: int, oldest: int) -> bool:
         """Return whether at least ``count`` objects could be deleted if ``oldest`` were the oldest retained record."""
-        return len(self._retired) >= count and self._retired[count - 1][0] <= oldest
+        for sequence, number, _ in self._retired:
+            if sequence > oldest:
+                return False
+            count -= number
+            if count <= 0:
+                return True
+        return False
 
     def take_deletable(self, promised: int) -> list[str]:
         """Return the names that may be deleted after the commit of a record with this promise, each only once.
@@ -134,7 +143,7 @@ class Retention:
             needed = min(needed, promised - FULL_EVERY)
         deletable: list[str] = []
         while self._retired and self._retired[0][0] <= min(oldest, promised):
-            deletable.append(self._retired.popleft()[1])
+            deletable += self._retired.popleft()[2].split("\n")
         keep_from = max(self._first_kept, needed)
         deletable += [paths.record_name(sequence) for sequence in range(self._first_kept, keep_from)]
         self._first_kept = keep_from

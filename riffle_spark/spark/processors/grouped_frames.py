@@ -17,9 +17,9 @@ import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 
 from riffle_spark.errors import UserFunctionError
+from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
-from riffle_spark.process.processors.processing import collect_garbage_rarely
 from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
 from riffle_spark.process.types.fields import NOT_TEXT_REMEDY, NotText
 from riffle_spark.process.types.missing_modules import failure_hint

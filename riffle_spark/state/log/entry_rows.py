@@ -5,11 +5,10 @@ which has the head, id, level and size. If the object is a block, its row also h
 (of a merged delta: rows and checksum), and its links have only their key-group and rows.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
-from operator import add
+from itertools import accumulate, chain, pairwise, repeat
+from json.encoder import encode_basestring_ascii
 from typing import NamedTuple, cast
 
 from riffle_spark.state.log import paths
@@ -22,16 +21,16 @@ from riffle_spark.state.log.manifest import (
     Link,
     MergedDelta,
     Snapshot,
-    link_in_block,
     make_link,
+    shares_of,
 )
 
 __all__ = [
     "NUMBERS_END",
     "EntryText",
     "changed_entries_from_json",
-    "check_entries",
     "check_link",
+    "checked_entries_from_json",
     "entries_from_json",
     "entries_to_text",
     "is_possible",
@@ -51,7 +50,8 @@ _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int |
 """Key-group, timer, snapshot, chain as five numbers per link, and the head that the entry is cut at."""
 _EntryRow = tuple[Address, "int | None", tuple[Link, ...], "Snapshot | None", "Head | None"]
 """An entry to write: its key-group, timer, chain, snapshot, and the head that it is cut at."""
-_json_text = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = encode_basestring_ascii
+"""Returns a text as ``json`` writes it."""
 
 
 def link_to_json(link: Link) -> list[object]:
@@ -109,9 +109,9 @@ def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
     ends = [end for row in rows for end in (row[3] and row[3].head, row[4]) if end]
     indexes, places, merged_rows = _number_places(links, ends)
     blocks = {
-        place: (f",{link.block.size}", f',{link.block.rows},"{link.checksum:016x}"')
+        place: (f",{block.size}", f',{block.rows},"{link.checksum:016x}"')
         for place, link in dict(zip(places, links, strict=True)).items()
-        if link.block is not None
+        if (block := link.block) is not None
     }
     texts = [
         f'{place},{link.start},0,"0",{link.rows}'
@@ -134,17 +134,17 @@ def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
         first = end
     heads_text = ",".join(
         [
-            f"[{head.version},{_json_text(head.attempt)}{''.join(blocks.get(index, ()))}]"
+            f"[{head.version},{_quoted(head.attempt)}{''.join(blocks[index]) if index in blocks else ''}]"
             for head, index in indexes.items()
         ]
     )
-    stores_text = ",".join([f"{_json_text(store)}:[{','.join(of_store)}]" for store, of_store in by_store.items()])
+    stores_text = ",".join([f"{_quoted(store)}:[{','.join(of_store)}]" for store, of_store in by_store.items()])
     text = f'{{"heads":[{heads_text}],"stores":{{{stores_text}}}'
     if not merged_rows:
         return EntryText(text + "}", bool(blocks), has_merged=False)
     merged_text = ",".join(
         [
-            f"[{index},{_json_text(merged.id)},{merged.level},{merged.size}{''.join(blocks.get(place, ())[1:])}]"
+            f"[{index},{_quoted(merged.id)},{merged.level},{merged.size}{blocks[place][1] if place in blocks else ''}]"
             for place, (index, merged) in merged_rows.items()
         ]
     )
@@ -153,8 +153,8 @@ def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
 
 def _snapshot_text(snapshot: Snapshot, indexes: Mapping[Head, int]) -> str:
     """Return the row of a snapshot, given the index of each head."""
-    id, head, length, checksum, count = snapshot
-    return _json_text([id, indexes[head], length, f"{checksum:016x}", count])
+    name, head, length, checksum, count = snapshot
+    return f'[{_quoted(name)},{indexes[head]},{length},"{checksum:016x}",{count}]'
 
 
 def _number_places(
@@ -168,109 +168,116 @@ def _number_places(
     heads = [link.head for link in links]
     indexes = {head: index for index, head in enumerate(dict.fromkeys(chain(heads, ends)))}
     places = [indexes[head] for head in heads]
-    merged_places: dict[tuple[Head, MergedDelta], int] = {}
     rows: dict[int, tuple[int, MergedDelta]] = {}
-    for number, merged in enumerate([link.merged for link in links]):
-        if merged is not None:
-            place = merged_places.setdefault((heads[number], merged), len(indexes) + len(rows))
-            if place not in rows:
-                rows[place] = (places[number], merged)
-            places[number] = place
+    all_merged = [link.merged for link in links]
+    if any(all_merged):
+        merged_places: dict[tuple[Head, MergedDelta], int] = {}
+        for number, merged in enumerate(all_merged):
+            if merged is not None:
+                place = merged_places.setdefault((heads[number], merged), len(indexes) + len(rows))
+                if place not in rows:
+                    rows[place] = (places[number], merged)
+                places[number] = place
     return indexes, places, rows
 
 
-def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
+def entries_from_json(columns: Mapping[str, object]) -> dict[Address, Entry]:
+    """Return the entries that ``entries_to_text`` wrote, without a check of their values.
+
+    Other JSON raises ``KeyError``, ``IndexError``, ``TypeError`` or ``ValueError``.
+    """
+    rows, tables = _parse(columns)
+    return _entries_of(rows, tables, _links_of(tables, rows.chains))
+
+
+def checked_entries_from_json(columns: Mapping[str, object]) -> dict[Address, Entry]:
     """Return the entries that ``entries_to_text`` wrote.
 
-    Other JSON raises ``KeyError``, ``IndexError``, ``TypeError`` or ``ValueError``; call ``check_entries`` for the
-    values.
+    Raises the errors of ``entries_from_json`` for other JSON. Raises ``TypeError``, ``ValueError`` or ``ConfigError``
+    also for impossible values, because names of objects and files are made of them.
     """
-    head_rows = cast("list[tuple[int, str]]", columns["heads"])
-    heads = [Head(row[0], row[1]) for row in head_rows]
-    merged_rows = cast("list[tuple[int, str, int, int]]", columns.get("merged", []))
-    places = [_Place(head, None, *_parse_block(row[2:])) for head, row in zip(heads, head_rows, strict=True)]
-    places += [
-        _Place(heads[row[0]], MergedDelta(*row[1:4]), *_parse_block(row[3:] if len(row) > 4 else ()))
-        for row in merged_rows
-    ]
-
-    def snapshot(row: list[object] | None) -> Snapshot | None:
-        if row is None:
-            return None
-        id, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
-        return Snapshot(id, heads[head], length, int(checksum, 16), count)
-
-    stores = cast("dict[str, list[_Row]]", columns["stores"])
-    rows = [(store, *row) for store, of_store in stores.items() for row in of_store]
-    links = _links_of(places, [row[4] for row in rows])
-    entries: dict[Address, Entry] = {}
-    first = 0
-    for store, key_group, timer, snapshot_row, numbers, cut in rows:
-        end = first + len(numbers) // 5
-        of_entry = tuple(links[first:end])
-        entries[store, key_group] = Entry(snapshot(snapshot_row), of_entry, timer, None if cut is None else heads[cut])
-        first = end
+    rows, tables = _parse(columns)
+    links = _links_of(tables, rows.chains)
+    entries = _entries_of(rows, tables, links)
+    if len(entries) < len(rows.stores):
+        raise ValueError("a key-group is listed twice")
+    _check_rows(rows, tables)
+    _check_snapshots([entry.snapshot for entry in entries.values() if entry.snapshot is not None])
+    if links.places:
+        lengths = [len(numbers) // 5 for numbers in rows.chains]
+        _check_links(links, tables, list(chain.from_iterable(map(repeat, rows.key_groups, lengths))))
     return entries
 
 
-def _links_of(places: Sequence["_Place"], chains: Sequence[list[int | str]]) -> list[Link]:
-    """Return the links of all chains, one after the other. Each link is five numbers of its chain."""
-    if any(len(numbers) % 5 for numbers in chains):
-        raise ValueError("a chain does not have five numbers per link")
-    flat = list(chain.from_iterable(chains))
-    if not flat:
-        return []
-    indexes, starts, lengths, checksums, counts = (cast("list[int]", flat[column::5]) for column in range(5))
-    if set(map(type, indexes)) != {int} or min(indexes) < 0:
-        raise TypeError("a chain has a head that is not an index")
-    if set(map(type, counts)) != {int}:
-        raise TypeError("a link has rows that are not a number")
-    heads, merged, blocks, block_checksums = zip(*[places[index] for index in indexes], strict=True)
-    sizes = [
-        length if block is None else block.share_of(count)
-        for length, count, block in zip(lengths, counts, blocks, strict=True)
-    ]
-    sums = [
-        int(cast(str, checksum), 16) if block is None else block_checksum
-        for checksum, block, block_checksum in zip(checksums, blocks, block_checksums, strict=True)
-    ]
-    return list(map(make_link, zip(heads, starts, sizes, sums, counts, merged, blocks, strict=True)))
-
-
-def changed_entries_from_json(columns: dict[str, object], version: int, epoch: int) -> dict[Address, Entry]:
+def changed_entries_from_json(columns: Mapping[str, object], version: int, epoch: int) -> dict[Address, Entry]:
     """Return the entries whose newest link has this version and epoch. They have this link alone.
 
-    Raises the errors of ``entries_from_json`` for other JSON; call ``check_entries`` for the values.
+    Raises the errors of ``checked_entries_from_json``.
     """
-    places = {
-        index: _Place(Head(version, row[1]), None, *_parse_block(row[2:]))
-        for index, row in enumerate(cast("list[tuple[int, str]]", columns["heads"]))
-        if row[0] == version and row[1].startswith(f"{epoch}-")
+    heads = cast("list[tuple[int, str]]", columns["heads"])
+    changed = {n for n, row in enumerate(heads) if row[0] == version and row[1].startswith(f"{epoch}-")}
+    newest = {
+        store: [
+            (key_group, timer, None, numbers[-5:], None)
+            for key_group, timer, _, numbers, _ in rows
+            if numbers and numbers[-5] in changed
+        ]
+        for store, rows in cast("dict[str, list[_Row]]", columns["stores"]).items()
     }
-    changed: dict[Address, Entry] = {}
-    for store, rows in cast("dict[str, list[_Row]]", columns["stores"]).items():
-        for key_group, timer, _, links, _ in rows:
-            if links and (place := places.get(cast(int, links[-5]))) is not None:
-                numbers = cast("tuple[int, int, str, int]", tuple(links[-4:]))
-                changed[store, key_group] = Entry(None, (place.make_link(*numbers),), timer)
-    return changed
+    return checked_entries_from_json({"heads": heads, "stores": newest})
 
 
-class _Place(NamedTuple):
-    """A head, and the object that leads to it: a delta or a merged delta, and its block with the checksum."""
+class _Rows(NamedTuple):
+    """The rows of all stores as columns: store, key-group, timer, snapshot, numbers of the chain, and cut."""
 
-    head: Head
-    merged: MergedDelta | None
-    block: Block | None
-    checksum: int
+    stores: Sequence[str]
+    key_groups: Sequence[int]
+    timers: Sequence[int | None]
+    snapshots: Sequence[list[object] | None]
+    chains: Sequence[list[int | str]]
+    cuts: Sequence[int | None]
 
-    def make_link(self, start: int, length: int, checksum: str, rows: int) -> Link:
-        """Return the link of these numbers."""
-        if self.block is None:
-            return Link(self.head, start, length, int(checksum, 16), rows, self.merged)
-        if type(rows) is not int:
-            raise TypeError(f"a link has {rows!r} rows")
-        return link_in_block(self.head, start, self.checksum, rows, self.block, self.merged)
+
+class _Tables(NamedTuple):
+    """The table of heads as ``ends``, and by place: head, merged delta, block and checksum of the block.
+
+    The first places are those of the table of heads, for deltas. The others are those of the table of merged deltas.
+    """
+
+    ends: Sequence[Head]
+    heads: Sequence[Head]
+    merged: Sequence[MergedDelta | None]
+    blocks: Sequence[Block | None]
+    checksums: Sequence[int]
+
+
+class _Links(NamedTuple):
+    """Links as columns: the place of each in the tables, then the fields of ``Link`` in their order."""
+
+    places: Sequence[int]
+    heads: Sequence[Head]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    checksums: Sequence[int]
+    rows: Sequence[int]
+    merged: Sequence[MergedDelta | None]
+    blocks: Sequence[Block | None]
+
+
+def _parse(columns: Mapping[str, object]) -> tuple[_Rows, _Tables]:
+    """Return the rows of all stores, and the tables. Raises ``TypeError`` or ``ValueError`` for incomplete rows."""
+    stores = cast("dict[str, list[_Row]]", columns["stores"])
+    names = list(chain.from_iterable(map(repeat, stores, map(len, stores.values()))))
+    fields = list(zip(*chain.from_iterable(stores.values()), strict=True)) or [()] * 5
+    head_rows = cast("list[tuple[int, str]]", columns["heads"])
+    merged_rows = cast("list[tuple[int, str, int, int]]", columns.get("merged", []))
+    ends = [Head(row[0], row[1]) for row in head_rows]
+    heads = [*ends, *[ends[row[0]] for row in merged_rows]]
+    merged = [*repeat(None, len(ends)), *[MergedDelta(*row[1:4]) for row in merged_rows]]
+    blocks = [_parse_block(row[2:]) for row in head_rows]
+    blocks += [_parse_block(row[3:] if len(row) > 4 else ()) for row in merged_rows]
+    tables = _Tables(ends, heads, merged, [block for block, _ in blocks], [checksum for _, checksum in blocks])
+    return _Rows(names, *fields), tables
 
 
 def _parse_block(numbers: Sequence[object]) -> tuple[Block | None, int]:
@@ -284,33 +291,81 @@ def _parse_block(numbers: Sequence[object]) -> tuple[Block | None, int]:
     for number in (size, rows):
         if type(number) is not int or not 0 <= number < NUMBERS_END:
             raise ValueError(f"invalid block of {size!r} bytes with {rows!r} rows")
-    return Block(cast(int, size), cast(int, rows)), int(cast(str, checksum), 16)
+    block_checksum = int(cast(str, checksum), 16)
+    if block_checksum < 0:
+        raise ValueError(f"invalid checksum {checksum!r} of a block")
+    return Block(cast(int, size), cast(int, rows)), block_checksum
 
 
-def check_entries(entries: Mapping[Address, Entry]) -> None:
-    """Raise ``ValueError`` or ``ConfigError`` for entries with impossible values, because names of objects and files
-    are made of them.
-    """
-    for store in {store for store, _ in entries}:
+def _links_of(tables: _Tables, chains: Sequence[list[int | str]]) -> _Links:
+    """Return the links of all chains, one after the other. Each link is five numbers of its chain."""
+    if any(len(numbers) % 5 for numbers in chains):
+        raise ValueError("a chain does not have five numbers per link")
+    flat = list(chain.from_iterable(chains))
+    places, starts, lengths, texts, rows = (cast("list[int]", flat[column::5]) for column in range(5))
+    if flat and (set(map(type, places)) != {int} or min(places) < 0):
+        raise TypeError("a chain has a head that is not an index")
+    if flat and set(map(type, rows)) != {int}:
+        raise TypeError("a link has rows that are not a number")
+    heads = [tables.heads[place] for place in places]
+    merged = [tables.merged[place] for place in places]
+    blocks = [tables.blocks[place] for place in places]
+    checksums = [tables.checksums[place] for place in places]
+    if None not in blocks:
+        lengths = shares_of(cast("list[Block]", blocks), rows)
+        return _Links(places, heads, starts, lengths, checksums, rows, merged, blocks)
+    lengths = [
+        length if block is None else block.share_of(count)
+        for length, count, block in zip(lengths, rows, blocks, strict=True)
+    ]
+    checksums = [
+        int(cast(str, text), 16) if block is None else checksum
+        for text, checksum, block in zip(texts, checksums, blocks, strict=True)
+    ]
+    return _Links(places, heads, starts, lengths, checksums, rows, merged, blocks)
+
+
+def _entries_of(rows: _Rows, tables: _Tables, links: _Links) -> dict[Address, Entry]:
+    """Return the entries of these rows, given the links of all chains."""
+    of_all = tuple(map(make_link, zip(*links[1:], strict=True)))
+    ends = list(accumulate([len(numbers) // 5 for numbers in rows.chains], initial=0))
+    chains = [of_all[first:end] for first, end in pairwise(ends)]
+    snapshots = [None if row is None else _parse_snapshot(row, tables.ends) for row in rows.snapshots]
+    cuts = [None if cut is None else tables.ends[cut] for cut in rows.cuts]
+    addresses = zip(rows.stores, rows.key_groups, strict=True)
+    return dict(zip(addresses, map(Entry, snapshots, chains, rows.timers, cuts), strict=True))
+
+
+def _parse_snapshot(row: Sequence[object], heads: Sequence[Head]) -> Snapshot:
+    """Return the snapshot in a row."""
+    id, head, length, checksum, count = cast("tuple[str, int, int, str, int]", row)
+    return Snapshot(id, heads[head], length, int(checksum, 16), count)
+
+
+def _check_rows(rows: _Rows, tables: _Tables) -> None:
+    """Raise ``ValueError`` or ``ConfigError`` for an impossible store, key-group, timer or cut."""
+    for store in set(rows.stores):
         paths.check_store_name(store)
-    for (store, key_group), entry in entries.items():
-        snapshot = entry.snapshot
+    for key_group in rows.key_groups:
         if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MAX:
-            raise ValueError(f"store {store} has a key-group {key_group!r}")
-        if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
-            raise ValueError(f"invalid timer {entry.timer_ms!r}")
-        if entry.cut is not None:
-            _check_head(entry.cut)
-        if snapshot is not None:
-            _check_link(Link(snapshot.head, 0, *snapshot[2:]))
-            if type(snapshot.id) is not str or not _SNAPSHOT.match(snapshot.id):
-                raise ValueError(f"invalid snapshot id {snapshot.id!r}")
-            if int(snapshot.id.partition("-")[0]) != max(snapshot.head.version, 0):
-                raise ValueError(f"snapshot {snapshot.id} is listed for version {snapshot.head.version}")
-    links = list(chain.from_iterable([entry.chain for entry in entries.values()]))
-    if links:
-        lengths = [len(entry.chain) for entry in entries.values()]
-        _check_links(links, list(chain.from_iterable(map(repeat, [number for _, number in entries], lengths))))
+            raise ValueError(f"there is a key-group {key_group!r}")
+    for timer_ms in rows.timers:
+        if timer_ms is not None and not (type(timer_ms) is int and abs(timer_ms) < NUMBERS_END):
+            raise ValueError(f"invalid timer {timer_ms!r}")
+    for cut in set(rows.cuts) - {None}:
+        _check_head(tables.ends[cast(int, cut)])
+
+
+def _check_snapshots(snapshots: Sequence[Snapshot]) -> None:
+    """Raise ``ValueError`` for a snapshot with an impossible id, head or size."""
+    for head in {id(snapshot.head): snapshot.head for snapshot in snapshots}.values():
+        _check_head(head)
+    for name, head, length, checksum, rows in snapshots:
+        if type(name) is not str or not _SNAPSHOT.match(name):
+            raise ValueError(f"invalid snapshot id {name!r}")
+        if int(name.partition("-")[0]) != max(head.version, 0):
+            raise ValueError(f"snapshot {name} is listed for version {head.version}")
+        _check_numbers(0, length, checksum, rows)
 
 
 def check_link(store: str, link: Link) -> None:
@@ -319,40 +374,44 @@ def check_link(store: str, link: Link) -> None:
     _check_link(link)
 
 
-def _check_links(links: list[Link], key_groups: list[int]) -> None:
+def _check_links(links: _Links, tables: _Tables, key_groups: list[int]) -> None:
     """Raise ``ValueError`` if a link, of the key-group at its place, has an impossible head or range.
 
-    Each head and merged delta is checked once.
+    Each head and merged delta is checked once. Lengths and checksums of links in blocks come from numbers of the
+    tables, which were checked.
     """
-    heads, starts, lengths, checksums, rows, merged, blocks = zip(*links, strict=True)
-    for head in dict(zip(map(id, heads), heads, strict=True)).values():
-        _check_head(head)
-    if [*starts] != key_groups or None in blocks:
-        for link, key_group in zip(links, key_groups, strict=True):
-            if link.block is not None and link.start != key_group:
-                raise ValueError(f"key-group {key_group} has a link in a block to another key-group, {link.start!r}")
-    columns = (starts, lengths, checksums, rows)
-    are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in columns)
-    if not are_numbers or max(chain(map(add, starts, lengths), rows)) >= NUMBERS_END:
-        for link in links:
-            _check_link(link)
-    for link in dict(zip(map(id, merged), links, strict=True)).values():
-        if link.merged is not None:
-            _check_merged(link)
+    for place in set(links.places):
+        _check_head(tables.heads[place])
+        _check_merged(tables.merged[place])
+    are_in_blocks = None not in links.blocks
+    if links.starts != key_groups or not are_in_blocks:
+        for start, block, key_group in zip(links.starts, links.blocks, key_groups, strict=True):
+            if block is not None and start != key_group:
+                raise ValueError(f"key-group {key_group} has a link in a block to another key-group, {start!r}")
+    own_columns = [links.starts, links.rows] if are_in_blocks else [*links[2:6]]
+    are_numbers = all(set(map(type, column)) == {int} and min(column) >= 0 for column in own_columns)
+    if not are_numbers or max(links.starts) + max(links.lengths) >= NUMBERS_END or max(links.rows) >= NUMBERS_END:
+        for start, length, checksum, rows in zip(*links[2:6], strict=True):
+            _check_numbers(start, length, checksum, rows)
 
 
 def _check_link(link: Link) -> None:
     """Raise ``ValueError`` for a link with an impossible head or range."""
     _check_head(link.head)
-    are_numbers = all(type(number) is int and number >= 0 for number in link[1:5])
-    if not are_numbers or max(link.start + link.length, link.rows) >= NUMBERS_END:
-        raise ValueError(f"invalid part at {link.start!r} with {link.length!r} bytes and {link.rows!r} rows")
+    _check_numbers(*link[1:5])
 
 
-def _check_merged(link: Link) -> None:
-    """Raise ``ValueError`` for a link of a merged delta with an impossible id, level or size."""
-    merged = link.merged
-    assert merged is not None, "only links of merged deltas are checked"
+def _check_numbers(start: int, length: int, checksum: int, rows: int) -> None:
+    """Raise ``ValueError`` for an impossible start, length, checksum or number of rows."""
+    are_numbers = all(type(number) is int and number >= 0 for number in (start, length, checksum, rows))
+    if not are_numbers or max(start + length, rows) >= NUMBERS_END:
+        raise ValueError(f"invalid part at {start!r} with {length!r} bytes and {rows!r} rows")
+
+
+def _check_merged(merged: MergedDelta | None) -> None:
+    """Raise ``ValueError`` for a merged delta with an impossible id, level or size."""
+    if merged is None:
+        return
     if type(merged.id) is not str or not _SNAPSHOT.match(merged.id):
         raise ValueError(f"invalid id of a merged delta {merged.id!r}")
     is_level = type(merged.level) is int and 0 < merged.level < _LEVELS_MAX

@@ -43,6 +43,7 @@ __all__ = [
     "link_in_block",
     "links_in_block",
     "make_link",
+    "shares_of",
 ]
 
 Address = tuple[str, int]
@@ -101,7 +102,7 @@ class Block(NamedTuple):
 
     def share_of(self, rows: int) -> int:
         """Return how many of the bytes so many of its rows take, if all take the same."""
-        return self.size * rows // max(self.rows, 1)
+        return shares_of((self,), (rows,))[0]
 
 
 class Link(NamedTuple):
@@ -166,8 +167,13 @@ def links_in_block(
     head: Head, key_groups: Iterable[int], checksums: Iterable[int], rows: Sequence[int], block: Block
 ) -> list[Link]:
     """Return the links of several key-groups' rows in a block. They share one head."""
-    lengths = map(block.share_of, rows)
+    lengths = shares_of(repeat(block), rows)
     return list(map(make_link, zip(repeat(head), key_groups, lengths, checksums, rows, repeat(None), repeat(block))))
+
+
+def shares_of(blocks: Iterable[Block], rows: Sequence[int]) -> list[int]:
+    """Return each block's ``share_of`` so many rows. The blocks may be endless."""
+    return [size * count // (total or 1) for (size, total), count in zip(blocks, rows, strict=False)]
 
 
 class Replacement(NamedTuple):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import Address, Entry, Link
@@ -285,6 +286,7 @@ def _has_group_names(record: Record) -> bool:
     return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
+@collect_garbage_rarely()
 def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: bool = False) -> Record:
     """Return the record of ``data``. ``name`` is its object's name.
 
@@ -379,10 +381,9 @@ def _record_of_body(
     entries: Mapping[Address, Entry] = {}
     columns = cast("dict[str, object]", body["entries"])
     if selection == "all":
-        entries = entry_rows.entries_from_json(columns)
+        entries = entry_rows.checked_entries_from_json(columns)
     elif selection == "changed":
         entries = entry_rows.changed_entries_from_json(columns, cast(int, body["version"]), cast(int, body["epoch"]))
-    entry_rows.check_entries(entries)
     values["entries"] = entries
     for name in ("standbys", "initial_states"):
         values[name] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(name, {})).items()}

@@ -13,8 +13,9 @@ import pytest
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
+from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.process.processors.cells import declare_variables
-from riffle_spark.process.processors.processing import Processing, collect_garbage_rarely
+from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells

@@ -127,6 +127,22 @@ class Model:
         self.present -= set(gone)
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=6), st.integers(1, 8), st.integers(0, 8))
+def test_retired_objects_are_counted_by_name(groups: list[tuple[int, int]], count: int, oldest: int) -> None:
+    """Enough of them are due if the record that stopped listing the last one needed is old enough."""
+    tracker = Retention(2, 0)
+    tracker.start(oldest, replace(PLAIN, sequence=oldest, full=oldest), Manifest(), 0)
+    sequence = 0
+    retired: list[tuple[int, str]] = []
+    for step, number in groups:
+        sequence += step
+        names = [f"delta/{len(retired) + index}" for index in range(number)]
+        tracker.retire(sequence, names)
+        retired += [(sequence, name) for name in names]
+    assert tracker.has_retired(count, oldest) == (len(retired) >= count and retired[count - 1][0] <= oldest)
+    assert tracker.take_deletable(oldest) == [name for until, name in retired if until <= oldest]
+
+
 def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_chosen() -> None:
     """The scan finds that only later records are retained, but the newest record still promises this one."""
     tracker = Retention(1, 0)

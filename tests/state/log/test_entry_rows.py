@@ -1,43 +1,155 @@
-"""The check of all links of a record at once refuses what the check of each link refuses."""
+"""Entries are read as columns. The result, and what is refused, are those of reading each link by itself."""
 
 from __future__ import annotations
 
 import json
-from typing import cast
+from copy import deepcopy
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError
-from riffle_spark.state.log.entry_rows import NUMBERS_END, check_entries, check_link, entries_from_json, entries_to_text
-from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.state.log import entry_rows
+from riffle_spark.state.log.entry_rows import NUMBERS_END, checked_entries_from_json, entries_from_json, entries_to_text
+from riffle_spark.state.log.manifest import Address, Block, Entry, Head, Link, MergedDelta, Snapshot, link_in_block
 from riffle_spark.state.log.record import Record
-from tests.kit.state.drawn_records import RECORDS, attempt, link
+from tests.kit.state.drawn_records import RECORDS, link
 
-ODD = st.sampled_from([-1, NUMBERS_END - 1, NUMBERS_END, True, 1.0, None, "1", 0, 7])
-HEADS = st.sampled_from([Head(3, attempt()), Head(-1, ""), Head(3, "x"), Head(cast(int, 3.0), attempt())])
+ODD = st.sampled_from([-1, NUMBERS_END - 1, NUMBERS_END, True, 1.0, None, "1", "-1", "x", 0, 1, 7, [], [1]])
+REFUSED = (ConfigError, *UNREADABLE)
 
 
-def is_refused(links: list[Link]) -> bool:
-    """Return whether one of the links is refused by itself."""
+def columns_of(entries: dict[Address, Entry]) -> dict[str, Any]:
+    """Return entries as the JSON of a record."""
+    columns: dict[str, Any] = json.loads(entries_to_text(entries).text)
+    return columns
+
+
+class EachByItself:
+    """Reads the entries of a record one row and one link at a time."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.heads = [Head(row[0], row[1]) for row in columns["heads"]]
+        self.places = [
+            (head, None, *self.block(row[2:])) for head, row in zip(self.heads, columns["heads"], strict=True)
+        ]
+        for row in columns.get("merged", []):
+            block = self.block(row[3:] if len(row) > 4 else [])
+            self.places.append((self.heads[row[0]], MergedDelta(*row[1:4]), *block))  # type: ignore[arg-type]
+
+    def block(self, row: list[Any]) -> tuple[Block | None, int]:
+        """Return the block and its checksum."""
+        if not row:
+            return None, 0
+        size, rows, checksum = row
+        assert all(type(number) is int and 0 <= number < NUMBERS_END for number in (size, rows))
+        assert int(checksum, 16) >= 0
+        return Block(size, rows), int(checksum, 16)
+
+    def link(self, store: str, key_group: int, numbers: list[Any]) -> Link:
+        """Return a link."""
+        place, start, length, checksum, rows = numbers
+        assert type(place) is type(rows) is int
+        assert place >= 0
+        head, merged, block, block_checksum = self.places[place]
+        read = Link(head, start, length, 0 if block else int(checksum, 16), rows, merged, block)
+        if block is not None:
+            read = link_in_block(head, start, block_checksum, rows, block, merged)
+            assert start == key_group
+        if merged is not None:
+            entry_rows._check_merged(merged)
+        entry_rows.check_link(store, read)
+        return read
+
+    def entry(self, store: str, row: list[Any]) -> tuple[Address, Entry]:
+        """Return an entry and its key-group."""
+        key_group, timer_ms, snapshot_row, numbers, cut = row
+        assert type(key_group) is int
+        assert 0 <= key_group < 32_768
+        assert timer_ms is None or (type(timer_ms) is int and abs(timer_ms) < NUMBERS_END)
+        snapshot = None
+        if snapshot_row is not None:
+            name, index, length, checksum, rows = snapshot_row
+            snapshot = Snapshot(name, self.heads[index], length, int(checksum, 16), rows)
+            entry_rows.check_link(store, Link(snapshot.head, 0, *snapshot[2:]))
+            assert entry_rows._SNAPSHOT.match(name)
+            assert int(name.split("-")[0]) == max(snapshot.head.version, 0)
+        assert len(numbers) % 5 == 0
+        chain = [self.link(store, key_group, numbers[first : first + 5]) for first in range(0, len(numbers), 5)]
+        if cut is not None:
+            assert entry_rows.is_possible(self.heads[cut])
+        return (store, key_group), Entry(snapshot, tuple(chain), timer_ms, None if cut is None else self.heads[cut])
+
+    def entries(self, stores: dict[str, Any]) -> dict[Address, Entry]:
+        """Return all entries."""
+        entries: dict[Address, Entry] = {}
+        for store, rows in stores.items():
+            for row in rows:
+                address, entry = self.entry(store, row)
+                assert address not in entries
+                entries[address] = entry
+        return entries
+
+
+def read_each_by_itself(columns: dict[str, Any]) -> dict[Address, Entry]:
+    """Return the entries of a record, read one at a time."""
+    return EachByItself(columns).entries(columns["stores"])
+
+
+def result_of(read: Any, columns: dict[str, Any]) -> object:
+    """Return what ``read`` returns, with the types of all values, or ``None`` if it refuses the columns."""
     try:
-        for single in links:
-            check_link("totals", single)
-    except (ConfigError, TypeError, ValueError):
-        return True
-    return False
+        return repr(read(columns))
+    except REFUSED:
+        return None
 
 
-@given(st.lists(st.builds(Link, HEADS, ODD, ODD, ODD, ODD, st.none()) | st.integers(1, 9).map(link), max_size=4))
-def test_all_links_at_once_are_refused_as_each_is(links: list[Link]) -> None:
-    """Odd numbers, types and heads anywhere among many entries are found."""
-    entries = {("totals", number): Entry(chain=(link(number), single)) for number, single in enumerate(links)}
-    if is_refused(links):
-        with pytest.raises((ConfigError, TypeError, ValueError)):
-            check_entries(entries)
-    else:
-        check_entries(entries)
+def places_in(value: Any) -> list[tuple[Any, int]]:
+    """Return each place in nested lists, as a list and an index."""
+    lists = list(value.values()) if isinstance(value, dict) else [value]
+    places: list[tuple[Any, int]] = []
+    while lists:
+        inner = lists.pop()
+        if isinstance(inner, dict):
+            lists += inner.values()
+        elif isinstance(inner, list):
+            places += [(inner, index) for index in range(len(inner))]
+            lists += inner
+    return places
+
+
+@given(RECORDS)
+def test_entries_are_read_as_each_by_itself(record: Record) -> None:
+    """With and without the check, and each link has a head, merged delta and block."""
+    columns = columns_of(dict(record.entries))
+    assert checked_entries_from_json(columns) == entries_from_json(columns) == record.entries
+    assert repr(checked_entries_from_json(columns)) == repr(read_each_by_itself(columns))
+
+
+@given(RECORDS, st.lists(st.tuples(st.integers(0, 1 << 20), ODD), min_size=1, max_size=8))
+def test_columns_are_refused_as_each_link_is(record: Record, damages: list[tuple[int, object]]) -> None:
+    """An odd value in any place of the tables, rows, snapshots and chains is refused, or it is possible there."""
+    columns = columns_of(dict(record.entries))
+    for place, odd in damages:
+        damaged = deepcopy(columns)
+        places = places_in(damaged)
+        if places:
+            inner, index = places[place % len(places)]
+            inner[index] = odd
+            assert result_of(checked_entries_from_json, damaged) == result_of(read_each_by_itself, damaged), damaged
+
+
+@given(RECORDS, st.integers(0, 1 << 20))
+def test_short_columns_are_refused_as_each_link_is(record: Record, place: int) -> None:
+    """A value that is missing in any place."""
+    columns = columns_of(dict(record.entries))
+    places = places_in(columns)
+    if places:
+        inner, index = places[place % len(places)]
+        del inner[index]
+        assert result_of(checked_entries_from_json, columns) == result_of(read_each_by_itself, columns), columns
 
 
 @given(RECORDS)
@@ -46,7 +158,6 @@ def test_the_text_of_entries_is_compact_json(record: Record) -> None:
     written = entries_to_text(record.entries)
     columns = json.loads(written.text)
     assert json.dumps(columns, separators=(",", ":")) == written.text
-    assert entries_from_json(columns) == record.entries
     links = [link for entry in record.entries.values() for link in entry.chain]
     assert written.has_blocks == any(link.block is not None for link in links)
     assert written.has_merged == any(link.merged is not None for link in links)
@@ -54,8 +165,16 @@ def test_the_text_of_entries_is_compact_json(record: Record) -> None:
 
 def test_equal_heads_of_another_type_are_found() -> None:
     """A head with a float as version equals one with an integer, and is refused beside it."""
-    good = link(3)
-    odd = good._replace(head=Head(cast(int, 3.0), good.head.attempt))
-    assert odd.head == good.head
+    columns = columns_of({("totals", 0): Entry(chain=(link(3), link(4)))})
+    version, attempt = columns["heads"][0]
+    columns["heads"][1] = [float(version), attempt]
     with pytest.raises(ValueError, match="invalid head"):
-        check_entries({("totals", 0): Entry(chain=(good, odd))})
+        checked_entries_from_json(columns)
+
+
+def test_a_key_group_that_is_listed_twice_is_refused() -> None:
+    """One of its entries would be lost."""
+    columns = columns_of({("totals", 0): Entry(chain=(link(3),)), ("totals", 1): Entry(chain=(link(3),))})
+    columns["stores"]["totals"][1][0] = 0
+    with pytest.raises(ValueError, match="twice"):
+        checked_entries_from_json(columns)

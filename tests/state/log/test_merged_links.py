@@ -208,9 +208,7 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
         line.check()
         line.check_records()
         columns = json.loads(entry_rows.entries_to_text({ADDRESS: line.entry}).text)
-        entries = entry_rows.entries_from_json(columns)
-        entry_rows.check_entries(entries)
-        assert entries == {ADDRESS: line.entry}
+        assert entry_rows.checked_entries_from_json(columns) == {ADDRESS: line.entry}
         assert ("merged" in columns) == any(part.merged is not None for part in line.entry.chain)
 
 
@@ -319,8 +317,9 @@ def test_older_versions_refuse_records_with_merged_deltas_by_their_format() -> N
 def test_impossible_merged_deltas_are_refused(merged: MergedDelta) -> None:
     """Names of objects and files are made of the id, so a record with another id is not read."""
     entry = Entry(chain=(Link(Head(1, attempt()), 0, 1, 1, 1, merged),))
+    columns = json.loads(entry_rows.entries_to_text({ADDRESS: entry}).text)
     with pytest.raises(ValueError, match="merged delta"):
-        entry_rows.check_entries({ADDRESS: entry})
+        entry_rows.checked_entries_from_json(columns)
 
 
 def test_a_cut_that_does_not_fit_its_full_record_is_refused() -> None:
