@@ -199,7 +199,9 @@ class RunningJob:
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
             kafka = kafka_of(batch)
-            self.driver.ownership.placement.weights.set_partition_racks(partition_racks(*kafka) if kafka else {})
+            self.driver.ownership.placement.weights.set_partition_racks(
+                partition_racks(batch.sparkSession, kafka) if kafka else {}
+            )
             self._operators.forget()
 
     def _work(self, batch: DataFrame, rows: DataFrame, operators: Sequence[Operator]) -> SparkWork:

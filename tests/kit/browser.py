@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -118,11 +117,6 @@ class Page:
             for kind in ("keyDown", "keyUp"):
                 typed = text if kind == "keyDown" else {}
                 self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **typed)
-
-    def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """Write a PNG file of the window, or of the ``whole`` page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(cast(str, shot["data"])))
 
 
 KEY_CODES = {

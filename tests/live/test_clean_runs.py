@@ -40,16 +40,6 @@ SPARKS = (
     "Utils: Set SPARK_LOCAL_IP",
 )
 """Warnings that Spark may print for each streaming query that it runs alone and that is stopped."""
-ALONE = f"""
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.master("local[2]").getOrCreate()
-rates = spark.readStream.format("rate").load()
-query = rates.writeStream.format("console").option("checkpointLocation", "{FOLDER}/checkpoint").start()
-while query.lastProgress is None:
-    query.awaitTermination(1)
-query.stop()
-"""
 JOB_GROUPS_MAX = 2
 """Spark cancels the jobs of a query before and after its end, and warns each time that it finds none."""
 LEVEL = re.compile(r"\b(?:WARN|ERROR)\b (.*)")
@@ -84,10 +74,3 @@ def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp
     assert sum(line.startswith(JOB_GROUP) for line in warned) <= JOB_GROUPS_MAX
     assert [line for line in lines if line.startswith(("\tat ", "Traceback", "java.", "py4j."))] == []
     print(f"{len(lines)} lines on stderr, {len(warned)} of them warnings")
-
-
-@pytest.mark.needs_spark4("warnings of stopped job groups")
-def test_spark_alone_warns_of_the_job_group_of_a_stopped_query(tmp_path: Path) -> None:
-    """So these warnings are not ours, and ours are not more of them."""
-    stopped = [line for line in warnings_of(lines_of(ALONE, tmp_path)) if line.startswith(JOB_GROUP)]
-    assert 1 <= len(stopped) <= JOB_GROUPS_MAX

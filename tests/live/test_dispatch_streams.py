@@ -75,23 +75,6 @@ def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_
 
 
 @pytest.mark.long
-def test_a_stream_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> None:
-    """From keys to partitions, to hashes and back to keys, with one checkpoint and one local folder throughout."""
-    events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
-    for dispatch in ("key_group", "partition", "hashed", "key_group"):
-        if events.at:
-            switch_dispatch(root, dispatch, partition_of=partition_of, execute=True)
-        events.add(2)
-        job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
-        run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
-        assert [report.decision for report in job.reports] == ["run", "run"]
-        assert_newest(kept, events.expected(spark))
-    assert [record.dispatch for record in records(root) if record.kind == "dispatch"] == [
-        "partition", "hashed", "key_group",
-    ]  # fmt: skip
-
-
-@pytest.mark.long
 def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
     """Pause, clean up, stop, switch, start: no copy is left, and all state is fetched from the new snapshots."""
     events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"

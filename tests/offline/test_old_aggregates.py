@@ -40,7 +40,7 @@ def test_stored_aggregates_go_on(tmp_path: Path, copies: str) -> None:
     if copies == "gone":
         shutil.rmtree(tmp_path / "local")
     for batches in range(STORED_BATCHES + 1, STORED_BATCHES + 4):
-        answers = AggregatesQuery(tmp_path).feed()
+        answers = AggregatesQuery(tmp_path).feed_next()
         names = [name for name in answers.column_names if name != "k"]
         assert len(names) > 100
         assert {row["k"]: comparable(row) for row in answers.to_pylist()} == _expected(batches, names)

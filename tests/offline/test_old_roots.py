@@ -69,7 +69,7 @@ def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) 
         shutil.rmtree(tmp_path / "local")
     for count in (2, 3):
         texts = [b"\xe9%d" % version for version in range(count)]
-        assert LatinQuery(tmp_path).feed() == dict.fromkeys(KEYS, (count, texts))
+        assert LatinQuery(tmp_path).feed_keys() == dict.fromkeys(KEYS, (count, texts))
 
 
 @pytest.mark.parametrize("copies", ["there", "gone"])

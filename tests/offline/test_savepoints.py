@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.observe.units import show_time
 from riffle_spark.offline import recovery
 from riffle_spark.offline import savepoints as offline_savepoints
@@ -22,7 +22,7 @@ from riffle_spark.offline.savepoints import Savepoints
 from riffle_spark.offline.state_edits import Editor, KeyChoice
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.offline.verify import verify
-from riffle_spark.state.log import paths, record
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from tests.kit.root_commands import read_json, run_command, write_status
 from tests.kit.roots.damaged_root import written_checkpoint
@@ -189,18 +189,6 @@ def test_a_creation_has_no_other_requests(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(offline_savepoints, "open_store", lambda *_: store)
     Savepoints(world.home.root).create("a")
     assert Counter(method for method, _ in store.calls) == Counter(method for method, _ in CREATION_REQUESTS)
-
-
-def test_an_older_version_refuses_the_root_by_the_format(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would delete what the savepoint keeps."""
-    Savepoints(world.home.root).create("a")
-    with monkeypatch.context() as older:
-        older.setattr(record, "FORMAT", 8)
-        with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
-            world.log()
-        world.start()
-        with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
-            feed_six_keys(world, 6, 6)
 
 
 def test_adopt_dispatch_and_rollback_carry_savepoints_on(world: World, checkpoint: Path, tmp_path: Path) -> None:

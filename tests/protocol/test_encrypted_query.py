@@ -482,7 +482,7 @@ def test_a_part_in_the_place_of_another_one_is_refused(
     log = query.world.log()
     if is_refused_by_log:  # a link in a block has its key-group
         with pytest.raises(ValueError, match="another key-group"):
-            entry_rows.checked_entries_from_json(json.loads(entry_rows.entries_to_text(entries).text))
+            entry_rows.checked_entries_from_json(json.loads(entry_rows.entries_to_text(entries)))
         return
     appended(log, entries)
     with pytest.raises(CorruptStateError, match="RIFFLE-0430"):

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from chispa import assert_df_equality
 from pyspark import cloudpickle
@@ -17,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
-from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
+from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, mean, min_, sum_
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
@@ -89,62 +87,6 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
 
 
 @pytest.mark.long
-def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys of several types, any of them null, are told apart as by groupBy, whatever their names or time zone."""
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    try:
-        texts = "case when id % 3 > 0 then concat('s', id % 3) end"
-        times = "case when id % 4 > 0 then timestamp'2024-03-10 01:30:00' + make_dt_interval(0, id % 4) end"
-        decimals = "cast(case when id % 2 > 0 then id % 5 end as decimal(20,3))"
-        frame = spark.range(300).selectExpr(f"{texts} `a``b.c`", f"{times} t", f"{decimals} d", "id v")
-        kept = Kept()
-        compute = aggregate(rows=count(), total=sum_("v"))
-        job = Stateful("composite", ["a`b.c", "t", "d"], compute, settings=settings_in(tmp_path)).into(kept)
-        job(frame.where("v < 150"), 0)
-        job(frame.where("v >= 150"), 1)
-        expected = (
-            frame.groupBy("`a``b.c`", "t", "d").agg(F.count("*").alias("rows"), F.sum("v").alias("total")).collect()
-        )
-        ours = kept.latest("a`b.c", "t", "d")
-        assert ours == {(row[0], row[1], row[2]): {"rows": row[3], "total": row[4]} for row in expected}
-        assert len(ours) == 36
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-
-
-def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Count a user's pages until a row says that the session ends; then emit it and forget the user."""
-    before = {row["user"]: row["pages"] for row in state.to_pylist()}
-    ended = []
-    for row in rows.to_pylist():
-        before[row["user"]] = before.get(row["user"], 0) + 1
-        if row["ends"]:
-            ended.append({"user": row["user"], "pages": before.pop(row["user"])})
-    touched = pc.unique(rows["user"]).to_pylist()
-    output = pa.Table.from_pylist(ended, schema=pa.schema([("user", pa.int64()), ("pages", pa.int64())]))
-    kept = [{"user": user, "pages": pages} for user, pages in before.items()]
-    deleted = pa.table({"user": pa.array([user for user in touched if user not in before], pa.int64())})
-    return output, pa.Table.from_pylist(kept, schema=output.schema), deleted
-
-
-@pytest.mark.long
-def test_an_arrow_function_keeps_and_forgets_state(spark: SparkSession, tmp_path: Path) -> None:
-    """A user's function sees the state of its keys, writes it, forgets it, and begins anew after that."""
-    output = pa.schema([("user", pa.int64()), ("pages", pa.int64())])
-    compute = arrow_function(sessions, state=pa.schema([("pages", pa.int64())]), output=output)
-    kept = Kept()
-    job = Stateful("sessions", "user", compute, settings=settings_in(tmp_path)).into(kept)
-    frame = spark.range(0, 40).selectExpr("id user", "false ends")
-    job(frame, 0)
-    job(frame.union(frame.where("user = 3")), 1)
-    job(frame.selectExpr("user", "user % 2 = 1 ends"), 2)
-    job(frame.where("user < 4").selectExpr("user", "true ends"), 3)
-    by_batch = [sorted((row.user, row.pages) for row in rows) for rows in kept.deliveries.values()]
-    odd = [(user, 4 if user == 3 else 3) for user in range(1, 40, 2)]
-    assert by_batch == [[], [], odd, [(0, 4), (1, 1), (2, 4), (3, 1)]]
-
-
-@pytest.mark.long
 def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp_path: Path) -> None:
     """A sink may count, collect and write: the function does not run again and all actions see the same rows."""
     runs = spark.sparkContext.accumulator(0)
@@ -188,36 +130,6 @@ def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_order_columns_decide_which_row_is_first(spark: SparkSession, tmp_path: Path) -> None:
-    """``first`` and ``last`` follow the declared order, whatever order the rows arrive in."""
-    values = [(n % 3, n // 10, n % 10, f"v{n}") for n in range(60)]
-    random.Random(1).shuffle(values)
-    frame = spark.createDataFrame(values, "k long, partition int, offset int, v string").repartition(5)
-    kept = Kept()
-    compute = aggregate(first=first("v"), last=last("v"))
-    settings = settings_in(tmp_path)
-    job = Stateful("ordered", "k", compute, order_by=["partition", "offset"], settings=settings).into(kept)
-    job(frame.where("partition < 3"), 0)
-    job(frame.where("partition >= 3"), 1)
-    at = F.struct("partition", "offset")
-    assert_newest(kept, frame.groupBy("k").agg(F.min_by("v", at).alias("first"), F.max_by("v", at).alias("last")))
-
-
-@pytest.mark.long
-def test_an_empty_batch_is_a_version_too(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch without rows delivers an empty frame, commits a record and leaves state as it was."""
-    kept = Kept()
-    job = Stateful("sparse", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
-    full = spark.range(20).selectExpr("id % 5 k")
-    for batch, frame in enumerate([full.where("false"), full, full.where("k > 100"), full]):
-        job(frame, batch)
-    assert [len(rows) for rows in kept.deliveries.values()] == [0, 5, 0, 5]
-    assert kept.latest("k") == {k: {"rows": 8} for k in range(5)}
-    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
-    assert [report.slots_that_wrote for report in job.reports][::2] == [0, 0]
-
-
-@pytest.mark.long
 def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
     """A state value of 10 MB survives a batch, an empty local folder and another batch."""
     size = 10 * 1024 * 1024
@@ -234,42 +146,3 @@ def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> 
     assert latest["big"] == {"rows": 2, "least": "x" * size}
     assert latest["s0"] == {"rows": 2, "least": "y"}
     assert again.reports[-1].restores > 0
-
-
-def longest(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Keep the row with the most headers of each key, as it came."""
-    best = {row["k"]: row for row in state.to_pylist()}
-    for row in rows.to_pylist():
-        if row["k"] not in best or len(row["headers"]) > len(best[row["k"]]["headers"]):
-            best[row["k"]] = row
-    answer = pa.Table.from_pylist(list(best.values()), schema=NESTED)
-    return answer, answer
-
-
-NESTED = pa.schema(
-    {
-        "k": pa.int64(),
-        "at": pa.timestamp("us", "UTC"),
-        "headers": pa.list_(pa.struct([("key", pa.string()), ("at", pa.timestamp("us", "UTC"))])),
-        "more": pa.map_(pa.string(), pa.timestamp("us", "UTC")),
-    }
-)
-
-
-@pytest.mark.long
-def test_nested_columns_with_times_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
-    """Arrays, structs and maps of timestamps reach a function, its state and the sink in any session time zone."""
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    try:
-        at = "timestamp_seconds(1710052200 + id)"
-        headers = f"transform(sequence(0, id % 3), n -> named_struct('key', string(n), 'at', {at})) headers"
-        frame = spark.range(6).selectExpr("id % 2 k", f"{at} at", headers, f"map(string(id), {at}) more")
-        compute = arrow_function(longest, state=pa.schema([NESTED.field(n) for n in NESTED.names[1:]]), output=NESTED)
-        kept = Kept()
-        job = Stateful("nested", "k", compute, settings=settings_in(tmp_path)).into(kept)
-        job(frame, 0)
-        job(frame.where("size(headers) = 1"), 1)
-        best = {row.k: row.asDict() for row in frame.where("size(headers) = 3").collect()}
-        assert kept.latest("k") == {k: {name: row[name] for name in NESTED.names[1:]} for k, row in best.items()}
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")

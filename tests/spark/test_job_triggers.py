@@ -19,7 +19,6 @@ from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark.job_calls import JobCalls
-from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import (
     Feed,
     Kept,
@@ -70,27 +69,6 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
 
 
 @pytest.mark.long
-def test_processing_time_builds_the_placed_frame_once(
-    spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches come as they are due, and as long as the assignment stands its frame is built once."""
-    built = built_frames(monkeypatch)
-    kept = Kept()
-    job = totals(tmp_path, kept)
-    query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
-    try:
-        wait_for(lambda: len(job.reports) == 3 or not query.isActive, "three batches")
-        feed.add([{"k": 0, "v": 100}])
-        wait_for(lambda: len(job.reports) == 4 or not query.isActive, "a fourth batch")
-    finally:
-        query.stop()
-    assert query.exception() is None
-    assert kept.latest("k") == {0: {"rows": 16, "total": 115}, 1: ALL_THREE[1]}
-    of_batches = [layout for layout in built if any(slot.key_groups for slot in layout.slots)]
-    assert len(of_batches) == 1
-
-
-@pytest.mark.long
 def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """A new job on the same checkpoint and root adds to the state, with the local copies or without."""
     kept = Kept()
@@ -101,21 +79,6 @@ def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, fee
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
         assert kept.latest("k")[0] == {"rows": 16 + number, "total": 16 + number}
         assert [report.restores for report in job.reports] == [number]
-
-
-@pytest.mark.long
-def test_a_batch_that_spark_repeats_is_skipped(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """When Spark's commit log lost its last entry, that batch comes again and changes nothing."""
-    kept = Kept()
-    run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
-    for lost in (tmp_path / "checkpoint" / "commits").glob("*2*"):
-        lost.unlink()
-    feed.add([{"k": 0, "v": 1}])
-    job = totals(tmp_path, kept)
-    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-    assert [(report.version, report.decision) for report in job.reports] == [(2, "repeat"), (3, "run")]
-    assert kept.latest("k") == {0: {"rows": 16, "total": 16}, 1: ALL_THREE[1]}
-    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
 
 
 @pytest.mark.long
@@ -199,25 +162,6 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     run_to_end(feed.stream(spark), whole, tmp_path / "checkpoint2")
     assert [report.decision for report in other.reports] == ["run", "repeat"] * 2
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
-
-
-@pytest.mark.long
-def test_two_halves_in_two_threads_are_refused_too(spark: SparkSession, tmp_path: Path) -> None:
-    """Whichever comes second, though it began before the first one was done."""
-    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
-    feed.add([{"k": 1}, {"k": 2}])
-
-    def halves(rows: DataFrame, batch: int) -> None:
-        call = inheritable_thread_target(rows.sparkSession)(job)
-        with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(call, rows.where(f"k = {k}"), batch) for k in (1, 2)]
-        for each in both:
-            each.result()
-
-    with pytest.raises(StreamingQueryException, match="RIFFLE-0650"):
-        run_to_end(feed.stream(spark), halves, tmp_path / "checkpoint")
-    assert len(job.reports) == 1
 
 
 def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_done(spark: SparkSession) -> None:

@@ -88,15 +88,13 @@ def strays(folder: Folder) -> list[Path]:
     number, _, rest = journal.name.partition(".")
     next_journal = journal.with_name(f"{int(number) + 1:010d}.{rest}")
     next_journal.write_bytes(journal.read_bytes()[:50])
-    old_list = journal.with_name("0003.0000000000-00000000.stack")
-    old_list.write_bytes(b"half")
     half_written = folder.stacks("totals").new_file(3)
     fetched = folder.fetched / "0-1-aa.bb"
     part = folder.sealed / "7-1-aa.part"
     fetched.parent.mkdir()
     for path in (part, fetched, half_written):
         path.write_bytes(b"half")
-    return [part, fetched, half_written, next_journal, old_list]
+    return [part, fetched, half_written, next_journal]
 
 
 def test_what_dead_processes_left_half_done_goes(member: Member) -> None:

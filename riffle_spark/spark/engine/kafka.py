@@ -3,20 +3,23 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark.offline.kafka_client import administrator
+from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.inventory import latest_offsets, source_options
-from riffle_spark.spark.engine.kafka_security import security_of
 
 __all__ = ["KafkaSource", "kafka_of", "partition_racks", "unbounded_batches"]
 
 _logger = logging.getLogger("riffle_spark")
+_KAFKA = "kafka."
 _BOOTSTRAP = "kafka.bootstrap.servers"
+_LIMITS = ("kafka.request.timeout.ms", "kafka.default.api.timeout.ms")
+_ADMIN_CLASSES = tuple(f"{prefix}org.apache.kafka.clients.admin.AdminClient" for prefix in ("", "kafkashaded."))
+"""Databricks has Kafka's classes in a package of its own."""
 _MAX_OFFSETS = "maxOffsetsPerTrigger"
 _TIMEOUT_SECONDS = 10.0
 
@@ -92,70 +95,75 @@ def _topics_read(batch: DataFrame) -> list[str]:
 
 
 def partition_racks(
-    bootstrap: str,
-    topics: Sequence[str],
-    options: Mapping[str, str] = MappingProxyType({}),
-    seconds: float = _TIMEOUT_SECONDS,
+    spark: SparkSession, source: KafkaSource, seconds: float = _TIMEOUT_SECONDS
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """Return the racks of all replicas by (topic, partition), without duplicates and sorted.
 
-    ``options`` are the options of the Kafka source: the client logs in and encrypts as the source does. It waits at
-    most ``seconds`` to connect, and for each of three answers. Partitions are left out, with a warning, if Kafka cannot
-    be reached, refuses the credentials or lacks the topic, or if only Java's client can connect.
+    Kafka's Java client asks with the options of the source, so it logs in and encrypts as the source does. It waits at
+    most ``seconds`` for each answer. Partitions are left out, with a warning, if Kafka cannot be reached, refuses the
+    credentials or lacks the topic.
     """
-    servers = [server.strip() for server in bootstrap.split(",")]
     try:
-        brokers, described = _describe(servers, topics, security_of(options), seconds)
-        racks = {int(_field(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
-        return dict(_partition_racks(described, racks))
+        jvm = handles.context(spark)._jvm
+        admin = _open_admin(jvm, source, seconds)
+        try:
+            return dict(_described_racks(jvm, admin, source.topics, seconds))
+        finally:
+            admin.close(handles.looked_up(jvm, "java.time.Duration", "ofMillis")(0))
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
-        # Cause: Kafka did not answer or refused the login, or only Java's client supports the source's options.
+        # Cause: Kafka did not answer or refused the login, or the driver's class path lacks Kafka's client.
         _logger.warning(
             "[RIFFLE-0279] Cannot read the racks of %s at %s, so placement ignores the racks of the input: %s\n"
             "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
-            ", ".join(topics),
-            bootstrap,
-            error,
+            ", ".join(source.topics),
+            source.servers,
+            _reason(error),
         )
         return {}
 
 
-def _describe(
-    servers: Sequence[str], topics: Sequence[str], security: Mapping[str, Any], seconds: float
-) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return Kafka's descriptions of the brokers and of the topics."""
-    with administrator(servers, seconds, security) as admin:
-        return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
+def _open_admin(jvm: Any, source: KafkaSource, seconds: float) -> Any:
+    """Return Kafka's administration client with the options of a source. Raise ``LookupError`` without that class."""
+    properties = handles.looked_up(jvm, "java.util.HashMap")()
+    limits = dict.fromkeys(_LIMITS, str(int(seconds * 1000)))
+    for name, value in {**source.options, **limits}.items():
+        if name.startswith(_KAFKA):
+            properties.put(name.removeprefix(_KAFKA), value)
+    for admin_class in _ADMIN_CLASSES:
+        with suppress(TypeError):  # Py4J takes a class that does not exist for a package
+            return handles.looked_up(jvm, admin_class, "create")(properties)
+    raise LookupError("Kafka's client is not on the driver's class path.")
 
 
-def _partition_racks(
-    described: Iterable[Mapping[str, Any]], racks: Mapping[int, str | None]
-) -> Iterable[tuple[tuple[str, int], tuple[str, ...]]]:
-    """Yield ((topic, partition), racks of its replicas). Warns of topics that Kafka does not describe.
-
-    ``described`` are Kafka's descriptions of topics, ``racks`` has the rack of each broker.
-    """
-    for topic in described:
-        name = str(_field(topic, "name", "topic"))
-        error_code = topic["error_code"]
-        if error_code:
+def _described_racks(
+    jvm: Any, admin: Any, topics: Sequence[str], seconds: float
+) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
+    """Yield ((topic, partition), racks of its replicas). Warns of topics that Kafka does not describe."""
+    wait = int(seconds * 1000), handles.looked_up(jvm, "java.util.concurrent.TimeUnit", "MILLISECONDS")
+    as_list = handles.looked_up(jvm, "java.util.ArrayList")
+    racks = {node.id(): node.rack() for node in as_list(admin.describeCluster().nodes().get(*wait))}
+    names = as_list()
+    for topic in topics:
+        names.add(topic)
+    described = admin.describeTopics(names).topicNameValues()
+    for topic in topics:
+        try:
+            partitions = described.get(topic).get(*wait).partitions()
+        except Exception as error:  # noqa: BLE001 - Py4J raises what the JVM raises
             # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
             # topic.
             _logger.warning(
-                "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s\n"
+                "[RIFFLE-0280] Cannot read the racks of topic %s: %s\n"
                 "  What to do: Check that the topic exists and that the query's user may describe it.",
-                name,
-                error_code,
+                topic,
+                _reason(error),
             )
             continue
-        for partition in topic["partitions"]:
-            replica_racks = {racks.get(node) for node in _field(partition, "replica_nodes", "replicas")}
-            yield (
-                (name, int(_field(partition, "partition_index", "partition"))),
-                tuple(sorted(filter(None, replica_racks))),
-            )
+        for partition in partitions:
+            replica_racks = {racks.get(node.id()) for node in partition.replicas()}
+            yield (topic, int(partition.partition())), tuple(sorted(filter(None, replica_racks)))
 
 
-def _field(body: Mapping[str, Any], name: str, former_name: str) -> Any:
-    """Return a field by its name, or by its name before kafka-python 3."""
-    return body[name] if name in body else body[former_name]
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, or of the JVM's error behind it."""
+    return str(getattr(error, "java_exception", error)).split("\n")[0]

@@ -104,7 +104,7 @@ def remove_leftovers(folder: Path, added_before: float = 0.0) -> None:
 
 
 def _remove_unlisted_parts(folder: Path) -> None:
-    """Remove part files that no stack lists, and superseded journals and lists."""
+    """Remove part files that no stack lists, and superseded journals."""
     listed: set[str] = set()
     for store in [path.name for path in (folder / STACKS).glob("*") if path.is_dir()]:
         stacks = Stacks(folder, store)

@@ -141,7 +141,7 @@ class Listing:
 
 def first_seed(store: str) -> int:
     """Return the seed of the checksum of the first entry in a journal of this store."""
-    return xxhash.xxh3_64_intdigest(store.encode(), _FORMAT)
+    return xxhash.xxh3_64_intdigest(store.encode(errors="surrogateescape"), _FORMAT)  # the name of a foreign folder
 
 
 def encode_entry(changes: Sequence[Change], seed: int) -> tuple[bytes, int]:

@@ -17,8 +17,6 @@ Theory of operation.
    a stack holds only committed changes, and every part is checked before it is read.
 6. Nothing is synced, and nothing is renamed over an existing file. That makes file systems write the file out at once,
    which takes 4 ms.
-7. Lists of earlier versions (``old_lists``) are read if there is no journal. The first change writes them into a
-   journal and then removes them.
 """
 
 import errno
@@ -35,7 +33,6 @@ from typing import Final
 
 from riffle_spark.private_folders import make_private
 from riffle_spark.state.copies.journal import Change, Listing, encode_entry, first_seed, read_entries
-from riffle_spark.state.copies.old_lists import is_list_name, read_lists
 
 __all__ = ["JOURNAL", "JournalFile", "JournalLocked"]
 
@@ -58,7 +55,7 @@ class _State:
     """What a process has read of a store's journal.
 
     ``name`` is empty if there is no journal. ``end`` is where the last valid entry ends, and ``seed`` its checksum.
-    ``is_sound`` is false if the next change must go into a new journal. ``leftovers`` are older journals and lists.
+    ``is_sound`` is false if the next change must go into a new journal. ``leftovers`` are older journals.
     """
 
     name: str
@@ -105,7 +102,7 @@ class JournalFile:
         raise AssertionError("the last try returns or raises")
 
     def remove_leftovers(self) -> None:
-        """Remove older journals and lists that no longer count. Raises ``OSError`` if the disk refuses."""
+        """Remove older journals that no longer count. Raises ``OSError`` if the disk refuses."""
         with self._lock():
             state = self._search()
             if state.inode:
@@ -196,20 +193,18 @@ class JournalFile:
         return _State(name, status.st_ino, end, seed, listing, end == len(data) and is_as_before)
 
     def _search(self) -> _State:
-        """Return the state in the newest valid journal, else in the lists of earlier versions, else without stacks."""
+        """Return the state in the newest valid journal, else without stacks."""
         names: list[str] = []
         with suppress(FileNotFoundError, NotADirectoryError):
             names = sorted(os.listdir(self._path))  # noqa: PTH208 - only names are needed
         journals = sorted((name for name in names if _NAME.match(name)), key=_number)
-        lists = [name for name in names if is_list_name(name)]
         for name in reversed(journals):
             state = self._read(name)
             if state is not None:
                 others = [other for other in journals if other != name]
-                return replace(state, leftovers=(*others, *lists))
-        listing = read_lists(Path(self._path), self._store, lists)
+                return replace(state, leftovers=tuple(others))
         newest = journals[-1] if journals else ""
-        return _State(newest, 0, 0, 0, listing, is_sound=False, leftovers=(*journals, *lists))
+        return _State(newest, 0, 0, 0, Listing(), is_sound=False, leftovers=tuple(journals))
 
     def _write(self, state: _State, changes: Sequence[Change]) -> _State:
         """Write changes into the journal, or all stacks into a new one. Without stacks remove the journal.

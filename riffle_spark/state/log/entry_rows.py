@@ -27,7 +27,6 @@ from riffle_spark.state.log.manifest import (
 
 __all__ = [
     "NUMBERS_END",
-    "EntryText",
     "changed_entries_from_json",
     "check_link",
     "checked_entries_from_json",
@@ -65,16 +64,8 @@ def link_from_json(row: list[object]) -> Link:
     return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
 
 
-class EntryText(NamedTuple):
-    """Entries as one line of JSON, and whether they list blocks and merged deltas."""
-
-    text: str
-    has_blocks: bool
-    has_merged: bool
-
-
-def entries_to_text(entries: Mapping[Address, Entry]) -> EntryText:
-    """Return the entries by store, with their heads as indexes into a table.
+def entries_to_text(entries: Mapping[Address, Entry]) -> str:
+    """Return the entries by store as one line of JSON, with their heads as indexes into a table.
 
     ``merged`` is present only if there are links of merged deltas.
     """
@@ -91,7 +82,7 @@ def newest_links_to_text(entries: Iterable[tuple[Address, Entry, int | None]]) -
             else (address, entry.timer_ms, entry.chain[-links:], None, entry.chain[-links - 1].head)
             for address, entry, links in entries
         ]
-    ).text
+    )
 
 
 def _row(address: Address, entry: Entry) -> _EntryRow:
@@ -99,7 +90,7 @@ def _row(address: Address, entry: Entry) -> _EntryRow:
     return address, entry.timer_ms, entry.chain, entry.snapshot, entry.cut
 
 
-def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
+def _rows_to_text(rows: list[_EntryRow]) -> str:
     """Return the text of entries.
 
     Numbers are formatted here, and links are read by their fields, because lists and iterators of them would be many
@@ -141,14 +132,14 @@ def _rows_to_text(rows: list[_EntryRow]) -> EntryText:
     stores_text = ",".join([f"{_quoted(store)}:[{','.join(of_store)}]" for store, of_store in by_store.items()])
     text = f'{{"heads":[{heads_text}],"stores":{{{stores_text}}}'
     if not merged_rows:
-        return EntryText(text + "}", bool(blocks), has_merged=False)
+        return text + "}"
     merged_text = ",".join(
         [
             f"[{index},{_quoted(merged.id)},{merged.level},{merged.size}{blocks[place][1] if place in blocks else ''}]"
             for place, (index, merged) in merged_rows.items()
         ]
     )
-    return EntryText(f'{text},"merged":[{merged_text}]}}', bool(blocks), has_merged=True)
+    return f'{text},"merged":[{merged_text}]}}'
 
 
 def _snapshot_text(snapshot: Snapshot, indexes: Mapping[Head, int]) -> str:

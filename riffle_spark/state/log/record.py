@@ -8,7 +8,7 @@ written as they were read.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
 from typing import Literal, cast, get_args
@@ -31,7 +31,6 @@ __all__ = [
     "Kind",
     "Record",
     "RecordedMember",
-    "check_body",
     "decode",
     "digest",
     "encode",
@@ -39,22 +38,7 @@ __all__ = [
 ]
 
 FORMAT = 10
-"""The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
-_SAVEPOINTS_FORMAT = 9
-"""The format with savepoints."""
-_MERGED_FORMAT = 8
-"""The format with merged deltas."""
-_EDITS_FORMAT = 7
-"""The format with edits and purges."""
-_MOVES_FORMAT = 6
-"""The format with the reasons of moves."""
-_ROW_COUNTS_FORMAT = 5
-"""The format with the number of rows of each store."""
-_STALE_STORES_FORMAT = 4
-"""The format with stores that later batches ran without."""
-_GROUP_NAMES_FORMAT = 3
-"""The format with names of co-location groups in the names of tasks."""
-_USUAL_FORMAT = 2
+"""The format in which records are written."""
 OLDEST_FORMAT = 1
 """The oldest format that can be read."""
 _MAGIC = "riffle-log"
@@ -62,18 +46,6 @@ _FULL_DISTANCE_MAX = 1 << 10
 """A record is always nearer than this to its full record."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
-_FIELDS_SINCE: Mapping[int, tuple[str, ...]] = {
-    2: ("promised", "members", "weights", "watermarks", "orders", "delivers_as"),
-    4: ("stale_stores",),
-    5: ("row_counts",),
-    6: ("moves",),
-    7: ("edit", "purged"),
-    9: ("savepoints", "previous_offsets"),
-    10: ("between",),
-}
-"""The fields that were added, by format."""
-_LATER_FIELDS = ("delivers_as", *(name for since, names in _FIELDS_SINCE.items() if since > 2 for name in names))
-"""Fields that are written only if they have another value than the default."""
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised", "purged")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
@@ -110,9 +82,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
     "initial_states": (list, str),
 }
 """The type of a map's values, and of their values."""
-_ENTRIES = {"heads", "stores"}
-_MERGED = "merged"
-"""The links of merged deltas in the entries, since format 8."""
+_ENTRIES = {"heads", "stores", "merged"}
 _OF_TASKS = ("owners", "standbys")
 """Maps that format 10 has as columns (``owner_columns``)."""
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
@@ -230,40 +200,21 @@ def encode(record: Record) -> bytes:
     body["members"] = [member.to_json() for member in record.members]
     body["moves"] = [moves.to_json() for moves in record.moves]
     body["savepoints"] = [savepoint.to_json() for savepoint in record.savepoints]
-    is_newest = bool(record.between) or entries.has_blocks
-    for name in _DEFAULTS if is_newest else _LATER_FIELDS:  # older versions refuse the later fields
-        if getattr(record, name) == _DEFAULTS[name]:
+    for name, default in _DEFAULTS.items():
+        if getattr(record, name) == default:
             del body[name]
-    if is_newest:
-        owners = {name: cast("Mapping[str, object]", body[name]) for name in _OF_TASKS if name in body}
-        body.update({name: owners_to_json(values) for name, values in owners.items()})
+    owners = {name: cast("Mapping[str, object]", body[name]) for name in _OF_TASKS if name in body}
+    body.update({name: owners_to_json(values) for name, values in owners.items()})
     names = list(body)
     place = names.index("entries")
     before = _json_text({name: body[name] for name in names[:place]})
     after = _json_text({name: body[name] for name in names[place + 1 :]})
-    plain = f'{before[:-1]},"entries":{entries.text}{"," if len(after) > 2 else ""}{after[1:]}'.encode()
+    plain = f'{before[:-1]},"entries":{entries}{"," if len(after) > 2 else ""}{after[1:]}'.encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    entries_format = _MERGED_FORMAT if entries.has_merged else 0
-    record_format = FORMAT if is_newest else max(_format_of(record), entries_format)
-    header = {"magic": _MAGIC, "format": record_format, "xxh3": checksum, "length": len(plain)}
+    header = {"magic": _MAGIC, "format": FORMAT, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
-
-
-def _format_of(record: Record) -> int:
-    """Return the oldest format that can express a record without its entries."""
-    if record.savepoints or record.previous_offsets is not None or record.kind == "savepoint":
-        return _SAVEPOINTS_FORMAT  # older packages would delete what the savepoints keep
-    if record.edit or record.purged:
-        return _EDITS_FORMAT
-    if record.moves:
-        return _MOVES_FORMAT
-    if record.row_counts:
-        return _ROW_COUNTS_FORMAT
-    if record.stale_stores:
-        return _STALE_STORES_FORMAT
-    return _GROUP_NAMES_FORMAT if _has_group_names(record) else _USUAL_FORMAT
 
 
 def _check_readable(plain: bytes, packed: bytes) -> None:
@@ -278,12 +229,6 @@ def _check_readable(plain: bytes, packed: bytes) -> None:
             where="log",
             id="RIFFLE-0414",
         ) from error
-
-
-def _has_group_names(record: Record) -> bool:
-    """Return whether names of tasks contain their co-location group."""
-    maps = (record.owners, record.standbys, *record.weights.values(), *map(record.orders.get, ("pins", "homes")))
-    return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
 @collect_garbage_rarely()
@@ -373,10 +318,9 @@ def _record_of_body(
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
     """
-    later_fields = {name for since, names in _FIELDS_SINCE.items() if record_format < since for name in names}
     if record_format >= FORMAT:
         body = {**body, **{name: owners_from_json(body[name]) for name in _OF_TASKS if name in body}}
-    check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind), record_format)
+    _check_body(body)
     values: dict[str, object] = dict(body)
     entries: Mapping[Address, Entry] = {}
     columns = cast("dict[str, object]", body["entries"])
@@ -424,13 +368,11 @@ def _parse_shard(row: list[object]) -> tuple[str, int]:
     return topic, number
 
 
-def check_body(
-    body: Mapping[str, object], field_names: Collection[str], kinds: Collection[str], record_format: int = FORMAT
-) -> None:
+def _check_body(body: Mapping[str, object]) -> None:
     """Raise ``TypeError`` or ``ValueError`` for an unknown field or kind, or a value of a wrong type or size."""
     if type(body) is not dict:
         raise TypeError("the body is not an object")
-    if unknown := sorted(body.keys() - set(field_names)):
+    if unknown := sorted(body.keys() - {f.name for f in fields(Record)}):
         raise TypeError(f"unknown fields {', '.join(unknown)}")
     for name, value in body.items():
         if type(value) not in _TYPES[name]:
@@ -441,10 +383,9 @@ def check_body(
             raise ValueError(f"{name} is {value!r}")
         if name in _VALUES:
             _check_values(name, cast("dict[str, object]", value))
-    if body["kind"] not in kinds:
+    if body["kind"] not in get_args(Kind):
         raise ValueError(f"unknown kind {body['kind']!r}")
-    known = _ENTRIES if record_format < _MERGED_FORMAT else {*_ENTRIES, _MERGED}
-    if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - known):
+    if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - _ENTRIES):
         raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read")
 
 

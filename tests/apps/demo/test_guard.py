@@ -26,27 +26,6 @@ while len(child.pids()) < 2: time.sleep(0.01)
 print(*child.pids(), flush=True)
 time.sleep(1000)
 """
-# Processes that wait as the guard does, each told to stop at another line of more than one turn of the waiting.
-TOLD_AT_LINES = """
-import os, signal, sys
-from apps.demo.servers import guard
-
-def run(number):
-    waits = False
-    def at_line(frame, event, _):
-        nonlocal number, waits
-        waits = waits or frame.f_code is guard._run.__code__ and "child" in frame.f_locals
-        number -= waits and event == "line"
-        if waits and number == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return at_line
-    signal.alarm(10)
-    sys.settrace(at_line)
-    os._exit(0 if guard._run(1, ["sleep", "30"]) else 1)
-
-told = [os.fork() or run(number) for number in range(1, 151, 2)]
-sys.exit(any([os.waitpid(child, 0)[1] for child in told]))
-"""
 
 
 def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path: Path) -> None:
@@ -55,14 +34,6 @@ def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path:
     pids = child.pids()
     child.stop()
     assert len(pids) >= 2
-    assert not any(map(_is_alive, pids))
-
-
-def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
-    """After kill nothing of the tree lives."""
-    child = _started(tmp_path, STUBBORN)
-    pids = child.pids()
-    child.kill()
     assert not any(map(_is_alive, pids))
 
 
@@ -87,26 +58,6 @@ def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"the thing ended with code 3(.|\n)*no such luck"):
         child.wait_until(lambda: False, 20)
     child.stop()
-
-
-def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
-    """A child that is never ready raises an error once the time is over."""
-    child = Child(Launch("the thing", ["sleep", "1000"], tmp_path / "log"))
-    with pytest.raises(UnavailableError, match="was not ready within"):
-        child.wait_until(lambda: False, 0.3)
-    child.stop()
-
-
-def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
-    """Wait returns what the command returned."""
-    assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(60) == 7
-
-
-@pytest.mark.long
-def test_a_guard_obeys_wherever_it_is_told() -> None:
-    """At no line of its waiting does the signal find a lock that its own thread has, and wait for it for ever."""
-    with subprocess.Popen([sys.executable, "-c", TOLD_AT_LINES], stdin=subprocess.PIPE) as process:
-        assert process.wait(60) == 0
 
 
 def _started(folder: Path, command: list[str]) -> Child:

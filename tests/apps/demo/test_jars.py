@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.demo.jars import broker_jars, connector_jars, ensure_jars
+from apps.demo.jars import broker_jars, ensure_jars
 from riffle_spark.errors import UnavailableError
 
 # Stands in for Ivy: copies what lies in a folder to where Ivy was told to retrieve to.
@@ -35,13 +35,6 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_jars_are_fetched_once(mirror: Path) -> None:
-    """An empty cache is filled; a full one needs nothing from outside."""
-    assert any(path.name == "kafka_2.13-4.0.0.jar" for path in broker_jars())
-    shutil.rmtree(mirror)
-    assert any(path.name.startswith("spark-sql-kafka") for path in connector_jars())
-
-
 def test_a_broken_jar_is_fetched_again(mirror: Path) -> None:
     """A kept jar that was truncated is replaced."""
     broken = broker_jars()[0]
@@ -57,16 +50,3 @@ def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=f"connector/{altered.name}"):
         ensure_jars()
     assert not list((tmp_path / "cache").rglob("*.jar"))
-
-
-def test_fetching_tells_what_comes(mirror: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each module and each downloaded jar is printed. Nothing is printed if all jars exist."""
-    ensure_jars()
-    output = capsys.readouterr()
-    assert not output.out
-    first, *other_lines = output.err.splitlines()
-    assert first.startswith("Fetching the Kafka jars")
-    assert other_lines[0] == "  looking up org.slf4j#slf4j-api;1.7.36"
-    assert other_lines[1].startswith("  1 of 47 jars fetched: org.slf4j#slf4j-api;1.7.36")
-    ensure_jars()
-    assert capsys.readouterr().err == ""

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -51,8 +51,7 @@ from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.simulate.scenario import read_scenario
 from riffle_spark.simulate.world_file import SHIPPED, read_world
 from riffle_spark.state.copies import journal, part_runs
-from riffle_spark.state.copies.old_lists import decode_list
-from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.blocks import checksum_of_block, encode_block_file, read_index
 from riffle_spark.state.log import paths
@@ -87,7 +86,6 @@ from tests.kit.folders import CHECKOUT, DATA
 from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
 from tests.kit.fuzz.outside_answers import ANSWERS, NAMES_IN_A_FOLDER, read_answer, read_folder
 from tests.kit.fuzz.small_logs import framed_record, read_log, small_logs
-from tests.kit.state.old_lists import list_bytes
 
 __all__ = ["DECODERS", "Decoder"]
 
@@ -390,24 +388,8 @@ def _packed_schemas() -> list[bytes]:
     return [base64.b64decode(schema.to_text()["key"]) for schema in SCHEMAS] + [TIMED.state.serialize().to_pybytes()]
 
 
-def _sealed_stack(data: bytes) -> bytes:
-    body = data.partition(b"\n")[2]
-    return b"%016x\n%s" % (xxhash.xxh3_64_intdigest(body, 2), body)
-
-
-_STACK = Stack(
-    Head(7, "1-" + "ab" * 16),
-    tuple(StackedPart(f"sealed/{n}-1-{'ab' * 16}", n * 10, 100, 2**63 + n, 5, 1) for n in range(3)),
-)
-_ADDRESS = ("totals", 5)
-
-
-def _stack_body(data: bytes) -> None:
-    stack = decode_list(_sealed_stack(b"\n" + data), _ADDRESS)
-    if stack is not None:
-        (stack.head.epoch, stack.head.version), stack.size_bytes, list_bytes(stack, _ADDRESS)
-
-
+_HEAD = Head(7, "1-" + "ab" * 16)
+_STACKED = tuple(StackedPart(f"sealed/{n}-1-{'ab' * 16}", n * 10, 100, 2**63 + n, 5, 1) for n in range(3))
 _FRAME_BYTES = 12
 
 
@@ -428,9 +410,9 @@ def _journal_entry(data: bytes) -> None:
 
 
 def _journals() -> list[bytes]:
-    changes = [journal.Change(5, _STACK.head, 0, _STACK.parts), journal.Change(6, None)]
+    changes = [journal.Change(5, _HEAD, 0, _STACKED), journal.Change(6, None)]
     first, seed = journal.encode_entry(changes, journal.first_seed("totals"))
-    second, _ = journal.encode_entry([journal.Change(5, _STACK.head, 2, _STACK.parts[:1])], seed)
+    second, _ = journal.encode_entry([journal.Change(5, _HEAD, 2, _STACKED[:1])], seed)
     return [first, first + second]
 
 
@@ -726,9 +708,6 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("keys of a variable", _keys_of_variable, _lists_of_keys)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
-    parse = partial(decode_list, address=_ADDRESS)
-    yield Decoder("stack", parse, lambda: [list_bytes(_STACK, _ADDRESS)], _sealed_stack)
-    yield Decoder("stack body", _stack_body, lambda: [list_bytes(_STACK, _ADDRESS).split(b"\n", 1)[1]])
     yield Decoder("journal", _journal, _journals, _sealed_entry)
     yield Decoder("journal entry", _journal_entry, lambda: [entry[_FRAME_BYTES:] for entry in _journals()[:1]])
     yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)

@@ -17,7 +17,6 @@ from riffle_spark.errors import RiffleError
 from riffle_spark.state.copies.abandoned import has_process_ended, is_owner_dead, remove_leftovers
 from riffle_spark.state.copies.disk import list_incoming_files
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.objects import s3_client
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.s3 import S3Store
@@ -47,7 +46,6 @@ _ATTEMPT = b"1-" + b"ab" * 16
 NAMES_IN_A_FOLDER = [
     b"\n".join(
         [
-            b"stacks/totals/0003.0000000001-0a1b2c3d.stack",
             b"stacks/totals/0003." + b"ab" * 16 + b".part",
             b"sealed/7-" + _ATTEMPT,
             b"sealed/8-" + _ATTEMPT,
@@ -59,7 +57,6 @@ NAMES_IN_A_FOLDER = [
             b"advancing",
         ]
     ),
-    b"stacks/totals/32767.0000000009-ffffffff.stack\nstacks/visits/0000.0000000002-00000000.stack",
     b"stacks/totals/0000000001.0a1b2c3d.journal\nstacks/totals/0000000002.0a1b2c3d.journal\nstacks/totals/0003.x.part",
 ]
 
@@ -123,10 +120,7 @@ def read_folder(data: bytes, folder: Path) -> None:
         with suppress(OSError, ValueError, RecursionError):
             _put(os.fsencode(member), name)
     member_folder = Folder(member, "app/1")
-    for store, key_group in member_folder.copies():
-        stacks = member_folder.stacks(store)
-        with suppress(OSError):  # as it says: a folder of a list's name, which no disk takes for one
-            stacks.replace(key_group, stacks.read(key_group), Stack())
+    list(member_folder.copies())
     member_folder.sealed_attempts()
     member_folder.remove_unused_deltas()
     list_incoming_files(member / "incoming")

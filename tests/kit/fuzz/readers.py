@@ -53,7 +53,6 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "spark/queries/group_stages": _OWN_FUNCTION,
     "spark/queries/stream_query": _OF_SPARK,
     "state/copies/journal": ("journal", "journal entry"),
-    "state/copies/old_lists": ("stack", "stack body", "folder of a member"),
     "state/formats/arrow_messages": ("part", "encrypted body", "packed schema"),
     "state/formats/arrow_schemas": ("packed schema", "schema text"),
     "state/formats/blocks": ("block",),

@@ -11,18 +11,12 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 
 from riffle_spark import aggregate, count, first, last, max_, mean, min_, sum_
-from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.settings import Settings
-from riffle_spark.state.log.log import Log
-from riffle_spark.state.objects.open import open_store
-from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from tests.kit.roots.folder_query import FolderQuery
 
 __all__ = ["KEYS", "NUMBERS", "TYPES", "AggregatesQuery", "rows_of_batch"]
 
@@ -51,7 +45,6 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "span": lambda chance: timedelta(microseconds=chance.randint(-(10**9), 10**9)),
 }
 _ROWS = pa.schema([("k", pa.int32()), *TYPES.items()])
-_STORE, _KEY_GROUPS, _NOW_MS = "aggregates", 4, 1_767_225_600_000
 
 
 def _computation() -> Any:
@@ -78,31 +71,12 @@ def rows_of_batch(version: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_ROWS)
 
 
-class AggregatesQuery:
+class AggregatesQuery(FolderQuery):
     """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
 
     def __init__(self, folder: Path) -> None:
-        root = f"file://{folder}/state"
-        objects, home = open_store(root), home_of(root, folder / "local", "member")
-        self._cluster = SimCluster(home, objects)
-        self._cluster.add("1")
-        self._operator = operator_of(_STORE, ("k",), _computation(), (), _ROWS)
-        tail = Log(objects, root).open()
-        self._version = 0 if tail is None else tail.version + 1
-        ports = DriverPorts(
-            objects, self._cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex
-        )
-        self._driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
+        super().__init__(folder, operator_of("aggregates", ("k",), _computation(), (), _ROWS), "aggregates")
 
-    def feed(self) -> pa.Table:
+    def feed_next(self) -> pa.Table:
         """Run the next batch; return its results."""
-        rows, sink = rows_of_batch(self._version), SimSink()
-        incoming = IncomingBatch(
-            version=self._version, query_id=_STORE, run_id=uuid4().hex, offsets=f"offsets-{self._version}",
-            input_digest=None, time_ms=_NOW_MS, watermark_ms=None,
-        )  # fmt: skip
-        work = SimWork(self._cluster, rows, [self._operator], {_STORE: sink})
-        self._driver.process(incoming, [self._operator], work)
-        self._version += 1
-        (output,) = sink.by_id.values()
-        return output
+        return self.feed(rows_of_batch(self.version))

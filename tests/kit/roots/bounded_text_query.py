@@ -8,25 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import Row
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
-from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.settings import Settings
-from riffle_spark.state.log.log import Log
-from riffle_spark.state.objects.open import open_store
-from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from tests.kit.roots.folder_query import FolderQuery
 
 __all__ = ["KEYS", "feed"]
 
 KEYS = ("a", "b", "c")
 _ROWS = pa.schema([("k", pa.string()), ("v", pa.string())])
-_STORE, _KEY_GROUPS, _NOW_MS = "texts", 4, 1_767_225_600_000
 
 
 class KeepsTexts(StatefulProcessor):
@@ -61,23 +54,7 @@ def feed(folder: Path, kind: str) -> dict[str, str]:
 
     Return the texts that were kept of each key before the batch.
     """
-    root = f"file://{folder}/state"
-    objects = open_store(root)
-    home = home_of(root, folder / "local", "texts")
-    cluster = SimCluster(home, objects)
-    cluster.add("1")
-    declared = transform_with_state(KeepsTexts(kind), key="k", output="k string, kept string", store=_STORE)
-    operator = operator_of(declared.store, declared.key, declared.compute, (), _ROWS)
-    tail = Log(objects, root).open()
-    version = 0 if tail is None else tail.version + 1
-    ports = DriverPorts(objects, cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex)
-    driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
-    incoming = IncomingBatch(
-        version=version, query_id="texts", run_id=uuid4().hex, offsets=f"offsets-{version}", input_digest=None,
-        time_ms=_NOW_MS, watermark_ms=None,
-    )  # fmt: skip
-    rows = pa.table([[*KEYS], [f"{key}{version}" for key in KEYS]], schema=_ROWS)
-    sink = SimSink()
-    driver.process(incoming, [operator], SimWork(cluster, rows, [operator], {_STORE: sink}))
-    (output,) = sink.by_id.values()
+    declared = transform_with_state(KeepsTexts(kind), key="k", output="k string, kept string", store="texts")
+    query = FolderQuery(folder, operator_of(declared.store, declared.key, declared.compute, (), _ROWS), "texts")
+    output = query.feed(pa.table([[*KEYS], [f"{key}{query.version}" for key in KEYS]], schema=_ROWS))
     return dict(zip(output.column("k").to_pylist(), output.column("kept").to_pylist(), strict=True))

@@ -6,18 +6,12 @@ It runs without Spark, on a root in a folder. ``tests/data/roots/0.1-latin-text`
 from __future__ import annotations
 
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 
 from riffle_spark import Stateful, arrow_function
-from riffle_spark.protocol.batch.driver import Driver, DriverPorts
-from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.settings import Settings
-from riffle_spark.state.log.log import Log
-from riffle_spark.state.objects.open import open_store
-from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from riffle_spark.protocol.operator import operator_of
+from tests.kit.roots.folder_query import FolderQuery
 
 __all__ = ["KEYS", "LatinQuery"]
 
@@ -25,7 +19,6 @@ KEYS = (b"caf\xe9", b"\xff", b"plain", b"th\xe9", None)
 _ROWS = pa.schema([("k", pa.string()), ("v", pa.string())])
 _STATE = pa.schema([("rows", pa.int64()), ("texts", pa.list_(pa.string())), ("nothing", pa.null())])
 _OUTPUT = pa.schema([_ROWS.field("k"), *_STATE])
-_STORE, _KEY_GROUPS, _NOW_MS = "latin", 4, 1_767_225_600_000
 
 
 def _text(values: list[bytes | None]) -> pa.Array:
@@ -54,35 +47,18 @@ def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     return table, table
 
 
-class LatinQuery:
+class LatinQuery(FolderQuery):
     """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
 
     def __init__(self, folder: Path) -> None:
-        root = f"file://{folder}/state"
-        self._objects, home = open_store(root), home_of(root, folder / "local", "latin")
-        self._cluster = SimCluster(home, self._objects)
-        self._cluster.add("1")
         compute = arrow_function(_grown, state=_STATE, output=_OUTPUT)
-        declared = Stateful(_STORE, "k", compute)
-        self._operator: Operator = operator_of(declared.store, declared.key, declared.compute, (), _ROWS)
-        tail = Log(self._objects, root).open()
-        self._version = 0 if tail is None else tail.version + 1
-        ports = DriverPorts(
-            self._objects, self._cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex
-        )
-        self._driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
+        declared = Stateful("latin", "k", compute)
+        super().__init__(folder, operator_of(declared.store, declared.key, declared.compute, (), _ROWS), "latin")
 
-    def feed(self) -> dict[bytes | None, tuple[int, list[bytes]]]:
+    def feed_keys(self) -> dict[bytes | None, tuple[int, list[bytes]]]:
         """Run a batch with one row of each of ``KEYS``; return what is counted and kept of each."""
-        texts: list[bytes | None] = [b"\xe9%d" % self._version] * len(KEYS)
-        rows, sink = pa.table([_text([*KEYS]), _text(texts)], schema=_ROWS), SimSink()
-        incoming = IncomingBatch(
-            version=self._version, query_id="latin", run_id=uuid4().hex, offsets=f"offsets-{self._version}",
-            input_digest=None, time_ms=_NOW_MS, watermark_ms=None,
-        )  # fmt: skip
-        self._driver.process(incoming, [self._operator], SimWork(self._cluster, rows, [self._operator], {_STORE: sink}))
-        self._version += 1
-        (output,) = sink.by_id.values()
+        texts: list[bytes | None] = [b"\xe9%d" % self.version] * len(KEYS)
+        output = self.feed(pa.table([_text([*KEYS]), _text(texts)], schema=_ROWS))
         keys, counts = output.column("k").cast(pa.binary()).to_pylist(), output.column("rows").to_pylist()
         kept = output.column("texts").cast(pa.list_(pa.binary())).to_pylist()
         return {key: (count, texts) for key, count, texts in zip(keys, counts, kept, strict=True)}

@@ -1,36 +1,33 @@
-"""Spark's one-row buffers, merged by us and evaluated by Spark's own expressions, are Spark's own aggregate."""
+"""Aggregates of wrapped streams, which slots merge, are Spark's own, for every function and type."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import datasketches
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import __version__ as spark_version
 from pyspark.errors import ArithmeticException
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, make_merge_function
-from riffle_spark.spark.compat import to_arrow
+from riffle_spark.process.merging.merge_registry import _MERGES, HASHED
+from riffle_spark.spark.plans.aggregate_plan import read_aggregate
 from tests.kit.arrow_frames import frame_of_table
-from tests.kit.process.row_form import RowForm
+from tests.kit.stream_plans import answer, cut_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 UTC = timezone.utc
-ROWS, KEYS, BATCH = 300, 40, 70
+ROWS, KEYS, BATCHES = 300, 40, 5
 ANSI = "spark.sql.ansi.enabled"
 FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0.1, 0.7, -1.5, 3e30]
 TEXTS = ["", "a", "B", "é", "zz", "\U0001f600", "￮"]
@@ -89,7 +86,7 @@ QUERIES: dict[str, Sequence[str]] = {
     "constants": ["corr(number - number, even)", "regr_slope(even, 3)", "stddev(0.1)", "regr_r2(3, even)",
                   "regr_r2(even, 3)"],
     "lists": ["collect_list(long)", "array_agg(text)", "collect_list(pair)", "collect_list(list)", "listagg(text)",
-              "listagg(text, ', ')", "listagg(octets)", "collect_list(small) filter (where truth)"],
+              "listagg(text, ', ')", "collect_list(small) filter (where truth)"],
     "sets": [f"collect_set({name})" for name in ("small", "text", "octets", "money", "day", "double", "pair", "list")]
             + ["collect_set(small) filter (where truth)"],
     "quantiles": [f"percentile_approx({name}, 0.5)" for name in ("byte", "int", "even", "day", "at", "span")]
@@ -150,36 +147,6 @@ def _sketch(chance: random.Random, bits: list[int]) -> bytes | None:
     return None if chance.random() < 0.3 else bytes(chance.choice(forms)())
 
 
-def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
-    """Merge the form's rows: batch after batch into what is kept, or each batch alone and then all of these at once."""
-    keys = rows["k"].combine_chunks().dictionary_encode()
-    codes, size = keys.indices.to_numpy().astype(np.int64), len(keys.dictionary)
-    columns = {"k": keys.dictionary}
-    for function in form.functions:
-        buffers = [rows[name].combine_chunks() for name in function.columns]
-        merge = make_merge_function(function.name, [buffer.type for buffer in buffers], function.options)
-        types = merge.state_types([buffer.type for buffer in buffers])
-        nothing = [pa.nulls(size, type) for type in types]
-        state, partial = nothing, []
-        for start in range(0, len(codes), BATCH):
-            batch = [buffer.slice(start, BATCH) for buffer in buffers]
-            groups = Groups(codes[start : start + BATCH], size)
-            if one_by_one or list(types) != [buffer.type for buffer in buffers]:
-                state = merge.fold(batch, state, groups)
-            else:
-                partial.append(merge.fold(batch, nothing, groups))
-        if partial:
-            states = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
-            state = merge.fold(states, nothing, Groups(np.tile(np.arange(size), len(partial)), size))
-        assert [column.type for column in state] == list(types)
-        (words, *_) = finished = merge.finish(state)
-        if function.name in HASHED:
-            columns |= {f"{function.columns[0]}_{i}": word for i, word in enumerate(words.flatten())}
-        else:
-            columns |= dict(zip(function.columns, finished, strict=True))
-    return pa.table(columns)
-
-
 def comparable(value: Any) -> Any:
     """Return a value that is equal to another one if Spark's are the same, floats apart, which are compared nearly."""
     if isinstance(value, float):
@@ -196,13 +163,14 @@ def as_set(values: list[Any]) -> list[str]:
     return sorted({repr(value).replace("-0.0", "0.0") for value in values})
 
 
-def by_key(table: pa.Table) -> dict[int, dict[str, Any]]:
-    """Return a table's rows by their keys."""
+def by_key(rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
+    """Return rows by their keys."""
     return {
         row["k"]: {
-            name: (as_set if name.startswith("collect_set") else comparable)(value) for name, value in row.items()
+            name: (as_set if name.startswith("collect_set") else comparable)(value)
+            for name, value in row.asDict(recursive=True).items()
         }
-        for row in table.to_pylist()
+        for row in rows
     }
 
 
@@ -215,52 +183,71 @@ def column(text: str) -> Column:
 CASES = [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", "true")]
 
 
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    """The rows, in one part: their order is theirs."""
+    return frame_of_table(spark, drawn()).localCheckpoint()
+
+
+@pytest.fixture(scope="module")
+def stream(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """A wrapped stream of such rows."""
+    return stream_of(rows, str(tmp_path_factory.mktemp("rows")))
+
+
+def aggregated(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
+    """Return aggregates by key."""
+    return frame.groupBy("k").agg(*map(column, texts))
+
+
 @pytest.mark.parametrize(
     ("name", "ansi"),
     [pytest.param(*case, marks=[pytest.mark.long] if number % 2 else []) for number, case in enumerate(CASES)],
 )
 @pytest.mark.sample("counts-false", "moments-false")
-def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
-    """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""
+def test_merged_buffers_are_sparks_aggregate(
+    spark: SparkSession, rows: DataFrame, stream: DataFrame, name: str, ansi: str
+) -> None:
+    """For every supported function, Spark makes of our merged buffers what its own aggregate gives, whether all rows
+    came at once or in several batches.
+    """
     spark.conf.set(ANSI, ansi)
     texts = [text for text in QUERIES[name] if text not in OVERFLOWING[ansi]]
-    query = frame_of_table(spark, drawn()).groupBy("k").agg(*map(column, texts))
-    form = RowForm(spark, query)
-    rows = form.rows()
-    one_by_one, combined = (merged(form, rows, way) for way in (True, False))
-    combined = combined.set_column(0, "k", pc.negate(pc.add(combined["k"], 1)))
-    theirs, ours = by_key(to_arrow(query)), by_key(form.evaluated(pa.concat_tables([one_by_one, combined])))
-    assert len(ours) == 2 * len(theirs)
-    pairs = [(ours[way], row) for key, row in theirs.items() for way in (key, -1 - key)]
-    assert not {text: (own[text], row[text]) for own, row in pairs for text in texts if own[text] != row[text]}
+    theirs = by_key(aggregated(rows, texts).collect())
+    for batches in (1, BATCHES):
+        found, _ = answer(aggregated(stream, texts), rows, batches=batches)
+        ours = by_key(found)
+        assert ours.keys() == theirs.keys()
+        pairs = [(ours[key], row) for key, row in theirs.items()]
+        assert not {text: (own[text], row[text]) for own, row in pairs for text in texts if own[text] != row[text]}
 
 
-def test_merged_hashes_are_sparks_estimates(spark: SparkSession) -> None:
+def test_merged_hashes_are_sparks_estimates(rows: DataFrame, stream: DataFrame) -> None:
     """For every type that Spark hashes, what it estimates from our registers is what it estimates itself."""
-    frame = frame_of_table(spark, drawn()).withColumn("k", F.col("k") % 3)
-    query = frame.groupBy("k").agg(*map(column, ESTIMATES))
-    form = RowForm(spark, query)
-    assert {function.name for function in form.functions} == HASHED
-    assert by_key(form.estimated(merged(form, form.rows(), one_by_one=True))) == by_key(to_arrow(query))
+    rows, stream = (frame.withColumn("k", F.col("k") % 3) for frame in (rows, stream))
+    found, (spec,) = answer(aggregated(stream, ESTIMATES), rows, batches=BATCHES)
+    assert {function.function for function in spec.functions} == HASHED
+    assert by_key(found) == by_key(aggregated(rows, ESTIMATES).collect())
 
 
 @pytest.mark.parametrize(("ansi", "text"), [(ansi, text) for ansi, texts in OVERFLOWING.items() for text in texts])
 @pytest.mark.sample("true-sum(huge)", "true-avg(edge)")
-def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str, text: str) -> None:
+def test_a_sum_that_does_not_fit_raises_where_sparks_does(
+    spark: SparkSession, rows: DataFrame, stream: DataFrame, ansi: str, text: str
+) -> None:
     """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
     spark.conf.set(ANSI, ansi)
-    query = frame_of_table(spark, drawn()).groupBy("k").agg(column(text))
-    form = RowForm(spark, query)
     with pytest.raises(OVERFLOWS, match=r"ARITHMETIC_OVERFLOW"):
-        to_arrow(query)
+        aggregated(rows, [text]).collect()
     with pytest.raises((*OVERFLOWS, UserFunctionError), match=r"ARITHMETIC_OVERFLOW"):
-        form.evaluated(merged(form, form.rows(), one_by_one=True))
+        answer(aggregated(stream, [text]), rows, batches=BATCHES)
 
 
 @pytest.mark.long
-def test_every_known_function_is_compared(spark: SparkSession) -> None:
+def test_every_known_function_is_compared(spark: SparkSession, stream: DataFrame) -> None:
     """The queries have every function that the registry knows."""
     spark.conf.set(ANSI, "false")
-    frame = frame_of_table(spark, drawn()).groupBy("k")
-    forms = [RowForm(spark, frame.agg(*map(column, texts))) for texts in QUERIES.values()]
-    assert {function.name for form in forms for function in form.functions} == _MERGES.keys() - HASHED - ONLY_SPARK4
+    cuts = [cut_of(aggregated(stream, texts)) for texts in QUERIES.values()]
+    specs = [read_aggregate(cut.reader, stage.node).spec for cut in cuts for stage in cut.stages]
+    names = {function.function for spec in specs for function in spec.functions}
+    assert names == _MERGES.keys() - HASHED - ONLY_SPARK4

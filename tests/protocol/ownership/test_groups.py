@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.assign.model import TaskId
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import ConfigError
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ownership.groups import GROUP, parse_task, task, task_name
 from riffle_spark.settings import Settings
-from riffle_spark.state.log import record
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, one, totals
 
@@ -116,15 +115,6 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
     world.feed()
     assert owners(world).keys() == {GROUP}
     check_states(world)
-
-
-def test_an_older_package_refuses_a_root_of_several_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would forget the owners of all groups but one."""
-    world = in_groups(tmp_path)
-    world.feed()
-    monkeypatch.setattr(record, "FORMAT", 2)
-    with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
-        world.log()
 
 
 @pytest.mark.usefixtures("names_in_order")

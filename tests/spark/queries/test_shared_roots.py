@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -115,32 +115,6 @@ def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
         assert len(expected) == len(BATCHES)
 
 
-@pytest.mark.long
-def test_two_queries_of_the_same_operators_need_no_names(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
-    """The same counts to two sinks. A restart of the second one alone finds its own state."""
-    counts = events.groupBy("k").count()
-    first, second = (end(writer_of(counts, tmp_path / name).trigger(availableNow=True).start()) for name in "ab")
-    assert root_of(first) != root_of(second)
-    feed.add(BATCHES[1])
-    kept = list[Row]()
-    writer = counts.writeStream.outputMode("update").foreachBatch(lambda rows, _: kept.extend(rows.collect()))
-    again = end(writer.option("checkpointLocation", str(tmp_path / "b")).trigger(availableNow=True).start())
-    assert (root_of(again), kept) == (root_of(second), [Row(k=1, count=2)])
-
-
-@pytest.mark.long
-def test_a_renamed_query_with_a_moved_checkpoint_continues(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
-    """Its id decides."""
-    counts = events.groupBy("k").count()
-    first = end(writer_of(counts, tmp_path / "a").queryName("one").trigger(availableNow=True).start())
-    (tmp_path / "a").rename(tmp_path / "b")
-    feed.add(BATCHES[1])
-    again = end(writer_of(counts, tmp_path / "b").queryName("other").trigger(availableNow=True).start())
-    assert (root_of(again), again.id) == (root_of(first), first.id)
-    assert root_of(first).endswith("/state/query=one")
-    assert [record.version for record in records(root_of(first)) if record.kind == "batch"] == [0, 1]
-
-
 @pytest.mark.parametrize("name", [None, pytest.param("counts", marks=pytest.mark.long)])
 @pytest.mark.long
 def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
@@ -166,20 +140,6 @@ def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     shutil.rmtree(tmp_path / ("c1" if name else "c2"))
     end(writer.option("riffle.root", f"file://{tmp_path}/own").start())
     assert len(records(f"file://{tmp_path}/own")) == 2
-
-
-@pytest.mark.long
-def test_an_existing_root_stays_its_querys_root(events: DataFrame, feed: Feed, tmp_path: Path) -> None:
-    """A log directly below the root, as earlier versions wrote it. A second query has its root below."""
-    root = f"file://{tmp_path}/state"
-    counts = events.groupBy("k").count()
-    end(writer_of(counts, tmp_path / "c1").option("riffle.root", root).trigger(availableNow=True).start())
-    feed.add(BATCHES[1])
-    again = end(writer_of(counts, tmp_path / "c1").trigger(availableNow=True).start())
-    other = end(writer_of(events.dropDuplicates(["v"]), tmp_path / "c2").trigger(availableNow=True).start())
-    assert root_of(again) == root
-    assert [record.version for record in records(root) if record.kind == "batch"] == [0, 1]
-    assert root_of(other).startswith(f"{root}/query=c2-")
 
 
 @pytest.mark.long

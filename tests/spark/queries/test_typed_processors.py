@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import AnalysisException, PySparkNotImplementedError, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from riffle_spark import StatefulProcessor
@@ -177,29 +177,9 @@ def test_an_answer_beyond_its_declared_type_fails_the_query_as_in_spark(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("of", OF)
-def test_an_answer_within_its_declared_type_is_that_of_spark(of: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A decimal with more digits behind the point, all of them zeros."""
-    build = ANSWERS[of]("decimal(5,2)", Decimal("1.50000"))
-    runs = [play(spark, build, tmp_path / side, "append", is_wrapped=side == "r", files=1) for side in ("spark", "r")]
-    assert [row["v"] for row in runs[1][0]] == [Decimal("1.50")] * 2
-    check_cells(runs[1], runs[0])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["char(3)", "varchar(3)"])
-@pytest.mark.parametrize("of", OF)
-def test_an_answer_of_bounded_length_is_refused(of: str, kind: str, spark: SparkSession, tmp_path: Path) -> None:
-    """By Spark, when the query is written."""
-    error = {"processor": AnalysisException, "function": PySparkNotImplementedError}[of]
-    with pytest.raises(error):
-        play(spark, ANSWERS[of](kind, "a"), tmp_path / of, "append", is_wrapped=True, files=1)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["char(3)", "varchar(3)"])
 def test_state_of_bounded_length_is_refused(kind: str, spark: SparkSession, tmp_path: Path) -> None:
-    """By Spark in the query, and here at the start."""
+    """When the query starts."""
 
     def state_of_function(rows: DataFrame, _: DataFrame) -> DataFrame:
         def function(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
@@ -209,8 +189,6 @@ def test_state_of_bounded_length_is_refused(kind: str, spark: SparkSession, tmp_
         groups = rows.groupBy("k")
         return groups.applyInPandasWithState(function, "k string", f"kept {kind}", "append", "NoTimeout")
 
-    with pytest.raises(StreamingQueryException, match=r"UNSUPPORTED_DATA_TYPE_FOR_ENCODER|CharType|VarcharType"):
-        play(spark, state_of_function, tmp_path / "spark", "append", is_wrapped=False, files=1)
     with pytest.raises(ConfigError) as refused:
         play(spark, state_of_function, tmp_path / "riffle", "append", is_wrapped=True, files=1)
     assert "'kept'" in refused.value.problem

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Frames, Shape, events
-from tests.kit.streams.streaming import Feed, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -28,43 +25,6 @@ OUT = "k string, told string"
 def told(key: object, *what: object) -> pd.DataFrame:
     """Return a frame of one row of output."""
     return pd.DataFrame({"k": [key], "told": [repr(what)]})
-
-
-def whatever(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Do one thing or another that can be done with a state, as the rows and the watermark have it."""
-    watermark, known = state.getCurrentWatermarkMs(), state.getOption
-    if state.hasTimedOut:
-        (frame,) = frames
-        does = zlib.crc32(repr((key[0], watermark)).encode()) % 4
-        yield told(key[0], "out", does, known, len(frame), list(frame.columns))
-        if does == 0:
-            state.remove()
-        elif does == 1:
-            state.update((-1, None))
-        elif does == 2:
-            state.setTimeoutTimestamp(watermark + 5_000)
-        return
-    rows = pd.concat(list(frames))
-    total = int(rows["n"].fillna(0).sum())
-    yield told(key[0], "rows", total, known, [str(kind) for kind in rows.dtypes], list(rows.index))
-    does = total % 7
-    if does in {1, 2}:
-        state.remove()
-    if does in {2, 3, 4}:
-        state.setTimeoutTimestamp(watermark + 1_000 * does)
-    if does > 3:
-        state.update(((known or (0, ""))[0] + total, f"{does}"))
-
-
-def drawn(batches: int) -> tuple[str, ...]:
-    """Return batches of rows around a time that moves on, with null keys and null numbers."""
-    chance = random.Random(5)
-
-    def row(batch: int) -> str:
-        second = max(0.0, 4 * batch + chance.uniform(-14, 5))
-        return f"{second:.3f}{chance.choice('abcdefg_')}{chance.choice('?123456789')}"
-
-    return tuple(" ".join(row(batch) for _ in range(12)) for batch in range(batches))
 
 
 def same(
@@ -80,17 +40,6 @@ def same(
     expected = play(spark, shape, folder / "spark")
     assert difference(play_ours(spark, shape, folder / "ours"), expected) == ""
     return sum(map(len, expected.steps))
-
-
-@pytest.mark.long
-def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark: SparkSession, tmp_path: Path) -> None:
-    """It leaves a state as it is, changes it, removes it, with a time-out or without one, also when it timed out."""
-
-    def build(given: Frames) -> DataFrame:
-        groups = given.timed("20 seconds").groupBy("k")  # no row is late
-        return groups.applyInPandasWithState(whatever, OUT, "n long, text string", "append", "EventTimeTimeout")
-
-    assert same(spark, tmp_path, build, *drawn(7), restart_after=3) > 50
 
 
 @pytest.mark.smoke
@@ -143,33 +92,3 @@ def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, 
     assert (
         same(spark, tmp_path, build, "0a1 1b2 2a3", "3a? 4c4 5a3", "5b5 6a6 7c?", mode="complete", oracle="batch") == 8
     )
-
-
-@pytest.mark.long
-def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
-    """As in Spark, a batch runs for them alone."""
-    feed = Feed(tmp_path / "in", "k string")
-    feed.add([{"k": "a"}, {"k": "b"}, {"k": "a"}])
-
-    def wait(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        if state.hasTimedOut:
-            yield told(key[0], "out", state.get)
-            state.remove()
-        else:
-            state.update((sum(map(len, frames)),))
-            state.setTimeoutDuration(20)
-
-    def waited(frame: DataFrame, checkpoint: Path) -> list[Row]:
-        found = list[Row]()
-        groups = frame.groupBy("k").applyInPandasWithState(wait, OUT, "n long", "update", "ProcessingTimeTimeout")
-        writer = groups.writeStream.outputMode("update").foreachBatch(lambda rows, _batch: found.extend(rows.collect()))
-        query = writer.option("checkpointLocation", str(checkpoint)).start()
-        try:
-            wait_for(lambda: len(found) > 1 or not query.isActive, "both keys have timed out")
-        finally:
-            query.stop()
-        return sorted(found)
-
-    expected = waited(feed.stream(spark), tmp_path / "spark")
-    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
-    assert waited(wrapped, tmp_path / "ours") == expected == [Row("a", "('out', (2,))"), Row("b", "('out', (1,))")]

@@ -66,12 +66,6 @@ def in_windows(events: DataFrame) -> DataFrame:
     return counted.where("c > 1").select("window.start", "window", "page", "c", (F.col("t") * 2).alias("tt"))
 
 
-def in_sessions(events: DataFrame) -> DataFrame:
-    """Sessions of pages."""
-    groups = events.withWatermark("at", "5 seconds").groupBy("page", F.session_window("at", "2 seconds"))
-    return groups.agg(F.count("*").alias("c"), F.sum("n").alias("t"))
-
-
 def once(events: DataFrame) -> DataFrame:
     """The first row of each page in so many seconds."""
     return events.withWatermark("at", "10 seconds").dropDuplicatesWithinWatermark(["page"])
@@ -102,55 +96,6 @@ def played(writer: DataStreamWriter) -> StreamingQuery:
     return query
 
 
-def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
-    """Return what progress says of each batch: its watermark, keys that were updated, removed and too late."""
-    found = dict[int, tuple[object, ...]]()
-    for one in query.recentProgress:
-        (operator,) = one["stateOperators"]
-        counts = operator["numRowsUpdated"], operator["numRowsRemoved"], operator["numRowsDroppedByWatermark"]
-        found[one["batchId"]] = (one["eventTime"]["watermark"], one["numInputRows"], *counts)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("query", "mode"),
-    [
-        pytest.param(in_windows, "append", marks=pytest.mark.long),
-        pytest.param(in_windows, "update", marks=pytest.mark.long),
-        pytest.param(in_sessions, "append", marks=pytest.mark.long),
-        pytest.param(in_sessions, "complete", marks=pytest.mark.long),
-        pytest.param(once, "append", marks=pytest.mark.long),
-    ],
-)
-def test_windows_are_answered_as_spark_does(
-    query: Callable[[DataFrame], DataFrame], mode: str, spark: SparkSession, feed: Feed, tmp_path: Path
-) -> None:
-    """In both modes, with late rows, behind a condition and a projection, and with a batch that has no rows; what
-    progress says of the operator is the same, too.
-    """
-    expected, found = Batches(), Batches()
-    theirs = played(keeping(query(feed.stream(spark)), expected, tmp_path / "spark", mode))
-    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
-    ours = played(keeping(query(wrapped), found, tmp_path / "ours", mode))
-    assert sum(map(len, expected.values())) > (5 if query is once else 8)
-    assert found == expected
-    if query is in_sessions:  # Kept are keys with their sessions: what is updated and removed counts otherwise.
-        assert {at: (*told[:2], told[-1]) for at, told in facts(ours).items()} == {
-            at: (*told[:2], told[-1]) for at, told in facts(theirs).items()
-        }
-    else:
-        assert facts(ours) == facts(theirs)
-        kept = [[one["stateOperators"][0]["numRowsTotal"] for one in each.recentProgress] for each in (ours, theirs)]
-        assert all(mine >= sparks for mine, sparks in zip(*kept, strict=True))
-    assert all(one["stateOperators"][0]["customMetrics"]["totalMs"] > 0 for one in ours.recentProgress)
-    dropped = [
-        [one["stateOperators"][0]["customMetrics"].get("numDroppedDuplicateRows", 0) for one in each.recentProgress]
-        for each in (ours, theirs)
-    ]
-    assert dropped[0] == dropped[1]
-    assert (sum(dropped[0]) > 0) == (query is once)
-
-
 @pytest.mark.long
 def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
     spark: SparkSession, feed: Feed, tmp_path: Path
@@ -172,21 +117,6 @@ def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
     played(keeping(query(wrapped), found, tmp_path / "ours", "append"))
     assert found == expected
     assert found[0][0].m == {"k": 1}
-
-
-@pytest.mark.long
-def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Into a table in memory, with what Spark allows behind a complete aggregate."""
-
-    def query(events: DataFrame) -> DataFrame:
-        return events.groupBy("page").agg(F.sum("n").alias("t")).orderBy(F.desc("t")).limit(2)
-
-    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
-    for name, events in {"whole_spark": feed.stream(spark), "whole_ours": wrapped}.items():
-        writer = query(events).writeStream.format("memory").queryName(name).outputMode("complete")
-        played(writer.option("checkpointLocation", str(tmp_path / name)))
-    assert spark.table("whole_ours").collect() == spark.table("whole_spark").collect()
-    assert spark.table("whole_ours").count() == 2
 
 
 @pytest.mark.smoke

@@ -207,7 +207,7 @@ def test_copies_at_any_head_reach_the_newest_state(acts: list[tuple[str, int, in
             line.snapshot(place % len(chain))
         line.check()
         line.check_records()
-        columns = json.loads(entry_rows.entries_to_text({ADDRESS: line.entry}).text)
+        columns = json.loads(entry_rows.entries_to_text({ADDRESS: line.entry}))
         assert entry_rows.checked_entries_from_json(columns) == {ADDRESS: line.entry}
         assert ("merged" in columns) == any(part.merged is not None for part in line.entry.chain)
 
@@ -291,18 +291,6 @@ def test_records_with_merged_deltas_are_read_again() -> None:
     assert len(newest.chain) < len(log.manifest.entry(*ADDRESS).chain)
 
 
-def test_older_versions_refuse_records_with_merged_deltas_by_their_format() -> None:
-    """The format is 8 only if a merged delta is listed, and a body with them in another format is refused."""
-    plain = records.encode(_record({ADDRESS: Entry(chain=(link(1),))}))
-    merged = records.encode(_record({ADDRESS: Entry(chain=(merged_link(Head(1, attempt()), 1),))}))
-    assert json.loads(plain.split(b"\n")[0])["format"] == 2
-    header = json.loads(merged.split(b"\n")[0])
-    assert header["format"] == 8
-    older = json.dumps({**header, "format": 7}).encode() + b"\n" + merged.split(b"\n", 1)[1]
-    with pytest.raises(CorruptStateError, match="merged"):
-        records.decode(older, "")
-
-
 @pytest.mark.parametrize(
     "merged",
     [
@@ -317,7 +305,7 @@ def test_older_versions_refuse_records_with_merged_deltas_by_their_format() -> N
 def test_impossible_merged_deltas_are_refused(merged: MergedDelta) -> None:
     """Names of objects and files are made of the id, so a record with another id is not read."""
     entry = Entry(chain=(Link(Head(1, attempt()), 0, 1, 1, 1, merged),))
-    columns = json.loads(entry_rows.entries_to_text({ADDRESS: entry}).text)
+    columns = json.loads(entry_rows.entries_to_text({ADDRESS: entry}))
     with pytest.raises(ValueError, match="merged delta"):
         entry_rows.checked_entries_from_json(columns)
 

@@ -13,7 +13,6 @@ from riffle_spark.state.log import paths
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
-from tests.kit.state.old_lists import write_list
 
 
 @pytest.fixture
@@ -58,23 +57,6 @@ def test_a_journal_of_another_store_is_not_used(place: Place) -> None:
     path.write_bytes(encode_entry(changes, first_seed("visits"))[0])
     journal_file._states.clear()  # private: as in a new process
     assert place.bring().restores == 2
-
-
-def test_copies_of_an_earlier_version_are_not_restored(place: Place) -> None:
-    """Their lists of parts, one file per key-group, are read. The first batch writes them into a journal."""
-    place.seal(0, {1: {"a": 1}, 2: {"b": 1}, 3: {"c": 1}}, kept=True)
-    place.snapshot(2)
-    place.bring()
-    stacks = place.folder.stacks("totals").listing().stacks
-    (path,) = place.folder.path.glob("stacks/totals/*.journal")
-    path.unlink()
-    lists = [write_list(place.folder.path, "totals", key_group, stack) for key_group, stack in stacks.items()]
-    journal_file._states.clear()  # private: as in a new process
-    assert place.bring().hits == 3
-    place.seal(1, {1: {"a": 2}}, kept=True)
-    assert place.bring().restores == 0
-    assert [path for path in lists if path.exists()] == []
-    assert place.folder.stacks("totals").key_groups() == [1, 2, 3]
 
 
 def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:

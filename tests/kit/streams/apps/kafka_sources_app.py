@@ -1,11 +1,14 @@
-"""Queries over several kinds of sources, which tell what Kafka they read: ``kafka_sources_app.py FOLDER BOOTSTRAP
-JARS``.
+"""Print the topics that queries read and racks of topics: ``kafka_sources_app.py FOLDER BOOTSTRAP LOGIN SILENT JARS``.
+
+``LOGIN`` is the address of a listener that asks for a password, ``SILENT`` that of a server that never answers.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
-from riffle_spark.spark.engine.kafka import kafka_of
+from riffle_spark.spark.engine.kafka import KafkaSource, kafka_of, partition_racks
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS
 
 UNUSED = "kafka.ssl.key.password"
@@ -25,11 +28,57 @@ TOPICS = {
 }
 
 
-def main(folder: Path, bootstrap: str, jars: str) -> None:
-    """Run each query for one trigger; print a line of JSON with what each told."""
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+class Warnings(logging.Handler):
+    """Keeps the messages of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.messages.append(record.getMessage())
+
+
+def login(password: str) -> dict[str, str]:
+    """Return the options of a source that logs in."""
+    return {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": f'{PLAIN} required username="riffle" password="{password}";',
+    }
+
+
+def racks_of(
+    spark: SparkSession, silent: str, servers: str, topics: tuple[str, ...], options: Mapping[str, str]
+) -> object:
+    """Return the racks of topics, the warnings, and the seconds that it took."""
+    warnings = Warnings()
+    logging.getLogger("riffle_spark").addHandler(warnings)
+    started = time.monotonic()
+    source = KafkaSource(servers, topics, {"kafka.bootstrap.servers": servers, **options})
+    racks = partition_racks(spark, source, seconds=3 if servers == silent else 60)
+    logging.getLogger("riffle_spark").removeHandler(warnings)
+    return [[*map(list, racks.items())], warnings.messages, time.monotonic() - started]
+
+
+def main(folder: Path, bootstrap: str, secured: str, silent: str, jars: str) -> None:
+    """Print a line of JSON with the racks of topics. Run each query for one trigger, and print what it reads."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
+
+    cases: dict[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
+        "all": (bootstrap, ("clicks", "views"), {}),
+        "missing": (bootstrap, ("nowhere", "other"), {}),
+        "login": (secured, ("clicks",), login("a secret")),
+        "refused": (secured, ("clicks",), login("hunter2")),
+        "silent": (silent, ("clicks",), {}),
+    }
+    print(json.dumps({name: racks_of(spark, silent, *case) for name, case in cases.items()}), flush=True)
 
     def kafka(options: Mapping[str, str]) -> DataFrame:
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)

@@ -1,0 +1,32 @@
+"""A query of one store on a root in a folder, as a new driver starts it. It runs without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.protocol.operator import Operator
+from tests.kit.simulated.world import World
+
+__all__ = ["FolderQuery"]
+
+_NOW_MS = 1_767_225_600_000
+
+
+class FolderQuery:
+    """The query on the root ``folder/state``, with the copies in ``folder/local``. ``version`` is its next batch."""
+
+    def __init__(self, folder: Path, operator: Operator, query_id: str) -> None:
+        root = f"file://{folder}/state"
+        self._world = World(folder / "local", executors=["1"], operators=[operator], root=root, key_groups=4)
+        self._world.query_id = query_id
+        tail = self._world.log().tail
+        self.version = 0 if tail is None else tail.version + 1
+        self._sink = self._world.sinks[operator.store]
+
+    def feed(self, rows: pa.Table) -> pa.Table:
+        """Run the next batch; return its results."""
+        self._world.batch(self.version, rows, time_ms=_NOW_MS)
+        self.version += 1
+        return list(self._sink.by_id.values())[-1]
