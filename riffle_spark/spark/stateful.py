@@ -42,6 +42,7 @@ _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 _IDLE_MESSAGE = "Waiting"
 """The start of Spark's status while it waits for rows or for the next trigger."""
+_NO_BATCH_YET = "Retry after its first batch. With Spark Connect, use the command riffle, because the server runs jobs."
 _TOGETHER = "Pass operators with their sinks: together(first.into(sink), second.into(sink))."
 
 
@@ -303,9 +304,7 @@ class JobOperations:
         Raise ``ConfigError`` if it does not run or has not run a batch yet.
         """
         if self._driver is None:
-            raise ConfigError(
-                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0373"
-            )
+            raise ConfigError("The query has not run a batch yet.", remedy=_NO_BATCH_YET, id="RIFFLE-0373")
         if not self._is_active():
             raise ConfigError(
                 "The query is not running.", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
@@ -398,9 +397,7 @@ class StatefulJob(JobOperations):
             ConfigError: If the query has not run a batch yet, or if the key does not fit the store.
         """
         if self._running is None:
-            raise ConfigError(
-                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0376"
-            )
+            raise ConfigError("The query has not run a batch yet.", remedy=_NO_BATCH_YET, id="RIFFLE-0376")
         return self._running.lookup.where(key, store)
 
     def stop(self, query: StreamingQuery) -> None:

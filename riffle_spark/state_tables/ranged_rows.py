@@ -196,12 +196,13 @@ class _SparseSnapshot:
         return [follow]
 
     def _need_bytes(self, buffer: pa.Buffer, start: int, end: int) -> None:
-        """Add a range of a buffer."""
+        """Add a range of a buffer. If all texts are empty, their buffer is not in the snapshot."""
+        if start == end:
+            return
         first = buffer.address - self._buffer.address
         if not 0 <= first <= first + buffer.size <= self._snapshot.length:
             raise _Unsuitable
-        if start < end:
-            self._needed.append((first + start, first + min(end, buffer.size)))
+        self._needed.append((first + start, first + min(end, buffer.size)))
 
     def _fetch_needed(self) -> None:
         """Fetch the ranges that were added."""

@@ -71,6 +71,14 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged_rows, "_WINDOW_ROWS_MIN", 1)
 
 
+def test_empty_texts_are_read_by_ranges() -> None:
+    """Arrow leaves out the bytes of texts that are all empty."""
+    store, snapshot, sealed = stored(pa.table({"k": [0, 1], "v": ["", ""]}))
+    rows = fetch_rows_of_hashes(Reader(store), ADDRESS, snapshot, sealed.column("__hash").to_numpy())
+    assert rows is not None
+    assert rows.column("v").to_pylist() == ["", ""]
+
+
 @given(tables(), st.data())
 def test_rows_by_ranges_are_those_of_the_whole(table: pa.Table, data: st.DataObject) -> None:
     """Of keys that exist and of hashes that no key has."""

@@ -18,15 +18,18 @@ from tests.kit.worker.counted_slot import FEW, MANY, OneSlot, ending, sums, tota
     ("compute", "expired"), [(totals(), (0, 0)), (ending(), (501, 5001))], ids=["columns", "columns with an end"]
 )
 @pytest.mark.parametrize("whole_from_rows", [pytest.param(1, id="whole"), pytest.param(10**6, id="deltas")])
+@pytest.mark.parametrize("headers_max", [pytest.param(1e-9, id="blocks"), pytest.param(math.inf, id="parts")])
 def test_columns_cost_python_nothing_a_row(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     compute: Computation,
     expired: tuple[int, int],
     whole_from_rows: int,
+    headers_max: float,
 ) -> None:
     """Ten times the rows, of ten times the keys, are as many calls and as many lines, whether or not keys expire."""
     monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows and many are sealed alike
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: the same
     few, many = (OneSlot(tmp_path / str(rows), compute).settled(rows, rows // 2) for rows in (FEW, MANY))
     assert (few.receipt.expired, many.receipt.expired) == expired
     assert many.slot.is_like(few.slot), (many.slot, few.slot)
