@@ -166,11 +166,10 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     world.start()
     world.batch(2, one(7))
     store, left = seen_by(monkeypatch, world, ""), 0
-    read = store.get
 
     def damaged(name: str, *range_of_bytes: int) -> bytes | None:
         nonlocal left
-        data: bytes | None = read(name, *range_of_bytes)
+        data = world.memory.get(name, *range_of_bytes)
         left -= 1
         return data and data[:-1] if left == 0 else data
 
