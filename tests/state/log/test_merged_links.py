@@ -225,6 +225,13 @@ def test_a_copy_between_merged_links_applies_the_merged_delta() -> None:
     assert entry.links_after(chain[0].head) == (merged, chain[4])
 
 
+def test_a_copy_from_before_the_whole_state_starts_again() -> None:
+    """A merged delta that starts with the whole state has no deletions of keys that older copies have."""
+    entry = Entry(chain=(merged_link(link(5).head, 9),))
+    assert entry.links_after(link(3).head) is None
+    assert entry.links_after(EMPTY_HEAD) == entry.chain
+
+
 def test_a_copy_of_a_lost_claim_is_not_between_merged_links_of_the_same_epoch() -> None:
     """After a root was restored from a backup, a claim gets the epoch of a claim that is lost. Its copies are off the
     chain, as are those of earlier versions, whose attempts have random digits only.
