@@ -69,7 +69,7 @@ class KeysOfStores:
         self._found: tuple[tuple[object, ...], pa.Table, TouchedKeys] | None = None
 
     def find(self, order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-        """Return ``find_touched_keys``, or its last result if it would be the same."""
+        """Return what ``find_touched_keys`` returns, without computing it again for the keys of the store before."""
         routing = (order.key, order.routing, order.total, order.slots[slot], order.by_key, order.keyless)
         routed = rows.select([KEY_GROUP, HASH, *order.key])
         if self._found is None or self._found[0] != routing or not self._found[1].equals(routed):

@@ -7,18 +7,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["no_warnings"]
+__all__ = ["KeptWarnings", "no_warnings"]
 
 
-class _Warnings(logging.Handler):
-    """Collects what is logged at level WARNING and above."""
+class KeptWarnings(logging.Handler):
+    """Keeps the level, the logger and the text of what is logged at level WARNING and above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record's level and text."""
+        """Keep a record as text."""
         self.messages.append(f"{record.levelname} of {record.name}: {record.getMessage()}")
 
 
@@ -26,7 +26,7 @@ class _Warnings(logging.Handler):
 def no_warnings() -> Iterator[None]:
     """Fail after the block if Python warned in it, or riffle_spark logged a warning on any thread of this process."""
     logger = logging.getLogger("riffle_spark")
-    handler = _Warnings()
+    handler = KeptWarnings()
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:

@@ -172,7 +172,10 @@ def links_in_block(
 
 
 def shares_of(blocks: Iterable[Block], rows: Sequence[int]) -> list[int]:
-    """Return each block's ``share_of`` so many rows. The blocks may be endless."""
+    """Return for each number of ``rows`` the result of ``share_of`` of the block at its place.
+
+    ``blocks`` may be an endless iterator.
+    """
     return [size * count // (total or 1) for (size, total), count in zip(blocks, rows, strict=False)]
 
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, last
 from riffle_spark.spark.queries.stream_query import StreamQuery
+from tests.kit.quiet import KeptWarnings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, running, settings_in, start
 
 BOUND = {"maxOffsetsPerTrigger": "40"}
@@ -39,24 +40,12 @@ JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 ]
 
 
-class Warnings(logging.Handler):
-    """Keeps what riffle warns of."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
-        self.messages.append(record.getMessage())
-
-
 def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     """Run each job until it has read the topic; print a line of JSON a job."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.jars", jars)
     builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder).getOrCreate()
-    warnings = Warnings()
+    warnings = KeptWarnings()
     logging.getLogger("riffle_spark").addHandler(warnings)
     for number, (name, options, trigger) in enumerate(JOBS):
         spark.conf.set(VERSION_1, KAFKA if name.startswith("version 1") else "")

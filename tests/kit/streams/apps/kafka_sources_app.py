@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
 from riffle_spark.spark.engine.kafka import KafkaSource, kafka_of, partition_racks
+from tests.kit.quiet import KeptWarnings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS
 
 UNUSED = "kafka.ssl.key.password"
@@ -29,18 +30,6 @@ TOPICS = {
 
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
-
-
-class Warnings(logging.Handler):
-    """Keeps the messages of warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
-        self.messages.append(record.getMessage())
 
 
 def login(password: str) -> dict[str, str]:
@@ -56,7 +45,7 @@ def racks_of(
     spark: SparkSession, silent: str, servers: str, topics: tuple[str, ...], options: Mapping[str, str]
 ) -> object:
     """Return the racks of topics, the warnings, and the seconds that it took."""
-    warnings = Warnings()
+    warnings = KeptWarnings()
     logging.getLogger("riffle_spark").addHandler(warnings)
     started = time.monotonic()
     source = KafkaSource(servers, topics, {"kafka.bootstrap.servers": servers, **options})
