@@ -68,7 +68,7 @@ class InlineBackground:
 
     >>> background = InlineBackground(deferred=True)
     >>> background.submit(lambda: "done")
-    >>> background.busy()
+    >>> background.is_busy()
     True
     >>> background.run()
     >>> background.collect()

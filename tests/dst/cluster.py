@@ -70,10 +70,11 @@ class SteppedBackground:
             work = self._waiting.popleft()
             self._scheduler.step("begins")
             try:
-                self._results.append(work())
+                result = work()
             except RiffleError as error:
                 self._failed(error)
-                self._results.append(error)
+                result = error
+            self._results.append(result)  # not before: `collect` during the work replaces the list
             self._at_work = False
             self._scheduler.step("work done")
 

@@ -38,6 +38,24 @@ def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
     worker.stop()
 
 
+def test_a_result_is_kept_if_the_driver_collects_while_the_work_runs() -> None:
+    """The result of a piece of work is returned by the first collect after its end."""
+    worker, began, go_on = BackgroundThread(), threading.Event(), threading.Event()
+
+    def work() -> str:
+        began.set()
+        assert go_on.wait(SOON_SECONDS)
+        return "scanned"
+
+    worker.submit(work)
+    assert began.wait(SOON_SECONDS)
+    assert worker.collect() == []
+    go_on.set()
+    assert ended(worker)
+    assert worker.collect() == ["scanned"]
+    worker.stop()
+
+
 def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
     """Work that rests goes on at once, to its end; what was behind it never runs."""
     worker, resting, ran = BackgroundThread(), threading.Event(), []
