@@ -55,6 +55,7 @@ __all__ = [
     "no_stream",
     "progress_of",
     "replace_executed_plan",
+    "row_copying",
     "slot_udf",
     "table_location",
     "to_arrow",
@@ -200,6 +201,11 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
     if eager:
         rdd.doCheckpoint()
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, plan.schema(), False), spark)
+
+
+def row_copying(jvm: Any, frame: DataFrame) -> Any:  # noqa: ARG001 - the signature of all lines
+    """Return ``None``, because each result needs the changes that ``local_checkpoint`` makes."""
+    return None
 
 
 def _prefer_slots(spark: SparkSession, rdd: Any) -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "no_stream",
     "progress_of",
     "replace_executed_plan",
+    "row_copying",
     "slot_udf",
     "table_location",
     "to_arrow",
@@ -150,6 +151,13 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
     if level == StorageLevel.MEMORY_AND_DISK:
         return frame.localCheckpoint(eager=eager)
     return frame.localCheckpoint(eager=eager, storageLevel=level)
+
+
+def row_copying(jvm: Any, frame: DataFrame) -> Any:
+    """Return the JVM's function with which Spark copies the rows of a local checkpoint. ``frame`` is any frame."""
+    rdd = frame.localCheckpoint(eager=False)._jdf.queryExecution().analyzed().rdd()
+    rdd.unpersist(False)
+    return opened_field(jvm, "org.apache.spark.rdd.MapPartitionsRDD", "f").get(rdd)
 
 
 def table_location(spark: SparkSession, name: str, described: str) -> str:  # noqa: ARG001 - the signature of all lines

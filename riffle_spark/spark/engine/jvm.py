@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -25,6 +26,7 @@ __all__ = [
     "first_class",
     "frame_of",
     "is_classic",
+    "is_in_execution",
     "is_interruption",
     "is_same",
     "logical_rdd",
@@ -34,15 +36,19 @@ __all__ = [
     "rdd_of",
     "release",
     "removals_since",
+    "row_tag",
     "running_seconds",
     "scala_seq",
     "sent_files",
     "session",
     "session_conf",
+    "store_rdd",
 ]
 
 
 _logger = logging.getLogger("riffle_spark")
+_ROW = "org.apache.spark.sql.catalyst.InternalRow"
+_EXECUTION_ID = "spark.sql.execution.id"
 _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
 _SCHEDULER = "org.apache.spark.scheduler"
 _FAIR = "FAIR"
@@ -171,10 +177,15 @@ def add_pool(spark: SparkSession, name: str) -> None:
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
-    """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
+    """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3.
+
+    The plan is marked as analysed, because nothing in it has to be resolved. Spark would try all its rules.
+    """
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
-    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
+    plan = looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
+    plan.setAnalyzed()
+    return plan
 
 
 def _parameter_count(jvm: Any) -> int:
@@ -184,6 +195,25 @@ def _parameter_count(jvm: Any) -> int:
         plan_class = looked_up(jvm, "java.lang.Class", "forName")(_LOGICAL_RDD)
         cache[_LOGICAL_RDD] = plan_class.getConstructors()[0].getParameterCount()
     return int(cache[_LOGICAL_RDD])
+
+
+def row_tag(jvm: Any) -> Any:
+    """Return Scala's tag of the class of Spark's internal rows, which a new RDD of them needs."""
+    row_class = looked_up(jvm, "java.lang.Class", "forName")(_ROW)
+    return looked_up(jvm, "scala.reflect.ClassTag$", MODULE).apply(row_class)
+
+
+def is_in_execution(spark: SparkSession) -> bool:
+    """Return whether this thread runs a SQL execution. Jobs that it starts have the settings of its session."""
+    return context(spark)._jsc.getLocalProperty(_EXECUTION_ID) is not None
+
+
+def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
+    """Compute an RDD and store its rows on the executors at a storage level, as a local checkpoint of a frame does."""
+    if level != StorageLevel.MEMORY_AND_DISK:
+        rdd.persist(context(spark)._getJavaStorageLevel(level))
+    rdd.localCheckpoint()
+    rdd.doCheckpoint()
 
 
 def frame_of(spark: SparkSession, plan: Any) -> DataFrame:

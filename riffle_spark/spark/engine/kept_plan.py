@@ -8,7 +8,9 @@ them and the result: a projection, a count, an exchange and the call of Python. 
    the exchange does that too.
 2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function. Spark sends the nodes
    below that call to each task, so the exchanged rows are another leaf.
-3. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
+3. Spark reuses the object of a row, so what is stored is copies of the rows. A local checkpoint of a frame copies them
+   too, but Spark plans it again. So its function for that is taken over, and applied without a plan.
+4. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
 
 If the JVM refuses, the batch is planned by PySpark. After three such batches in a row no plan is kept any more.
@@ -24,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from riffle_spark.messages.slot_orders import SLOT
+from riffle_spark.spark import compat
 from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, kind
 from riffle_spark.spark.engine import jvm as handles
@@ -37,7 +40,9 @@ _SORT = "SortExec"
 _COUNTING = "CollectMetricsExec"
 _EXCHANGE = "ShuffleExchangeExec"
 _PROJECTION = "ProjectExec"
-_COMPILED_PROJECTION = ["InputAdapter", _PROJECTION, "WholeStageCodegenExec"]
+_COMPILED = "WholeStageCodegenExec"
+_COMPILED_PROJECTION = ["InputAdapter", _PROJECTION, _COMPILED]
+_MAPPED = "org.apache.spark.rdd.MapPartitionsRDD"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
@@ -50,10 +55,14 @@ T = TypeVar("T")
 
 
 class PlanFrame(NamedTuple):
-    """A frame that is not yet computed, and a function for the number of its input rows once it is."""
+    """A frame that is not yet computed, and a function for the number of its input rows once it is.
+
+    ``rdd`` is the JVM's RDD of the frame if it can be stored as it is.
+    """
 
     frame: DataFrame
     rows: Callable[[], int | None]
+    rdd: Any = None
 
 
 class PlacedSlots(NamedTuple):
@@ -139,6 +148,8 @@ class _KeptPlan:
         top = frame._jdf.queryExecution().executedPlan()
         self._call = SlotCall(top.initialPlan() if kind(top) == _ADAPTIVE else top)
         leaf, *above = _up(self._call.rows)
+        if [kind(node) for node in above[:2]] == [_PROJECTION, _COMPILED]:
+            del above[1]  # Spark would generate code for a single projection on the driver, in each batch.
         self._spark = frame.sparkSession
         self._slots, *self._above_slots = _up(self._call.slots)
         self._leaf = elements(leaf)
@@ -149,6 +160,8 @@ class _KeptPlan:
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
+            self._copying = compat.row_copying(handles.context(self._spark)._jvm, slots.frame)
+            self._tag = handles.row_tag(handles.context(self._spark)._jvm)
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
@@ -170,10 +183,15 @@ class _KeptPlan:
         jvm = handles.context(batch.sparkSession)._jvm
         nodes = self._copy_nodes(rows)
         rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1].execute())).execute()
+        is_storable = self._copying is not None and handles.is_in_execution(batch.sparkSession)
+        if is_storable:
+            rdd = self._class(_MAPPED)(rdd, self._copying, False, False, False, self._tag, self._tag)
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         counting = nodes[self._counting]
         return PlanFrame(
-            handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
+            handles.frame_of(batch.sparkSession, plan),
+            lambda: int(counting.collectedMetrics().getLong(0)),
+            rdd if is_storable else None,
         )
 
     def _without_last_projection(self, above: list[Any]) -> list[Any]:

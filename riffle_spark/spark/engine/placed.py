@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,7 +19,6 @@ from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 __all__ = ["PlacedFrames", "hash_placed", "placed"]
 
 _logger = logging.getLogger("riffle_spark")
-_ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 
 
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
@@ -41,8 +40,7 @@ def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
     """Return an RDD with one row per partition. The JVM gets all numbers as one text, and all executors, too."""
     rows = _wrapped(jvm, _number_rows(spark, jvm, [slot.number for slot in layout.slots]))
-    row_class = handles.looked_up(jvm, "java.lang.Class", "forName")(_ROW)
-    tag = handles.looked_up(jvm, "scala.reflect.ClassTag$", "MODULE$").apply(row_class)
+    tag = handles.row_tag(jvm)
     context = handles.context(spark)._jsc.sc()
     if any(slot.executor == LOCAL_EXECUTOR for slot in layout.slots):
         return context.makeRDD(rows.toSeq(), len(layout.slots), tag)

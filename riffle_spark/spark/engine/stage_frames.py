@@ -72,10 +72,14 @@ class StoredResult:
         """Compute a result and store it, on two executors if there are ``several``."""
         self.outputs = outputs
         self._rows = result.rows
-        self._rdd: Any = None
+        self._rdd: Any = result.rdd
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
-        eager = handles.is_classic(result.frame.sparkSession)
-        self.frame = compat.local_checkpoint(result.frame, level, eager=eager)
+        spark = result.frame.sparkSession
+        if result.rdd is not None:
+            handles.store_rdd(spark, result.rdd, level)
+            self.frame = result.frame
+        else:
+            self.frame = compat.local_checkpoint(result.frame, level, eager=handles.is_classic(spark))
 
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
         """Return the receipts that tasks sent by accumulator if all were, else the receipts in the result.

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import kind
-from riffle_spark.spark.engine import kept_output, kept_plan
+from riffle_spark.spark.engine import jvm, kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
-from tests.kit.streams.streaming import Kept, settings_in
+from riffle_spark.worker.result_chunks import CHUNK_ROWS
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -307,3 +309,34 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
         thread.start()
         thread.join()
     assert len(reused) == 2
+
+
+@pytest.mark.needs_spark4("results that are stored without a plan")
+def test_results_of_a_query_are_stored_without_a_plan(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of several chunks keeps its own rows, and nothing remains stored. Calls outside a query are planned."""
+    stored: list[int] = []
+    store_rdd = jvm.store_rdd
+
+    def storing(session: SparkSession, rdd: Any, level: StorageLevel) -> None:
+        stored.append(rdd.id())
+        store_rdd(session, rdd, level)
+
+    monkeypatch.setattr(jvm, "store_rdd", storing)
+    persisted = spark.sparkContext._jsc.getPersistentRDDs
+    before = set(persisted())
+    feed, rows = Feed(tmp_path / "in", SCHEMA), Kept()
+    keys = range(20 * CHUNK_ROWS)
+    for number in range(3):
+        feed.add({"k": k, "v": number} for k in keys)
+    job = job_in(tmp_path, rows)
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert len(stored) == 2
+    assert [report.plan_fallbacks for report in job.reports] == [0, 0, 0]
+    assert rows.latest("k") == {k: {"rows": 3, "total": 3} for k in keys}
+    assert set(persisted()) <= before
+    called = job_in(tmp_path / "called", Kept())
+    for number in range(2):
+        called(rows_of(spark, number), number)
+    assert len(stored) == 2
