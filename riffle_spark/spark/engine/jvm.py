@@ -33,6 +33,7 @@ __all__ = [
     "looked_up",
     "mentions",
     "observed",
+    "rdd_frame_of",
     "rdd_of",
     "release",
     "removals_since",
@@ -177,15 +178,10 @@ def add_pool(spark: SparkSession, name: str) -> None:
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
-    """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3.
-
-    The plan is marked as analysed, because nothing in it has to be resolved. Spark would try all its rules.
-    """
+    """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
-    plan = looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
-    plan.setAnalyzed()
-    return plan
+    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
 
 
 def _parameter_count(jvm: Any) -> int:
@@ -220,6 +216,12 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a logical plan as a DataFrame."""
     dataset = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.Dataset$", MODULE)
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
+
+
+def rdd_frame_of(spark: SparkSession, rdd_plan: Any) -> DataFrame:
+    """Return the plan of an RDD as a DataFrame. Spark does not try the rules of its analysis, which change nothing."""
+    rdd_plan.setAnalyzed()
+    return frame_of(spark, rdd_plan)
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:

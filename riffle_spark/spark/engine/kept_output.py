@@ -101,7 +101,7 @@ class _KeptOutput:
         inline = self._class(f"{_EXPRESSIONS}.Inline")(chunk)
         rows = self._class(f"{_EXECUTION}.GenerateExec")(inline, nil(self._jvm), False, self._output, leaf).execute()
         plan = handles.logical_rdd(self._jvm, self._output, rows, self._partitioning, handles.session(spark))
-        return handles.frame_of(spark, plan)
+        return handles.rdd_frame_of(spark, plan)
 
     def _class(self, name: str) -> Any:
         """Return a class of the JVM by its full name."""

@@ -189,7 +189,7 @@ class _KeptPlan:
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         counting = nodes[self._counting]
         return PlanFrame(
-            handles.frame_of(batch.sparkSession, plan),
+            handles.rdd_frame_of(batch.sparkSession, plan),
             lambda: int(counting.collectedMetrics().getLong(0)),
             rdd if is_storable else None,
         )
