@@ -31,6 +31,7 @@ __all__ = [
     "is_same",
     "logical_rdd",
     "looked_up",
+    "mapped_rdd",
     "mentions",
     "observed",
     "rdd_frame_of",
@@ -51,6 +52,7 @@ _logger = logging.getLogger("riffle_spark")
 _ROW = "org.apache.spark.sql.catalyst.InternalRow"
 _EXECUTION_ID = "spark.sql.execution.id"
 _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
+_MAPPED_RDD = "org.apache.spark.rdd.MapPartitionsRDD"
 _SCHEDULER = "org.apache.spark.scheduler"
 _FAIR = "FAIR"
 _SEPARATOR = "\x1f"
@@ -181,16 +183,25 @@ def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any
     """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
-    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm)])
+    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm, _LOGICAL_RDD)])
 
 
-def _parameter_count(jvm: Any) -> int:
-    """Return how many parameters the constructor of Spark's ``LogicalRDD`` has."""
+def _parameter_count(jvm: Any, class_name: str) -> int:
+    """Return how many parameters the constructor of a class has."""
     cache = cache_of(jvm)
-    if _LOGICAL_RDD not in cache:
-        plan_class = looked_up(jvm, "java.lang.Class", "forName")(_LOGICAL_RDD)
-        cache[_LOGICAL_RDD] = plan_class.getConstructors()[0].getParameterCount()
-    return int(cache[_LOGICAL_RDD])
+    if class_name not in cache:
+        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
+        cache[class_name] = java_class.getConstructors()[0].getParameterCount()
+    return int(cache[class_name])
+
+
+def mapped_rdd(jvm: Any, rdd: Any, function: Any, tag: Any) -> Any:
+    """Return an RDD of what Spark's function makes of the partitions of an RDD. Both have rows of the class of ``tag``.
+
+    The constructor has a further option since Spark 4.3.
+    """
+    options = [False] * (_parameter_count(jvm, _MAPPED_RDD) - 4)
+    return looked_up(jvm, _MAPPED_RDD)(rdd, function, *options, tag, tag)
 
 
 def row_tag(jvm: Any) -> Any:

@@ -42,7 +42,6 @@ _EXCHANGE = "ShuffleExchangeExec"
 _PROJECTION = "ProjectExec"
 _COMPILED = "WholeStageCodegenExec"
 _COMPILED_PROJECTION = ["InputAdapter", _PROJECTION, _COMPILED]
-_MAPPED = "org.apache.spark.rdd.MapPartitionsRDD"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
@@ -185,7 +184,7 @@ class _KeptPlan:
         rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1].execute())).execute()
         is_storable = self._copying is not None and handles.is_in_execution(batch.sparkSession)
         if is_storable:
-            rdd = self._class(_MAPPED)(rdd, self._copying, False, False, False, self._tag, self._tag)
+            rdd = handles.mapped_rdd(jvm, rdd, self._copying, self._tag)
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         counting = nodes[self._counting]
         return PlanFrame(
