@@ -55,7 +55,7 @@ __all__ = [
     "no_stream",
     "progress_of",
     "replace_executed_plan",
-    "row_copying",
+    "row_copier",
     "slot_udf",
     "table_location",
     "to_arrow",
@@ -203,7 +203,7 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, plan.schema(), False), spark)
 
 
-def row_copying(jvm: Any, frame: DataFrame) -> Any:  # noqa: ARG001 - the signature of all lines
+def row_copier(jvm: Any, frame: DataFrame) -> Any:  # noqa: ARG001 - the signature of all lines
     """Return ``None``, because each result needs the changes that ``local_checkpoint`` makes."""
     return None
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType, VariantType
 from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import checked, looked_up, opened_field, scala_seq
+from riffle_spark.spark.compat.java import cache_of, checked, looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
@@ -54,7 +54,7 @@ __all__ = [
     "no_stream",
     "progress_of",
     "replace_executed_plan",
-    "row_copying",
+    "row_copier",
     "slot_udf",
     "table_location",
     "to_arrow",
@@ -153,11 +153,17 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
     return frame.localCheckpoint(eager=eager, storageLevel=level)
 
 
-def row_copying(jvm: Any, frame: DataFrame) -> Any:
-    """Return the JVM's function with which Spark copies the rows of a local checkpoint. ``frame`` is any frame."""
-    rdd = frame.localCheckpoint(eager=False)._jdf.queryExecution().analyzed().rdd()
-    rdd.unpersist(False)
-    return opened_field(jvm, "org.apache.spark.rdd.MapPartitionsRDD", "f").get(rdd)
+def row_copier(jvm: Any, frame: DataFrame) -> Any:
+    """Return the JVM's function with which Spark copies the rows of a local checkpoint, found once per JVM.
+
+    ``frame`` is any frame. It is not computed.
+    """
+    cache = cache_of(jvm)
+    if "row copier" not in cache:
+        rdd = frame.localCheckpoint(eager=False)._jdf.queryExecution().analyzed().rdd()
+        rdd.unpersist(False)
+        cache["row copier"] = opened_field(jvm, "org.apache.spark.rdd.MapPartitionsRDD", "f").get(rdd)
+    return cache["row copier"]
 
 
 def table_location(spark: SparkSession, name: str, described: str) -> str:  # noqa: ARG001 - the signature of all lines

@@ -195,23 +195,27 @@ def _parameter_count(jvm: Any, class_name: str) -> int:
     return int(cache[class_name])
 
 
-def mapped_rdd(jvm: Any, rdd: Any, function: Any, tag: Any) -> Any:
-    """Return an RDD of what Spark's function makes of the partitions of an RDD. Both have rows of the class of ``tag``.
+def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
+    """Return an RDD that applies a function of the JVM to each partition of an RDD of internal rows.
 
     The constructor has a further option since Spark 4.3.
     """
+    tag = row_tag(jvm)
     options = [False] * (_parameter_count(jvm, _MAPPED_RDD) - 4)
     return looked_up(jvm, _MAPPED_RDD)(rdd, function, *options, tag, tag)
 
 
 def row_tag(jvm: Any) -> Any:
     """Return Scala's tag of the class of Spark's internal rows, which a new RDD of them needs."""
-    row_class = looked_up(jvm, "java.lang.Class", "forName")(_ROW)
-    return looked_up(jvm, "scala.reflect.ClassTag$", MODULE).apply(row_class)
+    cache = cache_of(jvm)
+    if "row tag" not in cache:
+        row_class = looked_up(jvm, "java.lang.Class", "forName")(_ROW)
+        cache["row tag"] = looked_up(jvm, "scala.reflect.ClassTag$", MODULE).apply(row_class)
+    return cache["row tag"]
 
 
 def is_in_execution(spark: SparkSession) -> bool:
-    """Return whether this thread runs a SQL execution. Jobs that it starts have the settings of its session."""
+    """Return whether this thread runs a SQL execution. Jobs that it starts then get the settings of the session."""
     return context(spark)._jsc.getLocalProperty(_EXECUTION_ID) is not None
 
 
@@ -230,7 +234,7 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
 
 
 def rdd_frame_of(spark: SparkSession, rdd_plan: Any) -> DataFrame:
-    """Return the plan of an RDD as a DataFrame. Spark does not try the rules of its analysis, which change nothing."""
+    """Return the plan of an RDD as a DataFrame. It is marked as analysed, so Spark does not analyse it."""
     rdd_plan.setAnalyzed()
     return frame_of(spark, rdd_plan)
 

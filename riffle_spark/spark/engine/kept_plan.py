@@ -8,8 +8,8 @@ them and the result: a projection, a count, an exchange and the call of Python. 
    the exchange does that too.
 2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function. Spark sends the nodes
    below that call to each task, so the exchanged rows are another leaf.
-3. Spark reuses the object of a row, so what is stored is copies of the rows. A local checkpoint of a frame copies them
-   too, but Spark plans it again. So its function for that is taken over, and applied without a plan.
+3. Spark reuses the object of a row, so copies of the rows are stored. A local checkpoint of a frame would copy them,
+   but Spark would plan that frame. So only the function that copies rows is taken from such a checkpoint.
 4. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
 
@@ -159,8 +159,7 @@ class _KeptPlan:
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
-            self._copying = compat.row_copying(handles.context(self._spark)._jvm, slots.frame)
-            self._tag = handles.row_tag(handles.context(self._spark)._jvm)
+            self._row_copier = compat.row_copier(handles.context(self._spark)._jvm, slots.frame)
             self._move(slots)  # Fails now if the plan cannot take another layout.
 
     def planned(
@@ -182,9 +181,9 @@ class _KeptPlan:
         jvm = handles.context(batch.sparkSession)._jvm
         nodes = self._copy_nodes(rows)
         rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1].execute())).execute()
-        is_storable = self._copying is not None and handles.is_in_execution(batch.sparkSession)
+        is_storable = self._row_copier is not None and handles.is_in_execution(batch.sparkSession)
         if is_storable:
-            rdd = handles.mapped_rdd(jvm, rdd, self._copying, self._tag)
+            rdd = handles.mapped_rdd(jvm, rdd, self._row_copier)
         plan = handles.logical_rdd(jvm, self._call.output, rdd, self._partitioning, session)
         counting = nodes[self._counting]
         return PlanFrame(

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from py4j.java_gateway import JavaObject
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from apps.demo.servers.guard import descendants
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, max_
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.query_roots import only_root
@@ -76,6 +78,19 @@ class Kept:
         rows = [row.asDict() for delivery in self.deliveries.values() for row in delivery]
         named = [(tuple(row.pop(name) for name in key), row) for row in rows]
         return {at[0] if len(key) == 1 else at: row for at, row in named}
+
+
+def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the ids of RDDs are added that are stored without a plan from now on."""
+    stored: list[int] = []
+    store_rdd = jvm.store_rdd
+
+    def storing(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
+        stored.append(rdd.id())
+        store_rdd(spark, rdd, level)
+
+    monkeypatch.setattr(jvm, "store_rdd", storing)
+    return stored
 
 
 def settings_in(folder: Path, **given: Any) -> Settings:

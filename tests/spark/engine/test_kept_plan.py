@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import kind
-from riffle_spark.spark.engine import jvm, kept_output, kept_plan
+from riffle_spark.spark.engine import kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
 from riffle_spark.worker.result_chunks import CHUNK_ROWS
-from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in, stored_rdds
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -316,14 +315,7 @@ def test_results_of_a_query_are_stored_without_a_plan(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of several chunks keeps its own rows, and nothing remains stored. Calls outside a query are planned."""
-    stored: list[int] = []
-    store_rdd = jvm.store_rdd
-
-    def storing(session: SparkSession, rdd: Any, level: StorageLevel) -> None:
-        stored.append(rdd.id())
-        store_rdd(session, rdd, level)
-
-    monkeypatch.setattr(jvm, "store_rdd", storing)
+    stored = stored_rdds(monkeypatch)
     persisted = spark.sparkContext._jsc.getPersistentRDDs
     before = set(persisted())
     feed, rows = Feed(tmp_path / "in", SCHEMA), Kept()

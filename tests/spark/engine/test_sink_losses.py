@@ -9,17 +9,17 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark import StorageLevel, cloudpickle
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
 from riffle_spark.spark import compat
-from riffle_spark.spark.engine import inventory, jvm
+from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import mentions
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
-from tests.kit.streams.streaming import committed, executor_processes, settings_in
+from tests.kit.streams.streaming import committed, executor_processes, settings_in, stored_rdds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
@@ -126,13 +126,6 @@ def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killing: str, idioms: list[str]
 ) -> None:
     """Whatever reads rows that are lost fails; the sinks see the same delivery again, and what they find is exact."""
-    stored: list[int] = []
-    store_rdd = jvm.store_rdd
-
-    def storing(session: SparkSession, rdd: Any, level: StorageLevel) -> None:
-        stored.append(rdd.id())
-        store_rdd(session, rdd, level)
-
-    monkeypatch.setattr(jvm, "store_rdd", storing)
+    stored = stored_rdds(monkeypatch)
     play(spark, tmp_path, [idioms[:1], idioms[1:]], killing)
     assert stored or pyspark.__version__.startswith("3.")
