@@ -8,20 +8,21 @@ rows that a key has in several partitions.
 Grouping takes time on rows that are all different. So it depends on the batch before, per store:
 
 1. Slots count how many rows would remain (``Receipt.combined_rows``), or after combining how many they got.
-2. Combining starts if at least half of the rows would go, and ends if less than a third of them goes. With fewer,
-   grouping was measured to take more CPU than it saves.
-3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. If more rows than
-   that remain per input partition, combining starts if two thirds of the rows would go, and ends if less than half of
-   them goes.
+2. Combining starts if at least 40 % of the rows would go, and ends if less than 30 % of them goes. If a third goes, it
+   was measured to take as long as it saves.
+3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. The fast map is
+   given room for as many rows as remained in a partition, up to a million. If more remain, combining starts if two
+   thirds of the rows would go, and ends if less than half of them goes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.messages.slot_orders import LETTER, Order, Receipt
@@ -43,8 +44,10 @@ __all__ = ["Reductions", "combinable", "combined_order", "combined_rows"]
 
 _MIN_ROWS: Final = 10_000
 """Batches of fewer rows are not combined, because that would save less than it costs."""
-_FAST_KEYS: Final = 1 << 16
-"""Spark's fast hash map has room for so many keys, by default."""
+_FAST_KEY_BITS: Final = 20
+"""Spark's fast hash map gets room for at most 2 to the power of so many keys. It then takes 8 MB when it is empty."""
+_DEFAULT_KEY_BITS: Final = 16
+_KEY_BITS: Final = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
 _PARTITIONS_FOR: Final = 32
 """For so many batches the number of input partitions is taken as unchanged."""
 _IS_KEY_TYPE: Final = (
@@ -65,7 +68,7 @@ class _Shares(NamedTuple):
     end: float
 
 
-_FAST: Final = _Shares(1 / 2, 2 / 3)
+_FAST: Final = _Shares(0.6, 0.7)
 _SLOW: Final = _Shares(1 / 3, 1 / 2)
 
 
@@ -75,6 +78,7 @@ class Reductions:
     def __init__(self) -> None:
         self._combines: set[str] = set()
         self._rows: dict[str, int] = {}
+        self._key_bits: dict[str, int] = {}
         self._partitions: dict[str, tuple[int, int]] = {}
 
     def combines(self, store: str) -> bool:
@@ -92,6 +96,19 @@ class Reductions:
         self._partitions[store] = number, uses - 1
         return number
 
+    @contextmanager
+    def room_for_keys(self, store: str, spark: SparkSession) -> Iterator[None]:
+        """Give Spark's fast hash map room for the keys of a partition of the store's input, if the block groups them.
+
+        A size that the user has set remains.
+        """
+        bits = min(self._key_bits.get(store, _DEFAULT_KEY_BITS), _FAST_KEY_BITS)
+        if bits == _DEFAULT_KEY_BITS:
+            yield
+        else:
+            with handles.default_setting(spark, _KEY_BITS, str(bits)):
+                yield
+
     def record(self, receipts: Sequence[Receipt]) -> None:
         """Decide for the next batch by the receipts of all slots of a batch's stores."""
         for store in {receipt.store for receipt in receipts}:
@@ -100,12 +117,21 @@ class Reductions:
             remaining = sum(receipt.combined_rows for receipt in of_store)
             self._rows[store] = rows
             partitions, _ = self._partitions.get(store, (0, 0))
-            shares = _FAST if remaining <= _FAST_KEYS * partitions else _SLOW
+            self._key_bits[store] = _key_bits(remaining, partitions)
+            shares = _FAST if self._key_bits[store] <= _FAST_KEY_BITS else _SLOW
             limit = shares.end if store in self._combines else shares.start
             if rows >= _MIN_ROWS and 0 < remaining <= limit * rows:
                 self._combines.add(store)
             else:
                 self._combines.discard(store)
+
+
+def _key_bits(rows: int, partitions: int) -> int:
+    """Return how many bits the numbers of the keys of a partition need, with a quarter to spare.
+
+    ``rows`` are the rows that remain in all partitions. Each is a key of one of them.
+    """
+    return max(_DEFAULT_KEY_BITS, (rows * 5 // (4 * max(partitions, 1))).bit_length())
 
 
 def _partition_count(frame: DataFrame) -> int:

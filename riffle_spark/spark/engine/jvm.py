@@ -23,6 +23,7 @@ __all__ = [
     "add_pool",
     "cogrouped",
     "context",
+    "default_setting",
     "first_class",
     "frame_of",
     "is_classic",
@@ -115,6 +116,20 @@ def session_conf(spark: SparkSession) -> dict[str, str]:
     text = str(session(spark).conf().getAll().mkString(_SEPARATOR))
     pairs = (line.partition(" -> ") for line in text.split(_SEPARATOR) if line)
     return {key: value for key, _, value in pairs}
+
+
+@contextmanager
+def default_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Give a setting of Spark another default within the block. A value that the user has set remains."""
+    conf = session(spark).sessionState().conf()
+    if conf.contains(name):
+        yield
+        return
+    conf.setConfString(name, value)
+    try:
+        yield
+    finally:
+        conf.unsetConf(name)
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ If the JVM refuses, the batch is planned by PySpark. After three such batches in
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark import cloudpickle
@@ -40,6 +41,7 @@ _SORT = "SortExec"
 _COUNTING = "CollectMetricsExec"
 _EXCHANGE = "ShuffleExchangeExec"
 _PROJECTION = "ProjectExec"
+_GROUPING = "HashAggregateExec"
 _COMPILED = "WholeStageCodegenExec"
 _COMPILED_PROJECTION = ["InputAdapter", _PROJECTION, _COMPILED]
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -155,7 +157,7 @@ class _KeptPlan:
         self._rows_output = self._call.rows.output()
         self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
         self._udf, self._command = _udf_arguments(self._call.udf)
-        self._above = self._without_last_projection(above)
+        self._above = self._without_last_projection(self._grouped_once(above))
         with handles.active(self._spark):
             # New copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
@@ -191,6 +193,19 @@ class _KeptPlan:
             lambda: int(counting.collectedMetrics().getLong(0)),
             rdd if is_storable else None,
         )
+
+    def _grouped_once(self, above: list[Any]) -> list[Any]:
+        """Return nodes with a projection in place of the second of two groupings of the same rows, if there are two.
+
+        The first then passes on what it would keep in memory for each column: for each of the functions in use, that is
+        its result. The nodes remain as they are if a function keeps several columns.
+        """
+        for place, (first, second) in enumerate(pairwise(above), start=1):
+            if kind(first) == kind(second) == _GROUPING:
+                columns = _first_results(first, second)
+                projection = None if columns is None else self._node(_PROJECTION, columns, first)
+                return above if projection is None else [*above[:place], projection, *above[place + 1 :]]
+        return above
 
     def _without_last_projection(self, above: list[Any]) -> list[Any]:
         """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.
@@ -317,6 +332,27 @@ def _stacked(leaf: Any, above: list[Any]) -> list[Any]:
 def elements(node: Any) -> list[Any]:
     """Return the constructor arguments of a node."""
     return [node.productElement(index) for index in range(node.productArity())]
+
+
+def _first_results(first: Any, second: Any) -> Any:
+    """Return the columns of the second of two groupings, from the output of the first.
+
+    Return ``None`` if a column of the second is not one of the first.
+    """
+    output = first.output()
+    results = second.aggregateAttributes()
+    keys = output.size() - results.size()
+    if keys != first.groupingExpressions().size():
+        return None
+    kept = {results.apply(place).exprId().id(): output.apply(keys + place) for place in range(results.size())}
+    columns = second.resultExpressions().toBuffer()
+    for place in range(keys, columns.size()):
+        column = columns.apply(place)
+        value = column.child() if kind(column) == "Alias" else None
+        if value is None or kind(value) != "AttributeReference" or value.exprId().id() not in kept:
+            return None
+        columns.update(place, column.withNewChildInternal(kept[value.exprId().id()]))
+    return columns.toList()
 
 
 def _slots_in(nodes: list[Any]) -> tuple[int, list[int]]:

@@ -196,7 +196,8 @@ class SparkWork:
         combined = ways[0]
         if combined is not None and reductions.combines(orders[0].store):
             try:
-                return self._plan_result(layout, orders, channel, combined)
+                with reductions.room_for_keys(orders[0].store, rows.sparkSession):
+                    return self._plan_result(layout, orders, channel, combined)
             except Exception as error:  # the JVM may raise any error; without combining a batch only takes longer
                 if handles.is_interruption(error):
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,8 +17,9 @@ from riffle_spark.messages.slot_orders import LateRule, Order, Receipt, letter_f
 from riffle_spark.process.blocks.combining import Combined
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
-from riffle_spark.spark.engine import combined_rows
-from riffle_spark.spark.engine.combined_rows import Reductions, combinable
+from riffle_spark.spark.compat.java import kind
+from riffle_spark.spark.engine import combined_rows, kept_plan
+from riffle_spark.spark.engine.combined_rows import Reductions, _as_partitioned, combinable
 from tests.kit.streams.streaming import Feed, Kept, settings_in
 from tests.kit.worker.slot_member import Member
 
@@ -151,22 +153,25 @@ def test_windows_of_a_wrapped_query_are_combined(
     assert combined
 
 
+M = 1_000_000
+
+
 @pytest.mark.parametrize(
-    ("fast_keys", "steps"),
+    "steps",
     [
-        (50, [(100, 51, False), (100, 50, True), (100, 66, True), (100, 67, False), (100, 0, False), (9, 1, False)]),
-        (8, [(100, 34, False), (100, 33, True), (100, 50, True), (100, 51, False), (28, 14, True), (34, 18, False)]),
+        [(100, 61, False), (100, 60, True), (100, 70, True), (100, 71, False), (100, 0, False), (9, 1, False)],
+        [(30 * M, 11 * M, False), (30 * M, 10 * M, True), (30 * M, 15 * M, True), (30 * M, 16 * M, False)],
+        [(2_790_000, 1_670_000, True), (2_810_000, 1_680_000, False)],
     ],
-    ids=["few keys", "many keys"],
+    ids=["few keys", "many keys", "more and more keys"],
 )
 def test_combining_starts_and_ends_by_what_was_measured(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fast_keys: int, steps: list[tuple[int, int, bool]]
+    spark: SparkSession, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """It starts if half of the rows would go, and ends if less than a third goes. Small batches do not count.
+    """It starts if 40 % of the rows would go, and ends if less than 30 % goes. Small batches do not count.
 
     With more keys per input partition than Spark's fast hash map takes, it starts at two thirds and ends at half.
     """
-    monkeypatch.setattr(combined_rows, "_FAST_KEYS", fast_keys)
 
     def receipt(store: str, rows: int, remaining: int) -> Receipt:
         return Receipt(store, 0, "1-ab", 1, "member", "1", rows=rows, combined_rows=remaining)
@@ -177,6 +182,62 @@ def test_combining_starts_and_ends_by_what_was_measured(
     for rows, remaining, expected in steps:
         reductions.record([receipt("a", rows - 1, remaining), receipt("a", 1, 0), receipt("b", 100, 100)])
         assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)
+
+
+@pytest.mark.smoke
+def test_rows_are_grouped_once_before_the_shuffle(
+    spark: SparkSession, tmp_path: Path, combined: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kept plan groups each partition, and not what it has grouped."""
+    above: list[list[str]] = []
+    planned = kept_plan._KeptPlan.planned
+
+    def planning(plan: kept_plan._KeptPlan, *given: Any) -> kept_plan.PlanFrame:
+        above.append([kind(node) for node in plan._above])
+        return planned(plan, *given)
+
+    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(5):
+        job(batch_of(spark, number, 4), number)
+    assert combined == [2, 3, 4]
+    assert [kinds.count("HashAggregateExec") for kinds in above] == [0, 1, 1]
+    assert rows.latest("k")["k1"]["rows"] == 50
+
+
+def test_a_second_grouping_stays_if_a_function_keeps_several_columns(spark: SparkSession) -> None:
+    """An average keeps a sum and a count, so its first result is not its last."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+
+    def groupings(function: str) -> list[Any]:
+        frame = _as_partitioned(batch_of(spark, 0, 4), ["k"]).groupBy("k").agg(F.expr(f"{function}(v)"))
+        nodes = kept_plan._up(frame._jdf.queryExecution().executedPlan())
+        return [node for node in nodes if kind(node) == "HashAggregateExec"]
+
+    if len(groupings("avg")) == 1:
+        pytest.skip("this Spark groups once by itself")
+    assert kept_plan._first_results(*groupings("avg")) is None
+    assert kept_plan._first_results(*groupings("max")) is not None
+
+
+@pytest.mark.parametrize(("remaining", "bits"), [(80_000, "16"), (120_000, "17"), (300_000, "18"), (9_000_000, "20")])
+def test_the_hash_map_has_room_for_the_keys_of_a_partition(spark: SparkSession, remaining: int, bits: str) -> None:
+    """The size is in force only while the plan is made. One that the user set remains."""
+    name = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
+    reductions = Reductions()
+    reductions.record([Receipt("a", 0, "1-ab", 1, "member", "1", rows=10_000_000, combined_rows=remaining)])
+    reductions.partitions("a", batch_of(spark, 0, 4))
+    reductions.record([Receipt("a", 0, "2-ab", 2, "member", "1", rows=10_000_000, combined_rows=remaining)])
+    with reductions.room_for_keys("a", spark):
+        assert spark.conf.get(name) == bits
+    assert spark.conf.get(name) == "16"
+    spark.conf.set(name, "12")
+    try:
+        with reductions.room_for_keys("a", spark):
+            assert spark.conf.get(name) == "12"
+    finally:
+        spark.conf.unset(name)
 
 
 TIMES = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("x", pa.float64())])
