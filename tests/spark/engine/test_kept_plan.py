@@ -15,6 +15,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import kind
 from riffle_spark.spark.engine import kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
+from riffle_spark.spark.engine.stage_frames import StoredResult
 from riffle_spark.worker.result_chunks import CHUNK_ROWS
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in, stored_rdds
 
@@ -332,3 +333,27 @@ def test_results_of_a_query_are_stored_without_a_plan(
     for number in range(2):
         called(rows_of(spark, number), number)
     assert len(stored) == 2
+
+
+def test_receipts_that_are_missing_are_read_from_what_is_stored(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of the stored rows: no slot runs again, by the first plan or by the kept one."""
+    receipts = StoredResult.receipts
+
+    def losing(result: StoredResult, accumulated: list[str], slots: int) -> list[str]:
+        assert len(accumulated) == 2 * slots
+        return receipts(result, accumulated[:slots], slots)
+
+    monkeypatch.setattr(StoredResult, "receipts", losing)
+    feed, sinks = Feed(tmp_path / "in", SCHEMA), {"a": Kept(), "b": Kept()}
+    for number in range(2):
+        feed.add({"k": k, "v": number} for k in range(10))
+    compute = aggregate(rows=count(), total=sum_("v"))
+    job = together(
+        *[Stateful(store, "k", compute).into(sink) for store, sink in sinks.items()], settings=settings_in(tmp_path)
+    )
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert [report.runs for report in job.reports] == [1, 1]
+    for sink in sinks.values():
+        assert sink.latest("k") == {k: {"rows": 2, "total": 1} for k in range(10)}
