@@ -6,7 +6,7 @@ docs/spark-internals.md lists every private name of Spark.
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyspark import StorageLevel
@@ -235,11 +235,19 @@ def is_in_execution(spark: SparkSession) -> bool:
 
 
 def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
-    """Compute an RDD and store its rows on the executors at a storage level, as a local checkpoint of a frame does."""
+    """Compute an RDD and store its rows on the executors at a storage level, as a local checkpoint of a frame does.
+
+    If a task fails, drop what the other tasks stored.
+    """
     if level != StorageLevel.MEMORY_AND_DISK:
         rdd.persist(context(spark)._getJavaStorageLevel(level))
     rdd.localCheckpoint()
-    rdd.doCheckpoint()
+    try:
+        rdd.doCheckpoint()
+    except Exception:
+        with suppress(Exception):  # The JVM may raise any error, which must not hide that of the tasks.
+            release(spark, rdd)
+        raise
 
 
 def frame_of(spark: SparkSession, plan: Any) -> DataFrame:

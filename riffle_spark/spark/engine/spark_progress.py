@@ -90,7 +90,7 @@ class SparkProgress:
             if self._execution is None:
                 self._execution = inventory.running_query(batch)
             if self._execution is not None:
-                self._add(batch, operators, figures)
+                self._add_in_session(batch, operators, figures)
         except Exception as error:
             if handles.is_interruption(error):
                 raise
@@ -101,6 +101,19 @@ class SparkProgress:
                 "  What to do: Read query.reports, or update riffle_spark for this version of Spark.",
                 str(error).partition("\n")[0],
             )
+
+    def _add_in_session(
+        self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]
+    ) -> None:
+        """Add the figures of a batch. Make the batch's session the thread's active session if that fails without."""
+        try:
+            self._add(batch, operators, figures)
+        except Exception as error:
+            if handles.is_interruption(error):
+                raise
+            _logger.debug("Cannot add state operators to Spark's progress: %s", error)
+            with handles.active(batch.sparkSession):  # The caller's thread may have none. Setting one costs calls.
+                self._add(batch, operators, figures)
 
     def _add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
         """Add the figures of a batch, with the errors of private classes as they are."""
@@ -224,9 +237,15 @@ class _ObservingNode:
         self._alias = looked_up(jvm, f"{_EXPRESSIONS}.Alias")(None, "metrics", new_id(), nil(jvm), none, nil(jvm))
 
     def before(self, plan: Any, figures: Mapping[str, float]) -> Any:
-        """Return a plan with the node in front of it."""
+        """Return a plan with the node in front of it.
+
+        Raise ``LookupError`` if this thread has no active session. Spark would fail the query when it reads the node.
+        """
         text = json.dumps({name: float(value) for name, value in figures.items()})
         catalyst_map = self._convert.apply(self._mapper.readValue(text, self._java_map))
         literal = looked_up(self._jvm, f"{_EXPRESSIONS}.Literal")(catalyst_map, self._map_type)
         named = scala_seq(self._jvm, [self._alias.withNewChildInternal(literal)])
-        return looked_up(self._jvm, f"{_EXECUTION}.CollectMetricsExec")(_OBSERVED, named, plan)
+        node = looked_up(self._jvm, f"{_EXECUTION}.CollectMetricsExec")(_OBSERVED, named, plan)
+        if node.session() is None:
+            raise LookupError("the thread has no active session")
+        return node

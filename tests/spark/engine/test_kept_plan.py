@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
+from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_, together
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import kind
 from riffle_spark.spark.engine import kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
+from riffle_spark.spark.engine.stage_frames import StoredResult
 from riffle_spark.worker.result_chunks import CHUNK_ROWS
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in, stored_rdds
 
@@ -22,6 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 SCHEMA = "k long, v long"
+OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +234,28 @@ def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path,
     assert rows.latest("k")[0] == {"rows": 5, "total": 10}
 
 
+def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
+    spark: SparkSession, tmp_path: Path, reused: list[DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout with as many slots as before is another one, too."""
+    layout_for = Ownership.layout_for
+
+    def swapping(ownership: Ownership, *given: Any) -> SlotLayout:
+        layout = layout_for(ownership, *given)
+        first, second = layout.slots
+        is_swapped = len(reused) == 1
+        slots = replace(first, key_groups=second.key_groups), replace(second, key_groups=first.key_groups)
+        return replace(layout, slots=slots) if is_swapped else layout
+
+    monkeypatch.setattr(Ownership, "layout_for", swapping)
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(4):
+        job(rows_of(spark, number), number)
+    assert len(reused) == 3
+    assert rows.latest("k")[0] == {"rows": 4, "total": 6}
+
+
 @pytest.mark.long
 def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
@@ -332,3 +363,58 @@ def test_results_of_a_query_are_stored_without_a_plan(
     for number in range(2):
         called(rows_of(spark, number), number)
     assert len(stored) == 2
+
+
+def test_receipts_that_are_missing_are_read_from_what_is_stored(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of the stored rows: no slot runs again, by the first plan or by the kept one."""
+    receipts = StoredResult.receipts
+
+    def losing(result: StoredResult, accumulated: list[str], slots: int) -> list[str]:
+        assert len(accumulated) == 2 * slots
+        return receipts(result, accumulated[:slots], slots)
+
+    monkeypatch.setattr(StoredResult, "receipts", losing)
+    feed, sinks = Feed(tmp_path / "in", SCHEMA), {"a": Kept(), "b": Kept()}
+    for number in range(2):
+        feed.add({"k": k, "v": number} for k in range(10))
+    compute = aggregate(rows=count(), total=sum_("v"))
+    job = together(
+        *[Stateful(store, "k", compute).into(sink) for store, sink in sinks.items()], settings=settings_in(tmp_path)
+    )
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert [report.runs for report in job.reports] == [1, 1]
+    for sink in sinks.values():
+        assert sink.latest("k") == {k: {"rows": 2, "total": 1} for k in range(10)}
+
+
+def test_files_and_broadcasts_of_later_batches_reach_the_function(
+    spark: SparkSession, tmp_path: Path, reused: list[DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function in a kept plan has neither: both need a plan of Spark's own."""
+    context: Any = spark.sparkContext
+    monkeypatch.setattr(context, "_python_includes", [*context._python_includes])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sent: dict[str, Any] = {}
+
+    def read(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        value = sent["broadcast"].value if "broadcast" in sent else 0
+        value += importlib.import_module("riffle_sent_module").VALUE if "module" in sent else 0
+        keys = rows["k"].unique()
+        return pa.table({"k": keys, "n": [value] * len(keys)}, OUTPUT), state.slice(0, 0)
+
+    rows = Kept()
+    compute = arrow_function(read, state=pa.schema([("nothing", pa.int64())]), output=OUTPUT)
+    job = Stateful("sent", "k", compute, settings=settings_in(tmp_path)).into(rows)
+    for number in range(4):
+        if number == 2:
+            with ZipFile(tmp_path / "sent.zip", "w") as archive:
+                archive.writestr("riffle_sent_module.py", "VALUE = 1")
+            context.addPyFile(str(tmp_path / "sent.zip"))
+            sent["module"] = True
+        if number == 3:
+            sent["broadcast"] = context.broadcast(10)
+        job(rows_of(spark, number), number)
+    assert len(reused) == 1
+    assert [delivery[0].n for delivery in rows.deliveries.values()] == [0, 0, 1, 11]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import StorageLevel, cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -17,7 +17,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, attempt_number, letter_field
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark import compat
-from riffle_spark.spark.engine import spark_batch
+from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
 from riffle_spark.spark.engine.stage_frames import StoredResult, raising_stale_rows, rows_of
 from riffle_spark.worker.result_chunks import rows_column
@@ -199,6 +199,27 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
     assert adapt(some, dead) == some
     with pytest.raises(ConfigError, match="RIFFLE-0290"):
         adapt(some, rows)
+
+
+@pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK, StorageLevel.MEMORY_AND_DISK_2])
+def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkSession, level: StorageLevel) -> None:
+    """The RDD of a kept plan has no lineage then, and two copies if there are several executors."""
+    rdd = batch(spark)._jdf.queryExecution().toRdd()
+    jvm.store_rdd(spark, rdd, level)
+    try:
+        assert rdd.isCheckpointed()
+        assert rdd.getStorageLevel().replication() == level.replication
+    finally:
+        jvm.release(spark, rdd)
+
+
+def test_a_result_that_cannot_be_stored_leaves_nothing_behind(spark: SparkSession) -> None:
+    """What other tasks have stored by then is dropped at once, not when Spark collects garbage."""
+    before = set(spark.sparkContext._jsc.getPersistentRDDs())
+    frame = spark.range(2, numPartitions=2).selectExpr("if(id = 1, raise_error('a task failed'), id)")
+    with pytest.raises(Exception, match="a task failed"):
+        jvm.store_rdd(spark, frame._jdf.queryExecution().toRdd(), StorageLevel.MEMORY_AND_DISK)
+    assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= before
 
 
 def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(

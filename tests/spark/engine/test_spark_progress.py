@@ -8,6 +8,7 @@ from typing import Any
 
 import pyspark
 import pytest
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
@@ -120,6 +121,31 @@ def test_a_listener_gets_the_state_operators_of_a_job(
     assert query.lastProgress["batchId"] == progress["batchId"]
     assert [len(each["stateOperators"]) for each in query.recentProgress] == [1] * BATCHES
     assert [event["observedMetrics"]["riffle_spark"]["metrics"]["output_rows"] for event in events] == [5.0] * BATCHES
+
+
+@pytest.mark.parametrize("threads_from", [0, 1])
+@pytest.mark.sample("1")
+def test_a_job_in_a_thread_of_the_user_s_has_its_state_operator(
+    spark: SparkSession, feed: Feed, tmp_path: Path, threads_from: int
+) -> None:
+    """Such a thread has no active session. A node that is made without one ends the query, because Spark reads it."""
+    job = Stateful("visits", "page", aggregate(rows=count()), settings=settings_in(tmp_path)).into(
+        lambda rows, batch_id: None  # noqa: ARG005
+    )
+
+    def called(batch: DataFrame, batch_id: int) -> None:
+        thread = InheritableThread(target=job, args=(batch, batch_id))
+        thread.start()
+        thread.join()
+
+    query = run_to_end(
+        feed.stream(spark),
+        lambda batch, batch_id: (job if batch_id < threads_from else called)(batch, batch_id),
+        tmp_path / "checkpoint",
+    )
+    assert [report.version for report in job.reports] == [0, 1, 2]
+    assert [len(each["stateOperators"]) for each in query.recentProgress] == [1] * BATCHES
+    assert [[*each["observedMetrics"]] for each in query.recentProgress] == [["riffle_spark"]] * BATCHES
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
+from riffle_spark.spark.engine.kept_plan import result_or_none
 
 CALL = "An error occurred while calling o1.save.\n: "
 TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutException: Read timed out"
@@ -29,6 +30,17 @@ def test_an_interrupted_thread_is_a_stop(told: str) -> None:
 def test_a_time_out_of_the_sinks_is_no_stop() -> None:
     """Hadoop's name for a time-out sounds like an interruption; the error must reach the user as it is."""
     assert not is_interruption(RuntimeError(TIMED_OUT))
+
+
+def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> None:
+    """Spark waits for the thread. Any other error is one."""
+
+    def failing(told: str) -> None:
+        raise RuntimeError(CALL + told)
+
+    with pytest.raises(RuntimeError, match="InterruptedException"):
+        result_or_none("totals", lambda: failing("java.lang.InterruptedException"))
+    assert result_or_none("totals", lambda: failing("java.lang.NoSuchMethodError")) is None
 
 
 def test_the_short_error_reads_as_the_stop_that_it_is() -> None:
