@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,12 +14,13 @@ from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.open import open_store, root_id
+from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.harness import Contents
 from tests.kit.folders import DATA
 from tests.kit.roots.diary_query import ROWS, START_MS, STORES, Oracle, State, operators, table
+from tests.kit.roots.folder_query import unpack_root
 
 __all__ = ["ARCHIVES", "OldRoot"]
 
@@ -59,14 +59,12 @@ class OldRoot:
     def __init__(self, archive: Path, folder: Path) -> None:
         self.folder = folder
         self.expected: dict[str, Any] = json.loads((archive / "expected.json").read_text())
-        with tarfile.open(archive / "root.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
+        unpack_root(archive / "root.tar.gz", folder, copies=True)
         self.root = f"file://{folder}/state"
         self.checkpoint = str(folder / "checkpoint")
         self.objects = open_store(self.root)
         self.next_file: int = self.expected["files"]
-        (local,) = (folder / "local").iterdir()
-        self.local = local.rename(local.with_name(f"{root_id(self.root)}-{local.name.partition('-')[2]}"))
+        (self.local,) = (folder / "local").iterdir()
         for log in (folder / "checkpoint" / "sources" / "0").glob("[0-9]*"):
             log.write_text(log.read_text().replace(self.expected["made_in"], str(folder)))
             (log.parent / f".{log.name}.crc").unlink(missing_ok=True)
