@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from benchmarks.blocks.__main__ import CASES as BLOCK_CASES
 from benchmarks.blocks.block_play import NOT_PLAYED as NO_BLOCK
 from benchmarks.blocks.block_play import Played as BlockPlayed
 from benchmarks.blocks.block_play import Side as BlockSide
-from benchmarks.elastic.data import called_last
 from benchmarks.elastic.gets import PIECE_BYTES, Span, pieces
-from benchmarks.elastic.replay import one_owner, python_ticks
+from benchmarks.elastic.replay import one_owner
 from benchmarks.kit.cases import Player, run
 from benchmarks.kit.cpu import BatchCpu, own_cpu_s, tree_cpu_s
 from benchmarks.kit.side import Code
-from benchmarks.processor import CASES, Compared, repetitions
+from benchmarks.processor import CASES, Compared
 from benchmarks.processors.play import NOT_PLAYED, Played, Side, play
 from benchmarks.totals import figures as totals
 from riffle_spark.assign.model import AssignSettings, Member
@@ -64,18 +62,6 @@ def test_ratios_are_of_medians_over_all_rounds() -> None:
     assert figures["peak_memory_ratio"] == 1.25
 
 
-def test_a_session_of_configure_is_compared_with_the_default_store() -> None:
-    """Both sizes of batches have a ratio of their own for it: of rates for large ones, of times for small ones."""
-    figures = _figures(
-        configured__rows=[_took(0.5)],
-        builtin_heap__rows=[_took(1.0)],
-        configured__fixed=[_took(0.3)],
-        builtin_heap__fixed=[_took(0.2)],
-    )
-    assert (figures["ratio_configured"], figures["batch_ms_configured"]) == (2.0, 500)
-    assert (figures["fixed_ratio_configured"], figures["fixed_ms_configured"]) == (1.5, 300)
-
-
 def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
     """It is known only if both sides ran."""
     with_upkeep = _took(0.5) | {"cpu_ms": 800.0, "server_cpu_ms": 60.0}
@@ -83,20 +69,6 @@ def test_upkeep_has_the_share_of_the_cpu_that_is_saved_without_it() -> None:
     figures = _figures(ours__upkeep=[with_upkeep], without_upkeep__upkeep=[without])
     assert (figures["upkeep_cpu_share"], figures["upkeep_batch_ms_without_upkeep"]) == (0.125, 400)
     assert "upkeep_cpu_share" not in _figures(ours__upkeep=[with_upkeep])
-
-
-def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
-    """What encryption costs is a ratio of median batches, beside both, and the memory of each."""
-    figures = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
-    assert (figures["encrypted_ratio"], figures["batch_ms_plain"], figures["batch_ms_encrypted"]) == (1.25, 400, 500)
-    assert (figures["peak_pss_mb_plain"], figures["peak_pss_mb_encrypted"]) == (1_000, 1_100)
-
-
-def test_many_key_groups_are_compared_with_the_usual_number() -> None:
-    """The ratio is that of median batches, and each side has a batch time of its own."""
-    figures = _figures(ours__groups=[_took(0.4)], many_groups__groups=[_took(0.6)])
-    assert (figures["many_groups_ratio"], figures["groups_batch_ms_many_groups"]) == (1.5, 600)
-    assert "rows_per_s" not in figures
 
 
 def test_each_part_has_figures_of_its_own() -> None:
@@ -118,13 +90,6 @@ def test_each_part_has_figures_of_its_own() -> None:
     assert (figures["totals_ten_million_ratio"], figures["totals_keys_held"]) == (1.2, 10_000_000)
     assert "ratio_vs_builtin" not in figures
     assert "peak_memory_ratio" not in figures
-
-
-def test_the_default_store_is_compared_with_no_state() -> None:
-    """That ratio bounds how much faster than the default store any state store can be."""
-    figures = _figures(ours__rows=[_took(0.4)], stateless__rows=[_took(0.25)], builtin_heap__rows=[_took(0.5)])
-    assert (figures["ratio_of_stateless"], figures["ratio_vs_builtin_heap"]) == (2.0, 1.25)
-    assert figures["batch_ms_stateless"] == 250
 
 
 def test_python_operators_are_compared_by_rate() -> None:
@@ -226,12 +191,6 @@ def test_engines_that_are_left_out_leave_no_figures() -> None:
     assert run(["row_form"], CASES, player).keys() == {"row_form_case_s"}
 
 
-def test_rounds_multiply_what_a_median_is_of() -> None:
-    """Figures of ours are of all rounds' batches, Spark's of one run's, timers' of fewer."""
-    names = ["row_form_rows_per_s", "row_form_rows_per_s_spark", "expiry_batch_s", "row_form_case_s"]
-    assert repetitions(names, rounds=2) == {names[0]: 20, names[1]: 5, names[2]: 5}
-
-
 def test_gets_take_what_adjoins_in_one_range() -> None:
     """Parts of one object that adjoin are got together, in pieces of 8 MB at most; gaps stay gaps."""
     parts = [Span("a", 10, 20), Span("b", 20, 30), Span("a", 0, 10), Span("a", 21, 22)]
@@ -240,18 +199,6 @@ def test_gets_take_what_adjoins_in_one_range() -> None:
         Span("c", 5, PIECE_BYTES + 5),
         Span("c", PIECE_BYTES + 5, PIECE_BYTES + 6),
     ]
-
-
-def test_the_last_call_of_a_batch_counts(tmp_path: Path) -> None:
-    """Of all workers' notes those of the batch are looked at, and the latest of them told."""
-    (tmp_path / "1").write_text("7 100.5\n8 300.0\n")
-    (tmp_path / "2").write_text("7 101.5\n7 101.0\n")
-    assert called_last(tmp_path, 7) == 101.5
-
-
-def test_the_time_of_ended_workers_counts() -> None:
-    """A process's own ticks and those of the children it waited for are added up, whatever its name is."""
-    assert python_ticks("12 (py (x) y) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0") == 127
 
 
 def test_one_member_owns_all_and_another_follows() -> None:

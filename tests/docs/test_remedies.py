@@ -84,14 +84,6 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         "RIFFLE-0249",
         lambda _, mended: Settings(num_standbys=0 if mended else -1),
     ),
-    "bad choice": Mistake(
-        "RIFFLE-0249",
-        lambda _, mended: Settings(dispatch="partition" if mended else "partitions"),
-    ),
-    "local folder by URL": Mistake(
-        "RIFFLE-0249",
-        lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
-    ),
     "no result": Mistake(
         "RIFFLE-0174",
         lambda _, mended: aggregate(total=sum_("amount")) if mended else aggregate(),

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 
@@ -13,10 +12,7 @@ import pytest
 
 from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.receipts import changes_of
-from riffle_spark.testing import ManualClock
 from tests.dst.__main__ import main
-from tests.dst.cluster import SteppedBackground
-from tests.dst.scheduler import Process, Scheduler
 from tests.kit.folders import CHECKOUT
 
 SCHEDULES = 6
@@ -55,22 +51,3 @@ def test_a_history_that_fails_is_printed_with_what_plays_it_again(
     output = capsys.readouterr()
     assert json.loads(output.out)["failures"]
     assert "replay: ./run dst --seed 0" in output.err
-
-
-def test_a_result_is_kept_if_the_driver_collects_while_the_work_runs() -> None:
-    """The result of a piece of background work is returned by the first collect after its end."""
-    scheduler = Scheduler(random.Random(0), ManualClock(), 0.0)
-    background = SteppedBackground(scheduler, Process("driver"), scheduler.broke)
-    collected = []
-
-    def work() -> str:
-        collected.append(background.collect())
-        return "scanned"
-
-    def conduct() -> None:
-        background.submit(work)
-        scheduler.wait(lambda: not background.is_busy())
-        collected.append(background.collect())
-
-    scheduler.run(conduct)
-    assert collected == [[], ["scanned"]]

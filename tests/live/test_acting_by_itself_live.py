@@ -27,19 +27,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 CONF = dict(live.CONF)
 RACKS = ("a", "b")
+ENVIRONMENTS = [{"RIFFLE_RACK": rack} for rack in RACKS]
 I1, I2 = "127.0.0.2", "127.0.0.3"
 TOPIC, GROUPS = "keyed", 8
 PARTITION_OF = {"a": 0, "b": 1}
 """One partition in each rack."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Start a master and two workers on addresses of their own, one in each rack."""
-    racks = [{"RIFFLE_RACK": rack} for rack in RACKS]
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2, environments=racks) as started:
-        started.wait_until_ready()
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, sum_
-from tests.kit.streams.streaming import Feed, Kept, committed, records, run_to_end, settings_in
+from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 
@@ -140,32 +140,6 @@ def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
     assert "RIFFLE-0212" in told
     riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint), execute=True)
     assert query.run() == {**after(BATCHES), 9: {"rows": 1, "total": 9}}
-
-
-@pytest.mark.long
-def test_a_lost_record_is_refused_and_rolled_over(query: Query, original: Query) -> None:
-    """A hole in the log is named; a rollback to a version whose records are intact makes the log whole again."""
-    lost = sorted((query.folder / "state" / "log").iterdir())[2]
-    lost.unlink()
-    query.feed.add([{"k": 0, "v": 50}])
-    told = query.refusal()
-    assert f"has lost record {int(lost.name)} of its log" in told
-    assert f"riffle rollback {query.root}" in told
-    riffle_spark.rollback(query.root, BATCHES - 1, str(query.checkpoint), execute=True)
-    assert query.run()[0] == {"rows": BATCHES + 1, "total": after(BATCHES)[0]["total"] + 50}
-
-
-@pytest.mark.long
-def test_an_empty_root_is_refused_and_begun_on_purpose(query: Query, original: Query) -> None:
-    """A running checkpoint on an empty root needs a word that this is meant; then the state begins anew."""
-    shutil.rmtree(query.folder / "state")
-    query.feed.add([{"k": 0, "v": 70}])
-    told = query.refusal()
-    assert f"Spark's checkpoint is at batch {BATCHES}, but {query.root} is empty" in told
-    assert "--empty --execute" in told
-    riffle_spark.adopt(query.root, str(query.checkpoint), empty=True, key_groups=8, execute=True)
-    assert query.run()[0]["rows"] < BATCHES
-    assert committed(query.root)[0] == BATCHES
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,6 @@ CONF = {
     "spark.storage.blockManagerHeartbeatTimeoutMs": "20000",
 }
 NEVER = 1000
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Start a master and two workers on addresses of their own."""
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2) as started:
-        started.wait_until_ready()
-        yield started
 
 
 @pytest.fixture(scope="module")

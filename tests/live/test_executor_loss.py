@@ -76,13 +76,6 @@ def batch(spark: SparkSession) -> DataFrame:
     return spark.range(KEYS).selectExpr("id k")
 
 
-def micro_batch(spark: SparkSession) -> DataFrame:
-    """Return the rows of ``batch`` as Spark passes those of a stream: as an RDD, not as a query."""
-    rows = batch(spark)._jdf
-    frame = spark._jsparkSession.internalCreateDataFrame(rows.queryExecution().toRdd(), rows.schema(), False)
-    return DataFrame(frame, spark)
-
-
 def kill(spark: SparkSession) -> str:
     """SIGKILL to the first live executor; return its id."""
     victim = inventory.executors(spark)[0].id
@@ -173,33 +166,6 @@ def test_a_death_inside_a_batch_is_survived(
     assert kept.latest("k") == {k: {"rows": 3} for k in range(KEYS)}
     assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 3
     assert killed[0] not in job.reports[-1].owners
-
-
-@pytest.mark.long
-def test_a_death_between_two_stores_of_a_slot_is_survived(spark: SparkSession, tmp_path: Path) -> None:
-    """The first store has computed and sealed its changes, the second computes in the same task. Both are computed
-    again on the other executor, and each store counts each row once.
-    """
-    settings = settings_in(tmp_path, expected_executors=2)
-    inventory.await_executors(spark, settings, expected=2)
-    state = pa.schema([("rows", pa.int64())])
-    sinks = {"first": Kept(), "second": Kept()}
-    jobs = [
-        Stateful(store, "k", arrow_function(counting(tmp_path / store), state=state, output=COUNTED)).into(sink)
-        for store, sink in sinks.items()
-    ]
-    job = together(*jobs, settings=settings)
-    (tmp_path / "second").mkdir()
-    killed: list[str] = []
-    for version in range(4):
-        if version == 2:  # plans are kept by now
-            kill_in_slots(spark, tmp_path / "second", killed)
-        job(micro_batch(spark), version)
-    assert len(killed) == 1
-    assert killed[0] not in job.reports[-1].owners
-    for sink in sinks.values():
-        assert sink.latest("k") == {k: {"rows": 4} for k in range(KEYS)}
-        assert [len(rows) for rows in sink.deliveries.values()] == [KEYS] * 4
 
 
 def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:

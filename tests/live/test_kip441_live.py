@@ -9,7 +9,6 @@ run in ``test_elastic_cluster.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,10 @@ from tests.kit.streams.live_query import LiveQuery, Roles, await_executors, mast
 pytestmark = pytest.mark.cluster
 
 CONF = live.CONF
-RACKS = ["a", "b"]
+ENVIRONMENTS = [{"RIFFLE_RACK": "a"}, {"RIFFLE_RACK": "b"}]
+"""Racks, of more workers in turn."""
 I1, I2, I3, I4 = (f"127.0.0.{number}" for number in range(2, 6))
 T1, T2, T3, T4 = range(4)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Start a master and two workers on addresses of their own, in racks that take turns."""
-    racks = [{"RIFFLE_RACK": rack} for rack in RACKS]
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2, environments=racks) as started:
-        started.wait_until_ready()
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ standbys that only know which snapshot to fetch, state that is not durable; and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 CONF = live.CONF
 HOSTS = [f"127.0.0.{number}" for number in range(2, 6)]
 TAGS = [{"zone": "a", "row": "1"}, {"zone": "a", "row": "2"}, {"zone": "b", "row": "1"}, {"zone": "b", "row": "2"}]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Start a master and four workers on addresses of their own, each with tags of its own."""
-    told = [{f"RIFFLE_TAG_{name.upper()}": value for name, value in tags.items()} for tags in TAGS]
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=4, environments=told) as started:
-        started.wait_until_ready()
-        yield started
+ENVIRONMENTS = [{f"RIFFLE_TAG_{name.upper()}": value for name, value in tags.items()} for tags in TAGS]
 
 
 @pytest.fixture(scope="module")

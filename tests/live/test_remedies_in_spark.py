@@ -67,10 +67,6 @@ class Place:
         """Run a frame of a wrapped query into a function."""
         self.run(frame.writeStream.outputMode(mode).foreachBatch(collect_rows), **trigger)
 
-    def into(self, sink: Any) -> None:
-        """Run a count into a function."""
-        self.run(self.events().groupBy("k").count().writeStream.outputMode("complete").foreachBatch(sink))
-
     def save(self, frame: DataFrame, mode: str, *path: str) -> None:
         """Run a frame into files."""
         self.run(frame.writeStream.format("json").outputMode(mode), *path)
@@ -167,16 +163,6 @@ def by_ten(frame: DataFrame) -> DataFrame:
     return frame.withWatermark("at", "1 minute").groupBy(F.window("at", "10 minutes")).count()
 
 
-def set_in_spark(place: Place, name: str, value: str, mended: tuple[str, str] | None) -> None:
-    """Run a query under a setting in Spark's configuration."""
-    wanted, text = mended or (name, value)
-    place.spark.conf.set(f"spark.riffle.{wanted}", text)
-    try:
-        place.count_on()
-    finally:
-        place.spark.conf.unset(f"spark.riffle.{wanted}")
-
-
 def late_counts(events: DataFrame, *, watermark: bool) -> DataFrame:
     """Count by windows, with a watermark or without."""
     return by_ten(events) if watermark else events.groupBy(F.window("at", "10 minutes")).count()
@@ -206,14 +192,6 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         "RIFFLE-0442",
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
-    "a setting in Spark that is unknown": Mistake(
-        "RIFFLE-0480",
-        lambda place, mended: set_in_spark(place, "num_standby", "0", ("num_standbys", "0") if mended else None),
-    ),
-    "a setting in Spark of a wrong value": Mistake(
-        "RIFFLE-0249",
-        lambda place, mended: set_in_spark(place, "num_standbys", "none", ("num_standbys", "0") if mended else None),
-    ),
     "a static frame": Mistake(
         "RIFFLE-0304",
         lambda place, mended: place.events() if mended else riffle_spark.on(place.spark.range(3), root=place.root),
@@ -240,10 +218,6 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
     "a memory sink without a name": Mistake(
         "RIFFLE-0359",
         lambda place, mended: in_memory(place, f"table{next(_numbers)}" if mended else ""),
-    ),
-    "a sink of one argument": Mistake(
-        "RIFFLE-0288",
-        lambda place, mended: place.into(collect_rows if mended else DataFrame.collect),
     ),
     "a percentile": Mistake(
         "RIFFLE-0623",
@@ -285,10 +259,6 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
             .groupBy(*(["topic", "partition"] if mended else []), "k")
             .count()
         ),
-    ),
-    "a key column that is not there": Mistake(
-        "RIFFLE-0229",
-        lambda place, mended: place.count("k" if mended else "kk"),
     ),
     "timers without a watermark": Mistake("RIFFLE-0286", with_timers),
 }

@@ -184,13 +184,3 @@ def test_rows_of_a_deleted_key_are_not_joined(running: bool, wrapped: Callable[.
     change(query, running, "delete", "--store", query.store(), "--key", "apple")
     assert query.batch(("apple", 5), ("berry", 7)) == [{"page": "berry", "left_n": 4, "right_n": 7}]
     assert query.batch(("apple", 6)) == [{"page": "apple", "left_n": 6, "right_n": 5}]
-
-
-def test_a_request_for_a_key_without_state_is_refused(wrapped: Callable[..., Wrapped]) -> None:
-    """No record is written, and the query continues."""
-    query = wrapped(by_page)
-    query.batch(("apple", 1))
-    output = query.edit("delete", "--store", query.store(), "--key", "zebra", "--request", code=1)
-    assert "RIFFLE-1607" in output
-    assert [record.kind for record in records(query.root) if record.kind == "state"] == []
-    assert query.batch(("apple", 2)) == [{"page": "apple", "c": 2, "t": 3}]

@@ -116,23 +116,6 @@ def latency(answer: dict[str, object]) -> float:
     return (int(str(answer["answered_ms"])) - int(str(answer["time_ms"]))) / 1000
 
 
-def test_a_drain_and_a_pin_reach_an_idle_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
-    """No batch is needed: a record of its own has each answer, and the key-groups move."""
-    steered.start()
-    first, second = sorted(steered.owned())
-    pinned = steered.run("pin", "0", first)
-    drained = steered.run("drain", second, "--until-empty", "--timeout", "60 s")
-    assert (pinned["state"], drained["state"], drained["is_empty"]) == ("applied", "applied", True)
-    assert steered.owned()[second] == 0
-    assert [steered.record_of(answer)[0].kind for answer in (pinned, drained)] == ["orders", "orders"]
-    steered.wait(lambda: steered.owned()[second] == 0, "the drained executor is empty")
-    refused = steered.run("drain", first)
-    assert (refused["state"], refused["error_id"]) == ("refused", "RIFFLE-0751")
-    assert len(steered.job.reports) == 1
-    with capsys.disabled():
-        print(f"\nidle: seconds to the answer: pin {latency(pinned):.2f}, drain {latency(drained):.2f}")
-
-
 def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
     """At the latest the second batch that is committed after the request has its answer."""
     steered.start_busy()

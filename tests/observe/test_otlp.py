@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +26,13 @@ from tests.kit.simulated.world import World, one
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="riffle-spark[otel] is not installed")
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
 from riffle_spark.observe.otlp import Otlp
-from tests.kit import otlp_receiver as received
 
 
 @pytest.fixture
@@ -44,6 +50,57 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "0")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def metric_requests(server: ScriptedServer) -> list[ExportMetricsServiceRequest]:
+    """Return the metrics that the server got, a message per request."""
+    return [ExportMetricsServiceRequest.FromString(body) for body in _bodies(server, "/v1/metrics")]
+
+
+def trace_requests(server: ScriptedServer) -> list[ExportTraceServiceRequest]:
+    """Return the traces that the server got, a message per request."""
+    return [ExportTraceServiceRequest.FromString(body) for body in _bodies(server, "/v1/traces")]
+
+
+def _bodies(server: ScriptedServer, path: str) -> list[bytes]:
+    seen = [request for request in server.seen if request.path == path]
+    return [gzip.decompress(r.body) if r.headers.get("Content-Encoding") == "gzip" else r.body for r in seen]
+
+
+def attributes_of(pairs: Iterable[KeyValue]) -> dict[str, str | int | float]:
+    """Return attributes as a dictionary."""
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
+
+
+def points_of(request: ExportMetricsServiceRequest) -> Iterator[tuple[Metric, NumberDataPoint]]:
+    """Yield each point with its metric."""
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in getattr(metric, str(metric.WhichOneof("data"))).data_points:
+                    yield metric, point
+
+
+def samples_of(request: ExportMetricsServiceRequest) -> dict[str, int | float]:
+    """Return the values by metric and labels as ``Reading.sample`` writes them, without the label ``query``."""
+    samples: dict[str, int | float] = {}
+    for metric, point in points_of(request):
+        labels = {name: value for name, value in attributes_of(point.attributes).items() if name != "query"}
+        text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        name = f"{metric.name}{{{text}}}" if text else metric.name
+        samples[name] = point.as_int if point.WhichOneof("value") == "as_int" else point.as_double
+    return samples
+
+
+def spans_of(requests: Iterable[ExportTraceServiceRequest]) -> list[Span]:
+    """Return the spans of all requests."""
+    return [
+        span
+        for request in requests
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
 
 
 def run_batches(folder: Path, count: int = 2) -> list[tuple[BatchReport, DriverFacts]]:
@@ -66,7 +123,7 @@ def test_values_equal_those_of_the_json_lines(receiver: ScriptedServer, tmp_path
         lines.export(report, facts, figures)
         exporter.export(report, facts, figures)
     written = [json.loads(line)["readings"] for line in (tmp_path / "reports.jsonl").read_text().splitlines()]
-    sent = [received.samples_of(request) for request in received.metric_requests(receiver)]
+    sent = [samples_of(request) for request in metric_requests(receiver)]
     assert sent == written
     assert written[1]['riffle_rows_total{store="totals"}'] == 2
     assert len(written[1]) > 50
@@ -81,10 +138,10 @@ def test_counters_have_the_same_start_in_every_export(receiver: ScriptedServer, 
         exporter.export(None, replace(facts, time_ms=facts.time_ms + 60_000), readings(report, facts))
     starts = {
         (metric.WhichOneof("data"), point.start_time_unix_nano)
-        for request in received.metric_requests(receiver)
-        for metric, point in received.points_of(request)
+        for request in metric_requests(receiver)
+        for metric, point in points_of(request)
     }
-    assert len(received.metric_requests(receiver)) == 8
+    assert len(metric_requests(receiver)) == 8
     assert starts == {("sum", batches[0][1].time_ms * 1_000_000), ("gauge", 0)}
 
 
@@ -93,23 +150,23 @@ def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServe
     exporter = Otlp(receiver.endpoint, "metrics", ManualClock().seconds, os.environ)
     report, facts = run_batches(tmp_path, 1)[0]
     exporter.export(report, facts, readings(report, facts))
-    (request,) = received.metric_requests(receiver)
-    for metric, point in received.points_of(request):
+    (request,) = metric_requests(receiver)
+    for metric, point in points_of(request):
         declared = METRIC_BY_NAME[metric.name]
         assert metric.WhichOneof("data") == ("sum" if declared.kind == "counter" else "gauge")
         assert metric.description == declared.meaning
         assert metric.unit == {"seconds": "s", "bytes": "By", "ratio": "1"}.get(declared.unit, f"{{{declared.unit}}}")
-        assert set(received.attributes_of(point.attributes)) == {*declared.labels, "query"}
-        assert received.attributes_of(point.attributes)["query"] == "clicks"
+        assert set(attributes_of(point.attributes)) == {*declared.labels, "query"}
+        assert attributes_of(point.attributes)["query"] == "clicks"
         assert point.time_unix_nano == facts.time_ms * 1_000_000
         if declared.kind == "counter":
             assert metric.sum.is_monotonic
             assert metric.sum.aggregation_temporality == 2  # cumulative
-    resource = received.attributes_of(request.resource_metrics[0].resource.attributes)
+    resource = attributes_of(request.resource_metrics[0].resource.attributes)
     assert resource["service.name"] == "riffle-spark"
     assert resource["riffle.query.name"] == "clicks"
     assert resource["service.instance.id"] == "0a1b2c3d-0000"
-    assert not received.trace_requests(receiver), "only metrics were asked for"
+    assert not trace_requests(receiver), "only metrics were asked for"
 
 
 def test_resource_attributes_of_the_environment_have_precedence(
@@ -123,12 +180,12 @@ def test_resource_attributes_of_the_environment_have_precedence(
     report, facts = run_batches(tmp_path, 1)[0]
     exporter.export(report, facts, readings(report, facts))
     resources = [
-        *(request.resource_metrics[0].resource for request in received.metric_requests(receiver)),
-        *(request.resource_spans[0].resource for request in received.trace_requests(receiver)),
+        *(request.resource_metrics[0].resource for request in metric_requests(receiver)),
+        *(request.resource_spans[0].resource for request in trace_requests(receiver)),
     ]
     assert len(resources) == 2
     for resource in resources:
-        attributes = received.attributes_of(resource.attributes)
+        attributes = attributes_of(resource.attributes)
         assert attributes["service.name"] == "clicks-job"
         assert attributes["deployment.environment"] == "test"
 
@@ -139,13 +196,13 @@ def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServ
     report, facts = run_batches(tmp_path, 1)[0]
     report = replace(report, seconds={"enter": 0.25, "run": 1.0, "commit": 0.5, "total": 2.0})
     exporter.export(report, facts, ())
-    spans = received.spans_of(received.trace_requests(receiver))
+    spans = spans_of(trace_requests(receiver))
     by_name = {span.name: span for span in spans}
     batch = by_name["batch"]
     assert batch.start_time_unix_nano == report.started_ms * 1_000_000
     assert batch.end_time_unix_nano - batch.start_time_unix_nano == 2_000_000_000
     assert not batch.parent_span_id
-    assert received.attributes_of(batch.attributes)["riffle.batch"] == report.version
+    assert attributes_of(batch.attributes)["riffle.batch"] == report.version
     start = batch.start_time_unix_nano
     for phase, seconds in (("enter", 0.25), ("run", 1.0), ("commit", 0.5)):
         span = by_name[phase]
@@ -155,7 +212,7 @@ def test_a_batch_is_a_trace_with_its_phases_and_executors(receiver: ScriptedServ
         start = span.end_time_unix_nano
     slots = [span for span in spans if span.name == "slots"]
     assert {span.parent_span_id for span in slots} == {by_name["run"].span_id}
-    assert {received.attributes_of(span.attributes)["riffle.executor"] for span in slots} == set(report.executor_steps)
+    assert {attributes_of(span.attributes)["riffle.executor"] for span in slots} == set(report.executor_steps)
     assert len({span.trace_id for span in spans}) == 1
     assert len({span.span_id for span in spans}) == len(spans)
 
@@ -172,11 +229,11 @@ def test_values_are_sent_when_they_are_due_and_at_the_end(
         exporter.export(report, facts, readings(report, facts))
         clock.advance(2)
     exporter.close()
-    assert len(received.metric_requests(receiver)) == 2
-    assert received.samples_of(received.metric_requests(receiver)[-1])["riffle_batch_version"] == 3
-    batches = [span for span in received.spans_of(received.trace_requests(receiver)) if span.name == "batch"]
-    assert [received.attributes_of(span.attributes)["riffle.batch"] for span in batches] == [0, 1, 2, 3]
-    assert len(received.trace_requests(receiver)) < 4
+    assert len(metric_requests(receiver)) == 2
+    assert samples_of(metric_requests(receiver)[-1])["riffle_batch_version"] == 3
+    batches = [span for span in spans_of(trace_requests(receiver)) if span.name == "batch"]
+    assert [attributes_of(span.attributes)["riffle.batch"] for span in batches] == [0, 1, 2, 3]
+    assert len(trace_requests(receiver)) < 4
 
 
 @pytest.mark.parametrize("answer", [Answer(404), Answer(503), Answer(200, silent_seconds=0.6)], ids=str)
@@ -209,7 +266,7 @@ def test_values_are_sent_again_after_a_failure(receiver: ScriptedServer, tmp_pat
     for report, facts in run_batches(tmp_path, 2):
         running.publish(report, facts)
     running.close(30)
-    assert received.samples_of(received.metric_requests(receiver)[-1])['riffle_rows_total{store="totals"}'] == 2
+    assert samples_of(metric_requests(receiver)[-1])['riffle_rows_total{store="totals"}'] == 2
 
 
 def test_no_key_or_value_of_user_data_is_sent(receiver: ScriptedServer, tmp_path: Path) -> None:

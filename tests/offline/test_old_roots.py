@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from pyspark.errors import PySparkRuntimeError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.state.copies.folder import claim_folder
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.objects.open import root_id
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import StoreSchema, make_recorded_text, schema_of_text
@@ -22,6 +20,7 @@ from riffle_spark.state.schemas.variable_kinds import VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import DATA
 from tests.kit.roots import bounded_text_query
+from tests.kit.roots.folder_query import unpack_root
 from tests.kit.roots.latin_query import KEYS, LatinQuery
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 
@@ -61,12 +60,7 @@ def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
 @pytest.mark.parametrize("copies", ["there", "gone"])
 def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) -> None:
     """An earlier version committed it and could not read it again."""
-    with tarfile.open(DATA / "roots" / "0.1-latin-text" / "state.tar.gz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    (local,) = (tmp_path / "local").iterdir()
-    local.rename(local.with_name(f"{root_id(f'file://{tmp_path}/state')}-{local.name.partition('-')[2]}"))
-    if copies == "gone":
-        shutil.rmtree(tmp_path / "local")
+    unpack_root(DATA / "roots" / "0.1-latin-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     for count in (2, 3):
         texts = [b"\xe9%d" % version for version in range(count)]
         assert LatinQuery(tmp_path).feed_keys() == dict.fromkeys(KEYS, (count, texts))
@@ -75,12 +69,7 @@ def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) 
 @pytest.mark.parametrize("copies", ["there", "gone"])
 def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, copies: str) -> None:
     """Today ``varchar(5)`` is refused as a type of state; an earlier version accepted it."""
-    with tarfile.open(DATA / "roots" / "0.1-bounded-text" / "state.tar.gz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    (local,) = (tmp_path / "local").iterdir()
-    local.rename(local.with_name(f"{root_id(f'file://{tmp_path}/state')}-{local.name.partition('-')[2]}"))
-    if copies == "gone":
-        shutil.rmtree(tmp_path / "local")
+    unpack_root(DATA / "roots" / "0.1-bounded-text" / "state.tar.gz", tmp_path, copies=copies == "there")
     with pytest.raises(PySparkRuntimeError, match="Declare a plain STRING"):
         bounded_text_query.feed(tmp_path, "varchar(5)")
     keys = bounded_text_query.KEYS

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, aggregate, arrow_function, count, max_, sum_
+from riffle_spark import Stateful, aggregate, arrow_function, count, max_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.engine.spark_batch import arity
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
@@ -106,25 +106,6 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
     assert kept.latest("k") == {k: {"rows": 1} for k in range(5)}
 
 
-@pytest.mark.parametrize(
-    ("key", "order_by", "problem"),
-    [
-        ("missing", (), "no column 'missing'.*Use one of k, v, list"),
-        ("k", "missing", "no column 'missing'"),
-        ("list", (), "list.*array|list.*type"),
-        (["k", "mapped"], (), "mapped"),
-    ],
-)
-def test_a_wrong_key_is_refused(
-    spark: SparkSession, tmp_path: Path, key: str | list[str], order_by: str, problem: str
-) -> None:
-    """A key or order column that is missing, or of a type that cannot be a key, is named."""
-    frame = spark.range(3).selectExpr("id k", "id v", "array(id) list", "map(id, id) mapped")
-    job = Stateful("totals", key, COUNTED, order_by=order_by, settings=settings_in(tmp_path)).into(Kept())
-    with pytest.raises(ConfigError, match=f"(?s){problem}"):
-        job(frame, 0)
-
-
 def test_a_sink_gets_what_it_asks_for() -> None:
     """A third parameter is the delivery id unless it has a default; what cannot be called is refused at once."""
 
@@ -148,27 +129,6 @@ def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSess
     assert committed(f"file://{tmp_path}/state") == []
 
 
-def test_another_number_of_key_groups_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The error names both numbers and the setting, and the state is not touched."""
-    frame = spark.range(3).selectExpr("id k")
-    Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())(frame, 0)
-    other = settings_in(tmp_path, key_groups=12)
-    with pytest.raises(ConfigError, match=r"key_groups = 12, but the state in .* has 8") as caught:
-        Stateful("totals", "k", COUNTED, settings=other).into(Kept())(frame, 1)
-    assert "key_groups = 8" in caught.value.remedy
-
-
-def test_another_schema_of_the_state_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A changed aggregate or key column type shows what is stored beside what is declared."""
-    frame = spark.range(3).selectExpr("id k", "double(id) v")
-    settings = settings_in(tmp_path)
-    Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame, 0)
-    with pytest.raises(ConfigError, match=r"(?s)has another schema.*stored: .*declared: "):
-        Stateful("totals", "k", aggregate(rows=sum_("v")), settings=settings).into(Kept())(frame, 1)
-    with pytest.raises(ConfigError, match="has another schema"):
-        Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame.selectExpr("cast(k as int) k"), 1)
-
-
 def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A batch id that comes again with other rows is not taken for a repeat."""
     job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
@@ -177,13 +137,3 @@ def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp
     assert [report.decision for report in job.reports] == ["run", "repeat"]
     with pytest.raises(ConflictError, match="RIFFLE-0214"):
         job(spark.range(4).selectExpr("id k"), 0)
-
-
-def test_a_root_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder with files that are not ours is left alone."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "thesis.txt").write_text("do not touch")
-    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
-    with pytest.raises(ConfigError, match="RIFFLE-0411"):
-        job(spark.range(1).selectExpr("id k"), 0)
-    assert [path.name for path in (tmp_path / "state").rglob("*")] == ["thesis.txt"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from apps.demo.job import counted_by, counted_minutes
-from apps.demo.ledger import MINUTES, Difference, Events, Ledger, compare, make_events, minutes_of
+from apps.demo.ledger import MINUTES, Difference, Events, Ledger, compare, minutes_of
 
 
 def ledger(counts: list[int], sums: list[int]) -> Ledger:
@@ -22,20 +22,6 @@ def test_a_ledger_counts_and_sums_each_key() -> None:
     expected = Ledger.of(Events(np.array([0, 2, 0]), np.array([5, 7, 6])), 4)
     assert expected.counts.tolist() == [2, 0, 1, 0]
     assert expected.sums.tolist() == [11, 0, 7, 0]
-
-
-def test_the_same_numbers_make_the_same_events() -> None:
-    """Events depend on nothing but how many, over how many keys."""
-    first = make_events(1000, 50)
-    second = make_events(1000, 50)
-    assert first.keys.tolist() == second.keys.tolist()
-    assert first.amounts.tolist() == second.amounts.tolist()
-
-
-def test_a_ledger_is_read_as_written(tmp_path: Path) -> None:
-    """The file contains the same values."""
-    ledger([1, 2], [3, 4]).write(tmp_path / "ledger.npz")
-    assert compare(ledger([1, 2], [3, 4]), Ledger.read(tmp_path / "ledger.npz")) == Difference(0, 0, 0)
 
 
 def test_lost_and_doubled_do_not_cancel() -> None:

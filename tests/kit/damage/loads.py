@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql import Row
 
-from riffle_spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE
 from riffle_spark.testing.harness import Contents
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
+from tests.kit.simulated.world import ROWS, held_by_key
 
 __all__ = ["LOADS", "Columns", "Load", "Variables"]
 
-ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 STATE = pa.schema([("n", pa.int64()), ("total", pa.int64()), ("note", pa.string())])
 OUTPUT = pa.schema([("k", pa.string()), *STATE])
 KEYS, DRAWN = 800, 60
-PATIENCE_MS = 40_000
 Given = dict[str, Any]
 
 
@@ -94,103 +90,24 @@ class Columns:
         return contents.columns()
 
 
-class Tracks(StatefulProcessor):
-    """A value, a list and a map of each key, told and forgotten when nothing came for a while."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare one of each kind."""
-        self.handle = handle
-        self.sums: Any = handle.getValueState("sums", "n long, total long, note string")
-        self.seen = handle.getListState("seen", "v long")
-        self.kinds = handle.getMapState("kinds", "v long", "n long, note string")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Add every row; a negative one forgets all that was."""
-        for row in rows:
-            if row.v < 0:
-                self._forget()
-                continue
-            n, total, _ = self.sums.get() or (0, 0, "")
-            self.sums.update((n + 1, total + row.v, noted(key[0], n + 1, total + row.v)))
-            self.seen.appendValue((row.v,))
-            times = (self.kinds.getValue((row.v,)) or (0, ""))[0] + 1
-            self.kinds.updateValue((row.v,), (times, noted(key[0], row.v, times)))
-        for timer in list(self.handle.listTimers()):
-            self.handle.deleteTimer(timer)
-        if self.sums.exists():
-            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + PATIENCE_MS)
-        yield Row(k=key[0], told=self._told())
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Tell what there was, and forget it."""
-        told = f"{expiredTimerInfo.getExpiryTimeInMs()} {self._told()}"
-        self._forget()
-        yield Row(k=key[0], told=told)
-
-    def _forget(self) -> None:
-        self.sums.clear()
-        self.seen.clear()
-        self.kinds.clear()
-
-    def _told(self) -> str:
-        sums, seen = self.sums.get(), [v for (v,) in self.seen.get()]
-        return repr((sums and tuple(sums), seen, sorted((k[0], *v) for k, v in self.kinds.iterator())))
-
-
 class Variables:
-    """A processor with a value, a list, a map and timers."""
+    """A value, a list, a map and timers of each key: those of ``Alarms``."""
 
     def __init__(self) -> None:
-        declared = transform_with_state(Tracks(), key="k", output="k string, told string", time_mode="ProcessingTime")
-        self.operator = operator_of(declared.store, declared.key, declared.compute, declared.order_by, ROWS)
-        self._seen: dict[str, list[int]] = {}
-        self._due: dict[str, int] = {}
+        self.operator = operator_of("trials", ["k"], Alarms(), (), ROWS)
+        self._oracle = AlarmsOracle()
 
     def feed(self, rows: list[Given], now_ms: int) -> list[Given]:
         """See ``Load``."""
-        for row in rows:
-            if row["v"] < 0:
-                self._seen.pop(row["k"], None)
-            else:
-                self._seen.setdefault(row["k"], []).append(row["v"])
-        touched = {row["k"] for row in rows}
-        told = [{"k": key, "told": self._told(key)} for key in touched]
-        for key in touched:
-            self._due.pop(key, None)
-        self._due |= dict.fromkeys(touched & self._seen.keys(), now_ms + PATIENCE_MS)
-        due = [(at, key) for key, at in self._due.items() if at <= now_ms]
-        told += [{"k": key, "told": f"{at} {self._told(key)}"} for at, key in due]
-        for _, key in due:
-            del self._due[key], self._seen[key]
-        return told
-
-    def _told(self, key: str) -> str:
-        seen = self._seen.get(key, [])
-        sums = (len(seen), sum(seen), noted(key, len(seen), sum(seen))) if seen else None
-        return repr((sums, seen, sorted((v, *times) for (v,), times in self._kinds(key).items())))
-
-    def _kinds(self, key: str) -> dict[tuple[int], tuple[int, str]]:
-        seen = self._seen.get(key, [])
-        return {(v,): (seen.count(v), noted(key, v, seen.count(v))) for v in seen}
+        return self._oracle.feed([(row["k"], row["v"], now_ms) for row in rows], now_ms, [now_ms])
 
     def held(self) -> object:
         """See ``Load``."""
-        found: dict[object, object] = {}
-        for key, seen in self._seen.items():
-            found[key, "sums"] = [(len(seen), sum(seen), noted(key, len(seen), sum(seen)))]
-            found[key, "seen"] = [(v,) for v in seen]
-            found[key, "kinds"] = sorted((v, *times) for (v,), times in self._kinds(key).items())
-        return found | {(key, TIMER): [due] for key, due in self._due.items()}
+        return self._oracle.state()
 
     def read(self, contents: Contents) -> object:
         """See ``Load``."""
-        found: dict[object, list[object]] = {}
-        for row in contents.table().to_pylist():
-            element = row.get(f"__state_{row[VARIABLE]}")
-            nested = element if row[VARIABLE] == "kinds" else {"value": element or {}}
-            fields = (value for part in nested.values() for value in part.values()) if element else ()
-            found.setdefault((row["k"], row[VARIABLE]), []).append(tuple(fields) if element else row[DUE])
-        return found
+        return held_by_key(contents.table())
 
 
 LOADS: dict[str, type[Columns] | type[Variables]] = {"columns": Columns, "variables": Variables}

@@ -31,8 +31,8 @@ from riffle_spark.testing.harness import Contents
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.damage.damager import Damager
-from tests.kit.damage.loads import LOADS, ROWS, Load, drawn
-from tests.kit.simulated.world import World
+from tests.kit.damage.loads import LOADS, Load, drawn
+from tests.kit.simulated.world import ROWS, World
 
 __all__ = ["Plan", "Trial", "run_trials"]
 

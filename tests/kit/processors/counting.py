@@ -1,6 +1,4 @@
-"""Value states without time: a count, totals of several columns, de-duplication. The first two are written for their
-form, as users write them.
-"""
+"""Value states without time: a count, and totals of several columns, each written for its form, as users write them."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
-from tests.kit.processors.both_forms import Logic, Output
-from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
+from tests.kit.processors.processor_case import Case, batches_of, seeded
 
 __all__ = ["CASES"]
 
@@ -94,21 +91,6 @@ class TotalsInRows(StatefulProcessor):
         yield Row(rows=count, shop=shop, item=item, amount=amount, price=price, money=money, least=least)
 
 
-class Distinct(Logic):
-    """Let the first row of an event through, for ever."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._seen = handle.getValueState("seen", "origin string")
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Answer only for what is new."""
-        for row in rows:
-            if not self._seen.exists():
-                self._seen.update((row.origin,))
-                yield {"event": key[0], "origin": row.origin}
-
-
 def _count_case() -> Case:
     chance = seeded("count")
     users = ["ann", "bob", "cy", "dora", "ümit", "", None]
@@ -149,16 +131,4 @@ def _totals_case() -> Case:
     )
 
 
-def _distinct_case() -> Case:
-    chance = seeded("distinct")
-    batches = [
-        [{"event": f"e{chance.randint(0, 30)}", "origin": chance.choice(["web", "app", None])} for _ in range(size)]
-        for size in (20, 20, 5, 30)
-    ]
-    return Case(
-        "distinct", *forms(Distinct), key=("event",), output="event string, origin string", output_mode="append",
-        batches=batches_of({"event": pa.string(), "origin": pa.string()}, batches), variables={"seen": "value"},
-    )  # fmt: skip
-
-
-CASES = (_count_case(), _totals_case(), _distinct_case())
+CASES = (_count_case(), _totals_case())

@@ -1,4 +1,4 @@
-"""List states: the last so many, a journal that only grows, the best so many."""
+"""List states: the last so many, and a journal that only grows."""
 
 from __future__ import annotations
 
@@ -56,24 +56,6 @@ class Journal(Logic):
         return {"key": key[0], "exists": self._entries.exists(), "size": len(entries), "entries": " ".join(entries)}
 
 
-class Best(Logic):
-    """Keep the three highest scores with their labels; of equal ones the first in the alphabet."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._best = handle.getListState("best", "score double, label string")
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Answer if the list has changed."""
-        before = [(float(score), label) for score, label in self._best.get()]
-        every = {*before, *((row.score, row.label) for row in rows)}
-        after = sorted(every, key=lambda each: (-each[0], each[1]))[:KEPT]
-        if after != before:
-            self._best.put(after)
-            for rank, (score, label) in enumerate(after):
-                yield {"board": key[0], "rank": rank, "score": score, "label": label}
-
-
 def _last_case() -> Case:
     chance = seeded("last_three")
     batches = [
@@ -107,20 +89,4 @@ def _journal_case() -> Case:
     )  # fmt: skip
 
 
-def _best_case() -> Case:
-    chance = seeded("best")
-    batches = [
-        [
-            {"board": chance.randint(1, 4), "score": chance.randint(0, 40) / 2, "label": chance.choice("pqrst")}
-            for _ in range(size)
-        ]
-        for size in (8, 8, 20, 15)
-    ]
-    fields = {"board": pa.int32(), "score": pa.float64(), "label": pa.string()}
-    return Case(
-        "best", *forms(Best), key=("board",), output="board int, rank int, score double, label string",
-        batches=batches_of(fields, batches), variables={"best": "list"},
-    )  # fmt: skip
-
-
-CASES = (_last_case(), _journal_case(), _best_case())
+CASES = (_last_case(), _journal_case())

@@ -1,52 +1,18 @@
-"""Map states: counters per sub-key, written for each form, and a basket that is filled, read and emptied."""
+"""A map state: a basket that is filled, read and emptied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
 
-from riffle_spark import StatefulProcessor, StatefulProcessorHandle
+from riffle_spark import StatefulProcessorHandle
 from tests.kit.processors.both_forms import Logic, Output
 from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 
 __all__ = ["CASES"]
-
-
-class _Pages(StatefulProcessor):
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._views = handle.getMapState("views", "page string", "views long")
-
-    def _add(self, page: str, views: int) -> int:
-        before = self._views.getValue((page,))
-        after = views if before is None else before[0] + views
-        self._views.updateValue((page,), (after,))
-        return after
-
-
-class PagesInPandas(_Pages):
-    """Views of a site by page, with what pandas offers."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Add page by page, in the alphabet's order."""
-        seen = pd.concat(list(rows)).groupby("page").size()
-        views = [self._add(page, int(count)) for page, count in seen.items()]
-        yield pd.DataFrame({"site": key[0], "page": seen.index, "views": views})
-
-
-class PagesInRows(_Pages):
-    """The same over rows."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Add page by page, in the alphabet's order."""
-        seen: dict[str, int] = {}
-        for row in rows:
-            seen[row.page] = seen.get(row.page, 0) + 1
-        for page in sorted(seen):
-            yield Row(site=key[0], page=page, views=self._add(page, seen[page]))
 
 
 class Basket(Logic):
@@ -84,18 +50,6 @@ class Basket(Logic):
             self._articles.updateValue(at, (1, row.note))
 
 
-def _pages_case() -> Case:
-    chance = seeded("pages")
-    batches = [
-        [{"site": chance.choice("abc"), "page": f"/{chance.randint(0, 6)}"} for _ in range(size)]
-        for size in (30, 30, 2, 40)
-    ]
-    return Case(
-        "pages", PagesInPandas, PagesInRows, ("site",), "site string, page string, views long",
-        batches_of({"site": pa.string(), "page": pa.string()}, batches), {"views": "map"},
-    )  # fmt: skip
-
-
 def _basket_case() -> Case:
     chance = seeded("basket")
     doings = ["add"] * 6 + ["remove"] * 3 + ["empty"]
@@ -114,4 +68,4 @@ def _basket_case() -> Case:
     )  # fmt: skip
 
 
-CASES = (_pages_case(), _basket_case())
+CASES = (_basket_case(),)

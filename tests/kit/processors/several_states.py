@@ -1,4 +1,4 @@
-"""Processors of several parts: a funnel with nullable fields, variables of every kind side by side, initial state."""
+"""Processors of several parts: variables of every kind side by side, and initial state."""
 
 from __future__ import annotations
 
@@ -13,35 +13,6 @@ from tests.kit.processors.both_forms import Logic, Output
 from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 
 __all__ = ["CASES"]
-
-NEXT = {None: "visit", "visit": "cart", "cart": "order"}
-
-
-class Funnel(Logic):
-    """Follow users from visit over cart to order; tell each step, and what came out of order."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._place = handle.getValueState("place", "stage string, referrer string, steps int, refused boolean")
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
-        """Step by step."""
-        for row in rows:
-            stage, referrer, steps, refused = self._place.get() or (None, None, 0, None)
-            if NEXT.get(stage) != row.stage:
-                self._place.update((stage, referrer, steps, True))
-                continue
-            yield {
-                "user": key[0],
-                "from": stage,
-                "to": row.stage,
-                "referrer": referrer or row.referrer,
-                "refused": refused,
-            }
-            if row.stage == "order":
-                self._place.clear()
-            else:
-                self._place.update((row.stage, referrer or row.referrer, steps + 1, None))
 
 
 class Several(Logic):
@@ -86,23 +57,6 @@ class Inherited(Several):
         self._do(Row(what="put", kind=row.kind, amount=row.worth))
 
 
-def _funnel_case() -> Case:
-    chance = seeded("funnel")
-    stages = ["visit"] * 3 + ["cart"] * 3 + ["order"] * 2 + [None]
-
-    def row() -> dict[str, Any]:
-        referrer = chance.choice([None, "search", "mail"])
-        return {"user": f"user-{chance.randint(0, 5)}", "stage": chance.choice(stages), "referrer": referrer}
-
-    fields = {"user": pa.string(), "stage": pa.string(), "referrer": pa.string()}
-    return Case(
-        "funnel", *forms(Funnel), key=("user",),
-        output="user string, `from` string, `to` string, referrer string, refused boolean",
-        batches=batches_of(fields, [[row() for _ in range(size)] for size in (15, 15, 30, 20)]),
-        variables={"place": "value"},
-    )  # fmt: skip
-
-
 def _several_fields(name: str, sizes: tuple[int, ...]) -> tuple[pa.Table, ...]:
     chance = seeded(name)
     doings = ["put"] * 8 + ["sum", "amounts", "by_kind", "all", "look", "look"]
@@ -138,4 +92,4 @@ def _initial_case() -> Case:
     )  # fmt: skip
 
 
-CASES = (_funnel_case(), _several_case(), _initial_case())
+CASES = (_several_case(), _initial_case())

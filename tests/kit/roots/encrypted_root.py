@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from riffle_spark.state.objects.open import root_id
+from tests.kit.roots.folder_query import unpack_root
 from tests.kit.simulated.world import Oracle, World, drawn_batch
 
 __all__ = ["EncryptedRoot", "oracle_of"]
@@ -25,15 +23,10 @@ class EncryptedRoot:
     world: World
 
     def __init__(self, archive: Path, folder: Path, *, copies: bool) -> None:
-        with tarfile.open(archive / "encrypted.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
+        unpack_root(archive / "encrypted.tar.gz", folder, copies=copies)
         self.root = f"file://{folder}/state"
         self.local = folder / "local"
         self.keys = f"file:{folder}/keys"
-        (members,) = self.local.iterdir()
-        members.rename(members.with_name(f"{root_id(self.root)}-{members.name.partition('-')[2]}"))
-        if not copies:
-            shutil.rmtree(self.local)
         self.expected: dict[str, Any] = json.loads((archive / "expected.json").read_text())
         self.version: int = self.expected["batches"]
 

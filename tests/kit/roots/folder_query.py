@@ -1,17 +1,30 @@
-"""A query of one store on a root in a folder, as a new driver starts it. It runs without Spark."""
+"""A query of one store on a root in a folder, as a new driver starts it without Spark, and roots of old versions."""
 
 from __future__ import annotations
 
+import shutil
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 
 from riffle_spark.protocol.operator import Operator
+from riffle_spark.state.objects.open import root_id
 from tests.kit.simulated.world import World
 
-__all__ = ["FolderQuery"]
+__all__ = ["FolderQuery", "unpack_root"]
 
 _NOW_MS = 1_767_225_600_000
+
+
+def unpack_root(archive: Path, folder: Path, *, copies: bool) -> None:
+    """Unpack an archive below ``folder``, where a new query finds the copies in ``local``; or drop the copies."""
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    (local,) = (folder / "local").iterdir()
+    local.rename(local.with_name(f"{root_id(f'file://{folder}/state')}-{local.name.partition('-')[2]}"))
+    if not copies:
+        shutil.rmtree(folder / "local")
 
 
 class FolderQuery:

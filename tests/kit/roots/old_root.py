@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.open import open_store, root_id
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from riffle_spark.testing.harness import Contents
 from tests.kit.folders import DATA
-from tests.kit.roots.diary_query import START_MS, STORES, Oracle, State, table
-from tests.kit.roots.root_contents import built, held
+from tests.kit.roots.diary_query import ROWS, START_MS, STORES, Oracle, State, operators, table
+from tests.kit.roots.folder_query import unpack_root
 
 __all__ = ["ARCHIVES", "OldRoot"]
 
 ARCHIVES = sorted(path.parent for path in (DATA / "roots").glob("*/root.tar.gz"))
 _LATER_MS = START_MS + 10**10
+
+
+def built() -> list[Operator]:
+    """Return the query's operators as a driver takes them."""
+    return [with_watermark(operator_of(o.store, o.key, o.compute, o.order_by, ROWS), o.watermark) for o in operators()]
+
+
+def held(objects: ObjectStore, root: str, folder: Path) -> State:
+    """Return the committed state; what is put together meanwhile lies below ``folder``."""
+    totals, tails, diary = (Contents(operator, objects, root, folder) for operator in built())
+    sums, values = diary.variable("sums"), diary.variable("values")
+    counts, timers = diary.variable("counts"), diary.dues()
+    return {
+        "totals": {str(key): [row["rows"], row["total"]] for (key,), row in totals.columns().items()},
+        "tails": {str(key): row["last"] for (key,), row in tails.columns().items()},
+        "diary": {
+            str(key[0]): {
+                "rows": found[0], "total": found[1], "fired": found[2],  # type: ignore[index]
+                "values": [v for (v,) in values.get(key, [])],  # type: ignore[attr-defined]
+                "counts": {str(v): n for (v,), (n,) in counts.get(key, {}).items()},  # type: ignore[attr-defined]
+                "timer": timers.get(key, [None])[0],
+            }
+            for key, found in sums.items()
+        },
+    }  # fmt: skip
 
 
 class OldRoot:
@@ -32,14 +59,12 @@ class OldRoot:
     def __init__(self, archive: Path, folder: Path) -> None:
         self.folder = folder
         self.expected: dict[str, Any] = json.loads((archive / "expected.json").read_text())
-        with tarfile.open(archive / "root.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
+        unpack_root(archive / "root.tar.gz", folder, copies=True)
         self.root = f"file://{folder}/state"
         self.checkpoint = str(folder / "checkpoint")
         self.objects = open_store(self.root)
         self.next_file: int = self.expected["files"]
-        (local,) = (folder / "local").iterdir()
-        self.local = local.rename(local.with_name(f"{root_id(self.root)}-{local.name.partition('-')[2]}"))
+        (self.local,) = (folder / "local").iterdir()
         for log in (folder / "checkpoint" / "sources" / "0").glob("[0-9]*"):
             log.write_text(log.read_text().replace(self.expected["made_in"], str(folder)))
             (log.parent / f".{log.name}.crc").unlink(missing_ok=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -73,31 +72,6 @@ def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snap
         world.batch(version, rows_of(*[(key, 7, 0) for key in [*keys, "new"]]))
         rows = {row.pop("k"): row for row in delivered(world)}
         assert {key: rows[key] for key in keys} == dict.fromkeys(keys, wanted)
-
-
-REFUSED = {
-    "a column that must not be null": pa.schema([*SMALL, pa.field("more", pa.int64(), nullable=False)]),
-    "a narrower type": pa.schema([("n", pa.int16()), ("last", pa.string())]),
-    "another type": pa.schema([("n", pa.int32()), ("last", pa.int64())]),
-}
-
-
-@pytest.mark.parametrize("change", REFUSED)
-def test_any_other_change_is_refused_and_nothing_is_touched(change: str, tmp_path: Path) -> None:
-    """Both schemas are shown; the log is as it was, and the old query goes on."""
-    world = World(tmp_path, operators=[keeping(SMALL)])
-    world.batch(0, rows_of(("a", 1, 0)))
-    world.operators = [keeping(REFUSED[change])]
-    world.start()
-    before = world.memory.list("")
-    with pytest.raises(ConfigError, match="RIFFLE-0223") as caught:
-        world.batch(1, rows_of(("a", 1, 0)))
-    assert "stored:   k: string | n: int32, last: string" in caught.value.problem
-    assert world.memory.list("") == before
-    world.operators = [keeping(SMALL)]
-    world.start()
-    world.batch(1, rows_of(("a", 1, 0)))
-    assert delivered(world) == [{"k": "a", "n": 1, "last": "first"}]
 
 
 KEY = pa.schema([("k", pa.string())])

@@ -401,24 +401,6 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("array(n)", "array_key"),
-        pytest.param("map('a', n)", "array_key", marks=pytest.mark.needs_spark4("grouping by maps")),
-        ("named_struct('a', array(n))", "array_key"),
-        pytest.param("page collate UTF8_LCASE", "collated_key", marks=pytest.mark.needs_spark4("collations")),
-        ("null", "void_key"),
-        ("named_struct('a', null)", "void_key"),
-        ("rand()", "random_key"),
-    ],
-)
-def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
-    """Keys are columns of plain types, and the same whenever a batch runs again."""
-    with pytest.raises(ConfigError, match=REFUSED[told].id):
-        spec_of(events.groupBy(F.expr(key).alias("k")).count())
-
-
 def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
     """Behind whatever is between; beside a key it may be there."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
@@ -426,21 +408,6 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
         with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
             spec_of(drawn.groupBy("page", key).count())
     assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
-
-
-@pytest.mark.parametrize(
-    ("sent", "told"),
-    [
-        ("INTERVAL '1' MONTH * n", "'span' has type interval year to month"),
-        ("struct(make_interval(1, n) AS i)", "'span.i' has type interval,"),
-        ("array()", "'span.element' has type void"),
-    ],
-)
-def test_a_type_that_cannot_be_kept_is_refused_by_its_column(events: DataFrame, sent: str, told: str) -> None:
-    """The message names the user's column and not that of a buffer."""
-    query = events.select("page", F.expr(sent).alias("span")).groupBy("page").agg(F.first("span").alias("since"))
-    with pytest.raises(ConfigError, match="RIFFLE-0204"):
-        spec_of(query)
 
 
 def spec_of(query: DataFrame) -> AggregateSpec:

@@ -46,11 +46,6 @@ def test_what_spark_allows_in_append_mode_is_allowed(name: str, frames: Frames) 
     check_plan(cut_of(QUERIES[name](frames)), "append")
 
 
-def test_an_order_and_a_limit_stand_in_complete_mode(frames: Frames) -> None:
-    """There all of the result is sorted with each batch."""
-    check_plan(cut_of(QUERIES["an order in complete mode"](frames)), "complete")
-
-
 def test_an_aggregate_behind_a_table_has_every_mode(frames: Frames) -> None:
     """As behind a static frame; changes are never complete, whatever results are."""
     cut = cut_of(QUERIES["an aggregate behind a table"](frames))
@@ -124,14 +119,6 @@ def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) ->
     with pytest.raises(ConfigError) as refused:
         groups.applyInPandasWithState(kept, SCHEMA, "n long", "append", "NoTimeout").explain()
     assert REFUSED["struct_key"].problem in refused.value.problem
-
-
-def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frames) -> None:
-    """Spark warns of it or refuses it, as it is configured; a de-duplication below an aggregate is another matter."""
-    frames.spark.conf.set("spark.sql.streaming.statefulOperator.checkCorrectness.enabled", "false")
-    with pytest.raises(ConfigError, match=REFUSED["several_stages"].id):
-        check_plan(cut_of(frames.events.groupBy("at").count().dropDuplicates(["at"])), "update")
-    check_plan(cut_of(frames.events.dropDuplicates(["page"]).groupBy("page").count()), "update")
 
 
 def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:

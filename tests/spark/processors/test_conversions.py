@@ -5,16 +5,159 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from pyspark.sql import Row
 
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from tests.kit.folders import DATA
-from tests.kit.processors.conversions import NAMES, TYPES, Trials, found
 from tests.kit.streams.processor_runs import Run
 
 pytestmark = pytest.mark.newer_spark
+
+TYPES = (
+    "boolean", "byte", "short", "int", "long", "float", "double", "decimal(5,2)", "string", "binary", "date",
+    "timestamp", "timestamp_ntz", "array<int>", "array<date>", "map<string,int>",
+    "struct<x:int,y:string>", "struct<x:int,d:date>",
+)  # fmt: skip
+AT = datetime(2024, 1, 2, 3, 4, 5, 6)
+VALUES: dict[str, Any] = {
+    "None": None, "True": True, "5": 5, "300": 300, "2**31": 2**31, "2**63": 2**63, "2**53+1": 2**53 + 1, "1.5": 1.5,
+    "-0.0": -0.0, "nan": float("nan"), "1e300": 1e300, "'a'": "a", "'2024-01-02'": "2024-01-02", "b'ab'": b"ab",
+    "bytearray": bytearray(b"ab"), "Decimal 1.5": Decimal("1.5"), "Decimal 1.005": Decimal("1.005"),
+    "Decimal 12345": Decimal(12345), "Decimal NaN": Decimal("NaN"), "date": AT.date(), "datetime": AT,
+    "datetime at 0": datetime(2024, 1, 2), "datetime UTC+5": AT.replace(tzinfo=timezone(timedelta(hours=5))),
+    "timedelta": timedelta(seconds=2, microseconds=3), "timedelta<0": timedelta(microseconds=-1), "[1, 2]": [1, 2],
+    "(1, 'a')": (1, "a"), "(1,)": (1,), "()": (), "[date]": [AT.date()], "[datetime]": [AT], "(1, datetime)": (1, AT),
+    "{'a': 1}": {"a": 1}, "{'x': 1, 'y': 'a'}": {"x": 1, "y": "a"}, "{'x': 1}": {"x": 1}, "{1: 'a'}": {1: "a"},
+    "Row(x, y)": Row(x=1, y="a"), "{1, 2}": {1, 2}, "range(2)": range(2),
+    "np.int64": np.int64(5), "np.float32": np.float32(0.5), "np.bool": np.bool_(True), "np.str": np.str_("x"),
+    "np.array": np.array([1, 2]), "np.datetime64": np.datetime64(AT), "np.timedelta64": np.timedelta64(2, "s"),
+    "pd.Timestamp": pd.Timestamp(AT), "pd.Timedelta": pd.Timedelta(seconds=2), "pd.NaT": pd.NaT,
+    "pd.Series": pd.Series([1, 2]), "3+4j": 3 + 4j,
+}  # fmt: skip
+TUPLES: dict[str, Callable[[], Any]] = {
+    "tuple": lambda: ("a", "b"),
+    "list": lambda: ["a", "b"],
+    "Row": lambda: Row(k="a", s="b"),
+    "Row of others": lambda: Row(s="a", k="b"),
+    "string": lambda: "ab",
+    "Series": lambda: pd.Series(["a", "b"]),
+    "array": lambda: np.array(["a", "b"]),
+    "keys": {"a": 1, "b": 2}.keys,
+    "values": {1: "a", 2: "b"}.values,
+    "dict": lambda: {"a": 1, "b": 2},
+    "dict of fields": lambda: {"k": "a", "s": "b"},
+    "generator": lambda: (each for each in "ab"),
+    "map": lambda: map(str, "ab"),
+    "bytes": lambda: b"ab",
+    "range": lambda: range(2),
+    "DataFrame": lambda: pd.DataFrame({"a": [1], "b": [2]}),
+    "5": lambda: 5,
+    "None": lambda: None,
+    "too long": lambda: ("a", "b", "c"),
+    "too short": lambda: ("a",),
+}
+ROWS: dict[str, Callable[[], Any]] = {
+    "list": lambda: [("a", "b"), ("c", "d")],
+    "strings": lambda: ["ab", "cd"],
+    "string": lambda: "ab",
+    "tuple": lambda: (("a", "b"),),
+    "array": lambda: np.array([["a", "b"], ["c", "d"]]),
+    "generator": lambda: (each for each in ["ab", "cd"]),
+    "dict": lambda: {"ab": 1, "cd": 2},
+    "DataFrame": lambda: pd.DataFrame({"ab": ["x"], "cd": ["y"]}),
+    "5": lambda: 5,
+    "None": lambda: None,
+    "of too short": lambda: [("a",)],
+}
+WAYS = ("update", "appendValue", "appendList of one", "map key", "map value")
+FATAL = {"datetime UTC+5", "Row(x, y)", "range(2)", "np.array", "pd.NaT", "pd.Series", "3+4j"}
+"""Values that Spark can unpickle for no type but these, and after which its server answers no more."""
+BEARABLE = {
+    "timestamp/datetime UTC+5", "timestamp_ntz/datetime UTC+5", "date/datetime UTC+5", "array<date>/np.array",
+    "struct<x:int,y:string>/Row(x, y)",
+}  # fmt: skip
+NAMES = (
+    *(f"{kind}/{name}" for kind in TYPES for name in VALUES if name not in FATAL or f"{kind}/{name}" in BEARABLE),
+    *(f"{way}/{name}" for way in WAYS for name in TUPLES),
+    *(f"{way}/{name}" for way in ("put", "appendList") for name in ROWS),
+)
+
+
+class Trials(StatefulProcessor):
+    """Makes the trials that are not in ``done``, one after the other, and notes each before and after it in a file."""
+
+    def __init__(self, path: Path, done: frozenset[str] = frozenset()) -> None:
+        self.path, self._done = path, done
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare a value of each type, and a variable of each kind for tuples of two strings."""
+        self._values = {kind: handle.getValueState(f"v{at}", f"a {kind}") for at, kind in enumerate(TYPES)}
+        self._value = handle.getValueState("value", "k string, s string")
+        self._list = handle.getListState("list", "k string, s string")
+        self._map = handle.getMapState("map", "k string, s string", "k string, s string")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Make the trials."""
+        with self.path.open("a") as file:
+            for name in NAMES:
+                if name not in self._done:
+                    print(json.dumps([name]), file=file, flush=True)
+                    print(json.dumps([name, self._told(name)]), file=file, flush=True)
+        return iter(())
+
+    def _told(self, name: str) -> list[str]:
+        kind, _, given = name.partition("/")
+        try:
+            value = self._tried(kind, given)
+        except (EOFError, OSError):
+            raise  # the other side is gone, and says why in its log only
+        except Exception as error:  # noqa: BLE001 - whatever there is, it is told
+            return ["!", type(error).__name__, str(error)[:200]]
+        return [type(value).__name__, repr(value)]
+
+    def _tried(self, kind: str, given: str) -> Any:
+        if kind in self._values:
+            state = self._values[kind]
+            state.clear()
+            state.update((VALUES[given],))
+            return (state.get() or ("nothing",))[0]
+        for each in (self._value, self._list, self._map):
+            each.clear()
+        return self._of_two(kind, given)
+
+    def _of_two(self, way: str, given: str) -> Any:
+        if way == "update":
+            self._value.update(TUPLES[given]())
+            return self._value.get()
+        if way == "map key":
+            self._map.updateValue(TUPLES[given](), ("x", "y"))
+            return [*self._map.keys(), self._map.containsKey(TUPLES[given]()), self._map.getValue(TUPLES[given]())]
+        if way == "map value":
+            self._map.updateValue(("x", "y"), TUPLES[given]())
+            return list(self._map.values())
+        if way in ("put", "appendList"):
+            (self._list.put if way == "put" else self._list.appendList)(ROWS[given]())
+        elif way == "appendValue":
+            self._list.appendValue(TUPLES[given]())
+        else:
+            self._list.appendList([TUPLES[given]()])
+        return list(self._list.get())
+
+
+def found(path: Path) -> dict[str, list[str]]:
+    """Return what is noted, by trial; of one that was begun and broke off: an error without words."""
+    notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {name: told[0] if told else ["!", "", ""] for name, *told in notes}
+
 
 FOLDER = DATA / "native"
 NULL = ["NoneType", "None"]

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import Row
 from pyspark.sql.types import StringType, StructType
 
 from riffle_spark import (
@@ -23,60 +24,10 @@ from riffle_spark.spark.engine.routing import watermark_in
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns
-from tests.kit.processors.odd_inputs import Tells
 from tests.kit.processors.visit_processors import Visits
-from tests.kit.streams.processor_runs import Run, Told, see, seen
+from tests.kit.streams.processor_runs import Told
 
 pytestmark = pytest.mark.newer_spark
-
-
-@pytest.mark.parametrize(
-    ("schema", "value", "error"),
-    [
-        ("n int", (1.5,), PySparkTypeError),
-        ("n int", (True,), PySparkTypeError),
-        ("n double", ("a",), PySparkTypeError),
-        ("n array<int>", ([1, "a"],), PySparkTypeError),
-        ("n map<string,int>", ({"a": "b"},), PySparkTypeError),
-        ("n byte", (300,), PySparkValueError),
-        ("n long", (2**63,), PySparkValueError),
-        ("n string", ({"a": 1},), PySparkTypeError),
-        ("n string", (b"a",), PySparkTypeError),
-        ("n string", {"n": "a"}, PySparkTypeError),
-        ("n int not null", (None,), PySparkValueError),
-    ],
-    ids=str,
-)
-def test_what_would_be_lost_is_refused(schema: str, value: object, error: type[Exception]) -> None:
-    """In the call that writes it; nothing is kept."""
-
-    def write(one: Any, *_: Any) -> None:
-        with pytest.raises(error):
-            one.state.update(value)
-        see(one.state.exists())
-
-    def init(one: Any, handle: Any) -> None:
-        one.state = handle.getValueState("v", schema)
-
-    Run(Told(init=init, rows=write)).batch({"a": [1]})
-    assert seen() is False
-
-
-@pytest.mark.parametrize(("kind", "read"), [("float", 3.0), ("double", 3.0), ("decimal(5,2)", 3), ("binary", b"ab")])
-def test_what_is_kept_otherwise_than_in_spark(kind: str, read: object) -> None:
-    """Whole numbers for those with a fraction, and bytes as bytes."""
-
-    def write(one: Any, *_: Any) -> None:
-        one.state.update((b"ab" if kind == "binary" else 3,))
-        see(one.state.get()[0])
-
-    def init(one: Any, handle: Any) -> None:
-        one.state = handle.getValueState("v", f"n {kind}")
-
-    Run(Told(init=init, rows=write)).batch({"a": [1]})
-    found = seen()
-    assert found == read
-    assert type(found) is not int
 
 
 def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
@@ -99,12 +50,21 @@ def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
         Harness(operator, pa.schema([("k", kind)]))
 
 
-class TellsNull(Tells):
-    """Tells nothing."""
+class Tells(StatefulProcessor):
+    """Tells each call's key, how many rows it had and the watermark; or tells null."""
 
-    def told(self, key: Any, number: int, times: Any) -> str | None:  # noqa: ARG002
-        """Return null."""
-        return None
+    def __init__(self, *, null: bool = False) -> None:
+        self._null = null
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        """Tell them, in the form of the rows."""
+        given = list(rows)
+        number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in given)
+        told = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
+        yield pd.DataFrame({"told": [told]}) if isinstance(given[0], pd.DataFrame) else Row(told=told)
 
 
 class Keys(StatefulProcessor):
@@ -134,7 +94,7 @@ def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]
     rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
     with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
-    with Harness(make(TellsNull(), key="k", output="told string not null"), rows) as query:
+    with Harness(make(Tells(null=True), key="k", output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
 
 

@@ -4,14 +4,21 @@ named here with the reason.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
+import pyspark.sql
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
-from tests.kit.queries.sparks_tests import own_tests, run_wrapped
+import riffle_spark
 
 if not pyspark.__version__.startswith("4.0."):
     pytest.skip("the names are those of Spark 4.0", allow_module_level=True)
@@ -19,6 +26,15 @@ if not pyspark.__version__.startswith("4.0."):
 pytestmark = pytest.mark.spark
 CONF: Final = {"spark.riffle.key_groups": "1"}
 """Some look at the first row of a frame without an order: in Spark's partitions, and in one slot, it is of key 0."""
+PACKED = Path(pyspark.sql.__file__).parents[1] / "python" / "lib" / "pyspark.zip" / "pyspark" / "sql"
+"""In what Spark gives to its Python workers are tests, too; beside it they are not installed."""
+READ = Path("python/test_support/sql/streaming")
+"""What the tests read of Spark's source tree, from where it is the working folder."""
+LINES = "hello\nthis\n"
+VISITS = "".join(f"2024-05-01 12:00:0{at}.000;{one}\n" for at, one in enumerate((1, 2, 1, 3, 4, 5, 2, 6)))
+WAITS_SECONDS, IDLE_SECONDS = 10, 0.1
+"""How long tests of processors wait behind ``processAllAvailable`` where nothing can come any more; how long here."""
+READERS = ("csv", "json", "load", "orc", "parquet", "table", "text")
 
 CLASSES: Final = {
     "GroupedApplyInPandasWithStateTests": "pandas.test_pandas_grouped_map_with_state",
@@ -48,6 +64,70 @@ NOT: Final = {
     "test_listener_events": "wants state operators in what a listener gets: these are Spark's own objects",
 }
 """Those that do not pass, and why."""
+
+
+def own_tests(module: str, name: str) -> tuple[type[unittest.TestCase], list[str]]:
+    """Return a class of tests below ``pyspark.sql.tests``, and the names of its tests."""
+    if str(PACKED) not in pyspark.sql.__path__:
+        pyspark.sql.__path__.append(str(PACKED))
+    found = getattr(importlib.import_module(f"pyspark.sql.tests.{module}"), name)
+    return found, list(unittest.TestLoader().getTestCaseNames(found))
+
+
+def run_wrapped(spark: SparkSession, tests: Any, name: str, folder: Path) -> None:
+    """Run one test in a session that is there already, working in a folder: raise what it fails with, or its skip."""
+    (folder / READ / "time").mkdir(parents=True)
+    (folder / READ / "lines.txt").write_text(LINES)
+    (folder / READ / "time" / "visits.csv").write_text(VISITS)
+    tests.spark, tests.sc = spark, spark.sparkContext
+    for query in spark.streams.active:
+        query.stop()
+    spark.streams.resetTerminated()  # Other tests' queries, and what they failed with, are not this one's.
+    for key, value in tests.conf().getAll():
+        if key.startswith("spark.sql.") and spark.conf.get(key, None) != value:
+            spark.conf.set(key, value)
+    with _working_in(spark, folder), pytest.MonkeyPatch.context() as patch:
+        for method in READERS:
+            patch.setattr(DataStreamReader, method, _wrapped(getattr(DataStreamReader, method)))
+        patch.setattr(SparkSession, "sql", _wrapped(SparkSession.sql))
+        patch.setattr(StreamingQuery, "awaitTermination", _hasty(StreamingQuery.awaitTermination))
+        tests(name).debug()
+
+
+def _wrapped(method: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+    """Return a method whose streams are wrapped."""
+
+    @functools.wraps(method)
+    def call(self: object, *positional: object, **named: object) -> DataFrame:
+        frame = method(self, *positional, **named)
+        return riffle_spark.on(frame) if frame.isStreaming else frame
+
+    return call
+
+
+def _hasty(wait: Callable[..., bool | None]) -> Callable[..., bool | None]:
+    """Return a method that waits for a query's end, but not for one that has nothing left to do."""
+
+    @functools.wraps(wait)
+    def call(query: StreamingQuery, timeout: float | None = None) -> bool | None:
+        return wait(query, IDLE_SECONDS if timeout == WAITS_SECONDS else timeout)
+
+    return call
+
+
+@contextmanager
+def _working_in(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """Have Spark find relative paths in a folder."""
+    jvm: Any = spark.sparkContext._jvm  # private: Hadoop is there alone
+    hadoop = jvm.org.apache.hadoop.fs
+    files = hadoop.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
+    before = files.getWorkingDirectory()
+    files.setWorkingDirectory(hadoop.Path(str(folder)))
+    try:
+        yield
+    finally:
+        files.setWorkingDirectory(before)
+
 
 TESTS: Final = {(of, name): tests for of in CLASSES for tests, names in [own_tests(CLASSES[of], of)] for name in names}
 

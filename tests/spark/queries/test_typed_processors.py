@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
-from riffle_spark import StatefulProcessor
-from riffle_spark.errors import ConfigError
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.queries.played_query import QUICK, ROCKSDB
-from tests.kit.queries.type_columns import KEPT, READABLE
+from tests.kit.queries.type_columns import READABLE
 from tests.kit.queries.typed_functions import VALUES, GivesBack
-from tests.kit.queries.typed_play import Build, check_cells, play, typed
+from tests.kit.queries.typed_play import check_cells, play, typed
 from tests.kit.queries.typed_processors import KeepsTypes
 
 pytestmark = pytest.mark.spark
@@ -61,21 +55,6 @@ def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession
 
 @pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
-@pytest.mark.parametrize("name", ["c_invalid", "c_timestamp_far", "c_ntz_far", "c_required"])
-def test_what_pandas_cannot_hold_fails_a_processor_as_in_spark(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    """Text that is not UTF-8, also in a field, and times that nanoseconds do not reach."""
-    columns = [one for one in KEPT if one.name == name]
-
-    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
-        return given_back(typed(rows, columns), [name])
-
-    for side in ("spark", "riffle"):
-        with pytest.raises(StreamingQueryException):
-            play(spark, build, tmp_path / side, "append", is_wrapped=side == "riffle", files=1)
-
-
-@pytest.mark.long
-@pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", ["value", "list", "map"])
 def test_variables_of_each_type_are_read_back_as_in_spark(
@@ -109,87 +88,3 @@ def test_an_interval_is_kept_in_a_variable_and_not_by_spark(way: str, spark: Spa
     assert any("timedelta" in str(row["read"]) for run in found for row in run)
     with pytest.raises(StreamingQueryException, match="DayTimeIntervalType"):
         play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=1)
-
-
-class Answers(StatefulProcessor):
-    """Answers one value for each key."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def init(self, handle: Any) -> None:
-        """Keep nothing."""
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Answer it."""
-        yield pd.DataFrame({"k": [key[0]], "v": pd.Series([self._value], dtype=object)})
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def answers_of_processor(kind: str, value: Any) -> Build:
-    """Return a query whose processor answers a value."""
-    schema = f"k string, v {kind}"
-    return lambda rows, _: rows.groupBy("k").transformWithStateInPandas(Answers(value), schema, "append", "None")
-
-
-def answers_of_function(kind: str, value: Any) -> Build:
-    """Return a query whose function of groups answers a value."""
-
-    def function(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        yield pd.DataFrame({"k": [key[0]], "v": pd.Series([value], dtype=object)})
-
-    schema = f"k string, v {kind}"
-    return lambda rows, _: rows.groupBy("k").applyInPandasWithState(function, schema, "n long", "append", "NoTimeout")
-
-
-ANSWERS: dict[str, Callable[[str, Any], Build]] = {"processor": answers_of_processor, "function": answers_of_function}
-OF = (
-    pytest.param("processor", marks=pytest.mark.needs_spark4("transformWithState")),
-    pytest.param("function", marks=pytest.mark.long),
-)
-
-
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        pytest.param("decimal(5,2)", Decimal("12345.67"), marks=pytest.mark.long),
-        pytest.param("decimal(5,2)", Decimal("1.005"), marks=pytest.mark.long),
-        pytest.param("decimal(38,0)", Decimal("1" + "0" * 38), marks=pytest.mark.long),
-        ("tinyint", 300),
-        pytest.param("int", 2**31, marks=pytest.mark.long),
-        pytest.param("bigint", 2**63, marks=pytest.mark.long),
-        pytest.param("date", "2024-01-02", marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-@pytest.mark.long
-def test_an_answer_beyond_its_declared_type_fails_the_query_as_in_spark(
-    of: str, kind: str, value: Any, spark: SparkSession, tmp_path: Path
-) -> None:
-    """It is neither cut nor wrapped, and the message of riffle names the column."""
-    build = ANSWERS[of](kind, value)
-    for side in ("spark", "riffle"):
-        with pytest.raises(StreamingQueryException, match=r"column '?v|name 'v'|too large to convert"):
-            play(spark, build, tmp_path / side, "append", is_wrapped=side == "riffle", files=1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["char(3)", "varchar(3)"])
-def test_state_of_bounded_length_is_refused(kind: str, spark: SparkSession, tmp_path: Path) -> None:
-    """When the query starts."""
-
-    def state_of_function(rows: DataFrame, _: DataFrame) -> DataFrame:
-        def function(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
-            state.update(("a",))
-            yield pd.DataFrame({"k": [key[0]]})
-
-        groups = rows.groupBy("k")
-        return groups.applyInPandasWithState(function, "k string", f"kept {kind}", "append", "NoTimeout")
-
-    with pytest.raises(ConfigError) as refused:
-        play(spark, state_of_function, tmp_path / "riffle", "append", is_wrapped=True, files=1)
-    assert "'kept'" in refused.value.problem
-    assert kind in refused.value.problem

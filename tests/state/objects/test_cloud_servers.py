@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import hmac
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +17,10 @@ from urllib.parse import quote
 
 import boto3
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from apps.demo.servers import DiskS3Server
 from riffle_spark.errors import ConfigError, RefusedError
@@ -22,7 +28,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy, proxy
-from tests.kit.servers.certificates import write_certificates
 from tests.kit.servers.cloud_servers import AZURE_ACCOUNT, AZURE_KEY, AzureServer, CloudServer, GcsServer
 from tests.kit.servers.object_server import ObjectServer, running_server
 from tests.kit.servers.s3_calls import error_of
@@ -133,6 +138,40 @@ def account_signature() -> str:
     digest = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
     shown = {**fields, "sv": "2021-12-02", "sig": base64.b64encode(digest).decode()}
     return "&".join(f"{name}={quote(value, safe='')}" for name, value in shown.items() if value)
+
+
+def write_certificates(folder: Path) -> Path:
+    """Write ``ca.pem``, ``server.pem`` and ``server.key`` for 127.0.0.1, and return the folder."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    server = ec.generate_private_key(ec.SECP256R1())
+    issuer = _name("riffle's own authority")
+    root = _builder(issuer, issuer, authority.public_key()).add_extension(x509.BasicConstraints(True, None), True)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    leaf = _builder(issuer, _name("127.0.0.1"), server.public_key()).add_extension(address, False)
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(root.sign(authority, hashes.SHA256()).public_bytes(pem))
+    (folder / "server.pem").write_bytes(leaf.sign(authority, hashes.SHA256()).public_bytes(pem))
+    (folder / "server.key").write_bytes(
+        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=2))
+    )
 
 
 @pytest.mark.parametrize("name", ["gcs", "azure"])

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
 from riffle_spark import Settings, Stateful, aggregate, count, sum_
 from riffle_spark.errors import ConfigError
-from tests.kit.streams.apps.connect_session import connect_session
 
 
 def main(folder: Path) -> None:
     """Run three batches, lose Spark's last commit, and run on as a new query would; a wrapper is refused, and a second
     query in one session.
     """
-    spark = connect_session("local[2]")
+    SparkContext._ensure_initialized()
+    os.environ["SPARK_TESTING"] = "1"  # takes a free port; Spark's JVM, which is started, must not see it
+    spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     settings = Settings(
         root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
     )
