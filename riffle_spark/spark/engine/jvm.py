@@ -215,7 +215,10 @@ def row_tag(jvm: Any) -> Any:
 
 
 def is_in_execution(spark: SparkSession) -> bool:
-    """Return whether this thread runs a SQL execution. Jobs that it starts then get the settings of the session."""
+    """Return whether Spark runs a SQL execution on this thread, as in ``foreachBatch``.
+
+    Only then do the executors get the settings of the session with each job.
+    """
     return context(spark)._jsc.getLocalProperty(_EXECUTION_ID) is not None
 
 
