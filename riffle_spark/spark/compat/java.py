@@ -3,7 +3,19 @@
 import logging
 from typing import Any
 
-__all__ = ["MODULE", "cache_of", "checked", "first_class", "kind", "looked_up", "nil", "opened_field", "scala_seq"]
+__all__ = [
+    "MODULE",
+    "cache_of",
+    "checked",
+    "first_class",
+    "items",
+    "kind",
+    "looked_up",
+    "nil",
+    "opened_field",
+    "parameter_count",
+    "scala_seq",
+]
 
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
@@ -53,6 +65,20 @@ def cache_of(jvm: Any) -> dict[object, Any]:
     if not _caches or _caches[-1][0] is not jvm:
         _caches[:] = [(jvm, {})]
     return _caches[-1][1]
+
+
+def parameter_count(jvm: Any, class_name: str) -> int:
+    """Return how many parameters the constructor of a class has. It differs by Spark version."""
+    cache = cache_of(jvm)
+    if ("parameters", class_name) not in cache:
+        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
+        cache["parameters", class_name] = java_class.getConstructors()[0].getParameterCount()
+    return int(cache["parameters", class_name])
+
+
+def items(sequence: Any) -> list[Any]:
+    """Return the items of a Scala sequence."""
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def kind(node: Any) -> str:

@@ -13,7 +13,16 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.spark import compat
-from riffle_spark.spark.compat.java import MODULE, cache_of, first_class, looked_up, nil, scala_seq
+from riffle_spark.spark.compat.java import (
+    MODULE,
+    cache_of,
+    first_class,
+    items,
+    looked_up,
+    nil,
+    parameter_count,
+    scala_seq,
+)
 
 __all__ = [
     "NoJvm",
@@ -167,16 +176,7 @@ def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any
     """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
-    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm, _LOGICAL_RDD)])
-
-
-def _parameter_count(jvm: Any, class_name: str) -> int:
-    """Return how many parameters the constructor of a class has."""
-    cache = cache_of(jvm)
-    if class_name not in cache:
-        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
-        cache[class_name] = java_class.getConstructors()[0].getParameterCount()
-    return int(cache[class_name])
+    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: parameter_count(jvm, _LOGICAL_RDD)])
 
 
 def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
@@ -185,7 +185,7 @@ def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
     The constructor has a further option since Spark 4.3.
     """
     tag = row_tag(jvm)
-    options = [False] * (_parameter_count(jvm, _MAPPED_RDD) - 4)
+    options = [False] * (parameter_count(jvm, _MAPPED_RDD) - 4)
     return looked_up(jvm, _MAPPED_RDD)(rdd, function, *options, tag, tag)
 
 
@@ -244,7 +244,7 @@ def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
         tasks = scala_context.statusStore().taskList(
             stage.stageId(), stage.currentAttemptId(), 0, _TASKS, sorting, running
         )
-        for task in map(tasks.apply, range(tasks.size())):
+        for task in items(tasks):
             executor = str(task.executorId())
             seconds = time.time() - task.launchTime().getTime() / 1000
             longest[executor] = max(seconds, longest.get(executor, 0.0))
@@ -256,9 +256,8 @@ def removals_since(spark: SparkSession, seconds: float) -> list[str]:
 
     Raise the JVM's error if Spark cannot list them.
     """
-    listed = context(spark)._jsc.sc().statusStore().executorList(False)
-    executors = map(listed.apply, range(listed.size()))
-    removed = [executor for executor in executors if executor.removeReason().isDefined()]
+    listed = items(context(spark)._jsc.sc().statusStore().executorList(False))
+    removed = [executor for executor in listed if executor.removeReason().isDefined()]
     return [
         str(executor.removeReason().get())
         for executor in removed

@@ -231,9 +231,7 @@ def _count_added_sources(wrapped: _WrappedQuery, offsets: str) -> int:
 
 def _sources(frame: DataFrame) -> list[str]:
     """Return the streams that a frame reads, in the order in which Spark numbers them."""
-    leaves = analysed(frame).collectLeaves()
-    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
-    return [str(leaf.output().mkString()) for leaf in streams]
+    return [str(leaf.output().mkString()) for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
 
 
 def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int, offsets: str) -> Iterator[FirstRows]:
