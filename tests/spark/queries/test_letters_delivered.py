@@ -133,7 +133,8 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
     (said,) = {(row.error, row.store) for row in letters.collect()}
     assert said == ("ValueError", "groups.user")
     assert "'four'" in letters.where("row.user = 'ann'").first().message  # type: ignore[union-attr] # there are some
-    counts = {one["batchId"]: one["stateOperators"][0]["customMetrics"]["deadRows"] for one in query.recentProgress}
+    metrics = {one["batchId"]: one["observedMetrics"].get("riffle_spark") for one in query.recentProgress}
+    counts = {batch: observed["metrics"]["dead_rows"] for batch, observed in metrics.items() if observed}
     assert counts == {1: 3, 2: 0}
     assert [report.dead_rows for report in query.reports] == [3, 0]
 
