@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError, UnavailableError
@@ -67,22 +68,16 @@ _GONE_POLL_SECONDS = 0.05
 
 
 def application_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application. With a JVM it is read once per context, because it never changes."""
-    if not handles.is_classic(spark):
-        return _configured_id(spark)
-    context = handles.context(spark)
-    if not _applications or _applications[-1][0] is not context:
-        _applications[:] = [(context, _configured_id(spark))]
-    return _applications[-1][1]
-
-
-def _configured_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application from its configuration."""
+    """Return the id of the Spark application."""
+    if handles.is_classic(spark):
+        return _id_of_application(handles.context(spark))
     return str(spark.conf.get("spark.app.id", "application") or "application")
 
 
-_applications: list[tuple[Any, str]] = []
-"""The context of the last call of ``application_id``, and its id."""
+@lru_cache(maxsize=1)
+def _id_of_application(context: SparkContext) -> str:
+    """Return the id of an application, read once per context, because it never changes."""
+    return str(context.applicationId)
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:

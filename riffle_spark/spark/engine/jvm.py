@@ -146,21 +146,9 @@ def rdd_of(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed().rdd()
 
 
-def release(spark: SparkSession, rdd: Any) -> None:
+def release(rdd: Any) -> None:
     """Drop the blocks of a local checkpoint, given its RDD."""
-    _scala_context(spark).unpersistRDD(rdd.id(), False)
-
-
-_scala_contexts: list[tuple[Any, Any]] = []
-"""The Java context of the last call of ``_scala_context``, and its Scala context."""
-
-
-def _scala_context(spark: SparkSession) -> Any:
-    """Return the Scala context of a session. It is asked for once per context, because each call costs."""
-    java_context = context(spark)._jsc
-    if not _scala_contexts or _scala_contexts[-1][0] is not java_context:
-        _scala_contexts[:] = [(java_context, java_context.sc())]
-    return _scala_contexts[-1][1]
+    rdd.context().unpersistRDD(rdd.id(), False)
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
