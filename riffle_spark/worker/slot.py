@@ -298,7 +298,8 @@ class _Attempt:
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has one."""
-        on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
+        standbys = self.order.standbys
+        on_standbys = {kg: entry for kg, entry in entries.items() if {*standbys.get(kg, ())} - {self.folder.member}}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
         missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
         if missing:
@@ -311,10 +312,6 @@ class _Attempt:
                 where=f"member {self.folder.member}",
                 id="RIFFLE-0483",
             )
-
-    def _has_standby_elsewhere(self, key_group: int) -> bool:
-        """Return whether the order names a standby of the key-group on another member."""
-        return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
     def _is_buildable(self, entry: Entry) -> bool:
         """Return whether the key-group is empty, or local files hold all its changes."""

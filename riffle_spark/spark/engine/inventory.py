@@ -251,7 +251,9 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
 def offsets_before(batch: DataFrame, version: int) -> str | None:
     """Return Spark's offset-log entry of the batch before ``version``, or ``None`` if there is none."""
     execution = running_query(batch) if version > 0 else None
-    return None if execution is None else _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
+    if execution is None:
+        return None
+    return _serialized_entry(handles.context(batch.sparkSession), execution.offsetLog(), version - 1)
 
 
 def query_name(batch: DataFrame) -> str:
@@ -355,11 +357,6 @@ def has_observable_end(spark: SparkSession, incoming: IncomingBatch) -> bool:
 def is_stopping(batch: DataFrame) -> bool:
     """Return, inside ``foreachBatch``, whether the query is stopping. Return ``False`` if it is unknown."""
     return not is_active(batch.sparkSession, _query_of(batch) or DIRECT)
-
-
-def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
-    """Return Spark's offset-log entry of a batch as text."""
-    return _serialized_entry(context, execution.offsetLog(), batch_id)
 
 
 def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:

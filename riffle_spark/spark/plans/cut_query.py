@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut_plan, find_table
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, transform_up, walk, walk_expression
+from riffle_spark.process.plans.plan_values import PlanNode, transform_up, walk, walk_expression
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
@@ -130,13 +130,9 @@ def _count_all(plan: PlanNode) -> PlanNode:
     """Return a plan whose aggregate functions have no DISTINCT, so that Spark's checker accepts it."""
 
     def without_distinct(node: PlanNode) -> PlanNode:
-        if not any(map(_has_distinct, node.all_expressions)):
+        parts = (part for expression in node.all_expressions for part in walk_expression(expression))
+        if not any(part.fields.get("isDistinct") is True for part in parts):
             return node
         return replace(node, is_original=False, edit="count_all")
 
     return transform_up(plan, without_distinct)
-
-
-def _has_distinct(expression: Expression) -> bool:
-    """Return whether an expression contains an aggregate function with DISTINCT."""
-    return any(part.fields.get("isDistinct") is True for part in walk_expression(expression))
