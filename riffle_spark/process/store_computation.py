@@ -17,7 +17,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "check_names", "make_store_computation"]
+__all__ = ["SlotState", "StoreComputation", "check_names"]
 
 _PART_COLUMNS = frozenset({HASH, DELETED, DUE_ORDER})
 _RESERVED_PREFIX = "__riffle_"
@@ -84,7 +84,7 @@ class StoreComputation:
             return slot.over_readings(columns, partial(compute.make_processing, columns))
         if isinstance(compute, ElementComputation):
             return slot.over_elements(VariableColumns.of_text(store, schema), compute)
-        assert isinstance(compute, BlockComputation), "make_store_computation has checked it"
+        assert isinstance(compute, BlockComputation), f"{compute!r} is not a computation"
         return slot.over_tables(PlainColumns.of_text(store, schema), compute)
 
 
@@ -121,15 +121,3 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
             where=store,
             id="RIFFLE-0196",
         )
-
-
-def make_store_computation(compute: Computation, store: str) -> StoreComputation:
-    """Return the computation on its store. Raises ``ConfigError`` for an object of no known kind."""
-    if isinstance(compute, ProcessorComputation | ElementComputation | BlockComputation):
-        return StoreComputation(compute)
-    raise ConfigError(
-        f"compute = {compute!r} is not a computation.",
-        remedy="Pass the result of aggregate(...), arrow_function(...) or transform_with_state(...).",
-        where=store,
-        id="RIFFLE-0197",
-    )

@@ -39,7 +39,7 @@ from riffle_spark.messages.slot_orders import (
 from riffle_spark.process.blocks.block import BlockComputation, Computation, ElementComputation
 from riffle_spark.process.blocks.combining import ROWS, decode_rows
 from riffle_spark.process.processors.processing import Processing
-from riffle_spark.process.store_computation import make_store_computation
+from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.state.copies import disk
 from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
@@ -186,7 +186,7 @@ class _Attempt:
         """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
-        self.compute = make_store_computation(computation, order.store)
+        self.compute = StoreComputation(computation)
         self.name = order.attempt_name(attempt_id)
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
