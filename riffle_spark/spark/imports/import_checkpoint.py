@@ -213,7 +213,7 @@ def _count_added_sources(wrapped: _WrappedQuery, offsets: str) -> int:
 
     Raises ``ConfigError`` if the wrapped query reads other sources than ``offsets`` has, or in another order.
     """
-    spark_sources = _sources(wrapped.cut.catalyst.frame(wrapped.cut.plan))
+    spark_sources = _sources(wrapped.cut.reader.catalyst.frame(wrapped.cut.plan))
     wrapped_sources = _sources(stage_rows.input_of(wrapped.stages))
     count = len(offsets.split("\n")[2:])
     if spark_sources != wrapped_sources or count != len(wrapped_sources):

@@ -25,24 +25,9 @@ class CutQuery:
     top: Piece
 
     @property
-    def catalyst(self) -> Catalyst:
-        """Return the factory of nodes in the session's JVM."""
-        return self.reader.catalyst
-
-    @property
     def plan(self) -> Node:
         """Return the plan in the JVM, without its marks."""
         return self.reader.build(self.values.plan)
-
-    @property
-    def root(self) -> str:
-        """Return the root in the query's marks, or ``""`` if they have none."""
-        return self.values.root
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """Return the parts that Spark's own streaming query runs."""
-        return self.values.inputs
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -89,7 +74,7 @@ def check_plan(query: CutQuery, mode: str) -> None:
 
     ``ConfigError`` is for terms that only riffle refuses.
     """
-    catalyst = query.catalyst
+    catalyst = query.reader.catalyst
     rules.check_tables(query.values)
     checker = catalyst.object_named("analysis.UnsupportedOperationChecker")
     for plan, plan_mode in _with_static_tables(query.values.plan, mode):
