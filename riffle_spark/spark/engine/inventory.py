@@ -381,15 +381,24 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
 
 
 def source_options(batch: DataFrame) -> list[dict[str, str]]:
-    """Return the options of each source of the query, with names in lower case.
+    """Return the options of each source of the query, with names in lower case. Sources without options are left out.
 
-    Sources of Spark's first interface, such as files, are left out. Return an empty list if the query is unknown, as
-    with Spark Connect.
+    Return an empty list if they are unknown, as with Spark Connect.
     """
     execution = running_query(batch)
     leaves = items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
-    all_options = [leaf.extraOptions() for leaf in leaves if kind(leaf) == "StreamingRelationV2"]
-    return [{str(name).lower(): str(value) for name, value in options.items()} for options in all_options]
+    options_of_leaves = [_options_of(leaf, handles.context(batch.sparkSession)._jvm) for leaf in leaves]
+    return [{str(name).lower(): str(value) for name, value in options.items()} for options in options_of_leaves]
+
+
+def _options_of(leaf: Any, jvm: Any) -> Any:
+    """Return the options of a leaf of a streaming plan, a source of version 1 or 2."""
+    if kind(leaf) == "StreamingRelationV2":
+        return leaf.extraOptions()
+    if kind(leaf) == "StreamingRelation":
+        convert = handles.looked_up(jvm, "scala.collection.JavaConverters", "mapAsJavaMap")
+        return convert(leaf.dataSource().options())
+    return {}
 
 
 def latest_offsets(batch: DataFrame) -> list[str]:

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -35,15 +36,14 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
     """Return the Kafka cluster and the topics that the running query reads. Call it inside ``foreachBatch``.
 
     Return ``None`` if the query does not read Kafka, or if that is unknown, as with Spark Connect. If it reads several
-    clusters, return the first one with the topics of all. Then the racks of the partitions are not found.
+    clusters, return the first one with its topics.
     """
     try:
         sources = _kafka_options(batch)
         if not sources:
             return None
-        # Offsets of Kafka map topics to partitions.
-        offsets = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
-        topics = {topic for each in offsets for topic, partitions in each.items() if isinstance(partitions, dict)}
+        servers = sources[0][_BOOTSTRAP]
+        topics = {topic for options in sources if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
         # Cause: Spark did not return the options of the source. Placement ignores the racks of the input.
         _logger.warning(
@@ -52,7 +52,7 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
             str(error).split("\n")[0],
         )
         return None
-    return KafkaSource(sources[0][_BOOTSTRAP], tuple(sorted(topics)), sources[0])
+    return KafkaSource(servers, tuple(sorted(topics)), sources[0])
 
 
 def _kafka_options(batch: DataFrame) -> list[dict[str, str]]:
@@ -76,6 +76,22 @@ def unbounded_batches(batch: DataFrame) -> str | None:
         f"[RIFFLE-0652] The Kafka source has no {_MAX_OFFSETS}, and a slot holds its rows of a batch in memory.\n"
         "  What to do: Set it to the number of rows that a batch should read."
     )
+
+
+def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
+    """Return the topics that a source with these options reads."""
+    if "subscribe" in options:
+        return [topic.strip() for topic in options["subscribe"].split(",")]
+    if "assign" in options:
+        return list(json.loads(options["assign"]))
+    pattern = re.compile(options["subscribepattern"])
+    return [topic for topic in _topics_read(batch) if pattern.fullmatch(topic)]
+
+
+def _topics_read(batch: DataFrame) -> list[str]:
+    """Return the topics in the query's latest offsets. Kafka's offsets map topics to partitions."""
+    sources = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
+    return [topic for offsets in sources for topic, partitions in offsets.items() if isinstance(partitions, dict)]
 
 
 def partition_racks(

@@ -36,6 +36,7 @@ JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("wrapped bounded", BOUND, ALWAYS),
     ("wrapped unbounded", {}, NOW),
     ("version 1 bounded", BOUND, ALWAYS),
+    ("version 1 unbounded", {}, ALWAYS),
 ]
 
 
