@@ -100,8 +100,8 @@ def partition_racks(
     """Return the racks of all replicas by (topic, partition), without duplicates and sorted.
 
     Kafka's Java client asks with the options of the source, so it logs in and encrypts as the source does. It waits at
-    most ``seconds`` for each answer. The result is empty, with a warning, if Kafka cannot be reached, refuses the
-    credentials, or does not describe a topic.
+    most ``seconds`` for each answer. Partitions are left out, with a warning, if Kafka cannot be reached, refuses the
+    credentials or lacks the topic.
     """
     try:
         jvm = handles.context(spark)._jvm
@@ -111,15 +111,13 @@ def partition_racks(
         finally:
             admin.close(handles.looked_up(jvm, "java.time.Duration", "ofMillis")(0))
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
-        # Cause: Kafka did not answer, refused the login, has no such topic or does not let this user describe it. Or
-        # the driver's class path lacks Kafka's client.
+        # Cause: Kafka did not answer or refused the login, or the driver's class path lacks Kafka's client.
         _logger.warning(
             "[RIFFLE-0279] Cannot read the racks of %s at %s, so placement ignores the racks of the input: %s\n"
-            "  What to do: Let the driver reach Kafka and describe the topics with the options of the source. Then "
-            "restart the query.",
+            "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
             ", ".join(source.topics),
             source.servers,
-            str(getattr(error, "java_exception", error)).split("\n")[0],
+            _reason(error),
         )
         return {}
 
@@ -140,7 +138,7 @@ def _open_admin(jvm: Any, source: KafkaSource, seconds: float) -> Any:
 def _described_racks(
     jvm: Any, admin: Any, topics: Sequence[str], seconds: float
 ) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
-    """Yield ((topic, partition), racks of its replicas)."""
+    """Yield ((topic, partition), racks of its replicas). Warns of topics that Kafka does not describe."""
     wait = int(seconds * 1000), handles.looked_up(jvm, "java.util.concurrent.TimeUnit", "MILLISECONDS")
     as_list = handles.looked_up(jvm, "java.util.ArrayList")
     racks = {node.id(): node.rack() for node in as_list(admin.describeCluster().nodes().get(*wait))}
@@ -149,6 +147,23 @@ def _described_racks(
         names.add(topic)
     described = admin.describeTopics(names).topicNameValues()
     for topic in topics:
-        for partition in described.get(topic).get(*wait).partitions():
+        try:
+            partitions = described.get(topic).get(*wait).partitions()
+        except Exception as error:  # noqa: BLE001 - Py4J raises what the JVM raises
+            # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
+            # topic.
+            _logger.warning(
+                "[RIFFLE-0280] Cannot read the racks of topic %s: %s\n"
+                "  What to do: Check that the topic exists and that the query's user may describe it.",
+                topic,
+                _reason(error),
+            )
+            continue
+        for partition in partitions:
             replica_racks = {racks.get(node.id()) for node in partition.replicas()}
             yield (topic, int(partition.partition())), tuple(sorted(filter(None, replica_racks)))
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, or of the JVM's error behind it."""
+    return str(getattr(error, "java_exception", error)).split("\n")[0]

@@ -58,10 +58,10 @@ def test_every_partition_has_the_racks_of_its_replicas(told: list[dict[str, Any]
 
 
 def test_a_missing_topic_is_a_warning(told: list[dict[str, Any]]) -> None:
-    """No racks are known then."""
+    """The racks of the other topic are known."""
     racks, warnings, _ = told[0]["missing"]
-    assert racks == []
-    assert ["nowhere" in warning and "RIFFLE-0279" in warning for warning in warnings] == [True]
+    assert racks == [[["other", 0], ["zone-a"]]]
+    assert ["nowhere" in warning and "RIFFLE-0280" in warning for warning in warnings] == [True]
 
 
 def test_the_client_logs_in_as_the_source_does(told: list[dict[str, Any]]) -> None:
