@@ -49,7 +49,7 @@ class TransformWithState:
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - a processor may read all columns
         """Declare the state variables that ``init`` requests. Runs ``init`` as Spark does on its driver."""
-        variables = declare(self.processor, self.time_mode)
+        variables = declare(self.processor, self.time_mode).variables
         return Declared(
             pa.schema([]), self.output, columns=None, per_key_group=False, time_mode=self.time_mode, variables=variables
         )
@@ -58,6 +58,16 @@ class TransformWithState:
         """Return the running processor for a slot in a batch. ``where`` is the place in its errors."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
+
+    def counted(self) -> Mapping[str, int]:
+        """Return the number of state variables of each kind, keyed by their names in Spark's query progress."""
+        declaration = declare(self.processor, self.time_mode)
+        counts = {f"num{kind}StateVars": 0 for kind in ("Value", "List", "Map")}
+        counts |= {f"num{kind}StateWithTTLVars": 0 for kind in ("Value", "List", "Map")}
+        for variable in declaration.variables:
+            counts[f"num{variable.kind.capitalize()}StateVars"] += 1
+            counts[f"num{variable.kind.capitalize()}StateWithTTLVars"] += variable.ttl_ms is not None
+        return {**counts, "numDeletedStateVars": len(declaration.deleted)}
 
     def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
         """Return the computation with the pandas settings of Spark's configuration ``conf``.

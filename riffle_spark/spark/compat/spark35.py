@@ -52,6 +52,7 @@ __all__ = [
     "kept_without_rows",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
     "replace_executed_plan",
     "row_copier",
     "slot_udf",
@@ -165,6 +166,11 @@ def kept_without_rows(frame: DataFrame) -> DataFrame:
     leaf without rows, and then the batch has no figures. It keeps a leaf below a generator (``stack``).
     """
     return frame.selectExpr("*", f"stack(1, 0) AS {_KEPT}").drop(_KEPT)
+
+
+def progress_of(progress: dict[str, Any]) -> Any:
+    """Return a batch's progress as the ``StreamingQuery`` of PySpark 3.5 does: the values of Spark's JSON."""
+    return progress
 
 
 def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all lines

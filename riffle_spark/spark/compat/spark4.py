@@ -8,6 +8,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -48,6 +49,7 @@ __all__ = [
     "kept_without_rows",
     "local_checkpoint",
     "no_stream",
+    "progress_of",
     "replace_executed_plan",
     "row_copier",
     "slot_udf",
@@ -113,6 +115,11 @@ def has_python_source(state: Any, name: str) -> bool:
 def kept_without_rows(frame: DataFrame) -> DataFrame:
     """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
     return frame
+
+
+def progress_of(progress: dict[str, Any]) -> StreamingQueryProgress:
+    """Return a batch's progress as PySpark's ``StreamingQuery`` does. ``progress`` is that of Spark's JSON."""
+    return StreamingQueryProgress.fromJson(progress)
 
 
 def no_stream(none: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """Call a PySpark ``StatefulProcessor`` as a ``Processor``."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pyspark import cloudpickle
 
@@ -15,11 +16,19 @@ from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["SparkProcessor", "declare", "declared_with_rows"]
+__all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
 
 
-def declare(processor: StatefulProcessor, time_mode: TimeMode) -> tuple[Variable, ...]:
-    """Return the state variables that the ``init`` of a processor declares.
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The state variables that a processor's ``init`` declares, and the names of the variables that it deletes."""
+
+    variables: tuple[Variable, ...]
+    deleted: tuple[str, ...]
+
+
+def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
+    """Return what the ``init`` of a processor declares.
 
     Runs ``init`` and ``close`` of a copy, as Spark does on its driver. Raise PySpark's errors for calls that are not
     allowed there, and the processor's own errors.
@@ -28,7 +37,7 @@ def declare(processor: StatefulProcessor, time_mode: TimeMode) -> tuple[Variable
     handle = Handle(time_mode, "PRE_INIT")
     copy.init(handle)
     copy.close()
-    return tuple(handle.variables.values())
+    return Declaration(tuple(handle.variables.values()), tuple(handle.deleted))
 
 
 def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:

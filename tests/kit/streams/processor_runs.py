@@ -79,7 +79,7 @@ class Run:
         self.processor, self.mode, self.form = processor, mode, form
         self.output = schema_of_ddl(output)
         self.declared = declare(processor, mode)
-        self.schema = VariableColumns("s", KEY, self.declared, indexed=mode != "None")
+        self.schema = VariableColumns("s", KEY, self.declared.variables, indexed=mode != "None")
         self.copy = MemoryReading(self.schema)
         self.outcome: Outcome
 
@@ -93,7 +93,7 @@ class Run:
         keys = list(dict.fromkeys(names))
         grouped = InputByKey.of(pa.table({"id": pa.array(keys, pa.string())}), table, _codes(table, keys))
         times = Times(self.mode, now_ms, watermark_ms)
-        processor = SparkProcessor(self.processor, self.declared, KEY.names, times)
+        processor = SparkProcessor(self.processor, self.declared.variables, KEY.names, times)
         processing = Processing(self.schema, declared_with_rows(self.schema), processor, self.form(self.output), times)
         processing.begin(grouped if states is None else grouped.with_states(states, _codes(states, keys)))
         self.outcome = processing.process_key_group(len(keys), self.copy.held)

@@ -25,7 +25,7 @@ LONG = pa.schema([("n", pa.int64())])
 
 def declared(init: Callable[[Any, Any], Any], mode: TimeMode = "ProcessingTime") -> tuple[Variable, ...]:
     """Return what an ``init`` declares."""
-    return declare(Told(init=init), mode)
+    return declare(Told(init=init), mode).variables
 
 
 def test_init_declares_variables_by_ddl_and_by_types() -> None:
@@ -96,8 +96,8 @@ def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
         declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
 
 
-def test_a_deleted_variable_is_not_declared() -> None:
-    """``deleteIfExists`` names state of earlier runs, or a variable that the same ``init`` declared before."""
+def test_deleted_variables_are_told() -> None:
+    """``deleteIfExists`` names state of earlier runs, and forgets what the same ``init`` declared before."""
 
     def init(_: Any, handle: Any) -> None:
         handle.getValueState("a", "n long")
@@ -105,7 +105,9 @@ def test_a_deleted_variable_is_not_declared() -> None:
         handle.deleteIfExists("a")
         handle.deleteIfExists("old")
 
-    assert [variable.name for variable in declared(init, "None")] == ["b"]
+    found = declare(Told(init=init), "None")
+    assert [variable.name for variable in found.variables] == ["b"]
+    assert found.deleted == ("a", "old")
 
 
 def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:

@@ -103,7 +103,7 @@ def test_each_event_is_answered_once_with_what_the_tables_have_then(spark: Spark
         sorted(ledger.batch(**batch), key=lambda row: row[0]) for batch in BATCHES
     ]
     assert running.lastProgress is not None
-    assert [one["operatorName"] for one in running.lastProgress["stateOperators"]] == ["stateStoreSave"] * 2
+    assert [one["operatorName"] for one in running.lastProgress["stateOperators"]] == ["table.item", "table.user"]
     assert len([one for one in records(settings.root or "") if one.kind == "batch"]) == len(BATCHES)
     for others, said in (
         (riffle_spark.latest(users, "user", by="name"), "RIFFLE-0334"),

@@ -133,8 +133,7 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
     (said,) = {(row.error, row.store) for row in letters.collect()}
     assert said == ("ValueError", "groups.user")
     assert "'four'" in letters.where("row.user = 'ann'").first().message  # type: ignore[union-attr] # there are some
-    metrics = {one["batchId"]: one["observedMetrics"].get("riffle_spark") for one in query.recentProgress}
-    counts = {batch: observed["metrics"]["dead_rows"] for batch, observed in metrics.items() if observed}
+    counts = {one["batchId"]: one["stateOperators"][0]["customMetrics"]["deadRows"] for one in query.recentProgress}
     assert counts == {1: 3, 2: 0}
     assert [report.dead_rows for report in query.reports] == [3, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -219,6 +220,9 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     assert seen == [0, *range(files)]
     assert isinstance(again, StreamQuery)
     assert [report.version for report in again.reports] == list(range(files))
+    told = json.loads(again._jsq.lastProgress().json())
+    (kept,), (idle,) = (again._progress({**told, "batchId": files - at})["stateOperators"] for at in (1, 0))
+    assert (kept["numRowsUpdated"], idle["numRowsUpdated"], idle["numRowsTotal"]) == (3, 0, kept["numRowsTotal"])
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}
 
