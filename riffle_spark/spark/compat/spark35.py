@@ -45,6 +45,7 @@ __all__ = [
     "VariantType",
     "beats",
     "cogrouped",
+    "cogrouped_in_jvm",
     "conf_of",
     "ddl_of",
     "error_of_class",
@@ -125,6 +126,12 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
     rows = right.withColumnRenamed(by, _ROUTED)
     joined = places.join(rows, F.col(_PLACE) == F.col(_ROUTED), "full")
     return joined.mapInArrow(function, output)
+
+
+def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
+    """Return the result of ``cogrouped`` as the JVM's frame."""
+    del jvm
+    return cogrouped(left, right, by, function, output)._jdf
 
 
 class SlotCall:

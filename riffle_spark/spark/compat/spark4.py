@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import (
@@ -19,9 +20,10 @@ from pyspark.sql.streaming.stateful_processor import (
     ValueState,
 )
 from pyspark.sql.types import StructType, VariantType
+from pyspark.util import PythonEvalType
 
 from riffle_spark.spark.compat.heartbeat_source import EVERY_MS, Heartbeat
-from riffle_spark.spark.compat.java import cache_of, checked, looked_up, opened_field
+from riffle_spark.spark.compat.java import cache_of, checked, looked_up, opened_field, scala_seq
 
 __all__ = [
     "CLASSIC",
@@ -42,6 +44,7 @@ __all__ = [
     "VariantType",
     "beats",
     "cogrouped",
+    "cogrouped_in_jvm",
     "conf_of",
     "ddl_of",
     "error_of_class",
@@ -82,6 +85,19 @@ def slot_udf(function: Any) -> Any:
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
     """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames."""
     return left.groupBy(by).cogroup(right.groupBy(by)).applyInArrow(function, output)
+
+
+def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> Any:
+    """Return the result of ``cogrouped`` as the JVM's frame, in fewer calls.
+
+    Raise the JVM's error if it has no such method.
+    """
+    eval_type = PythonEvalType.SQL_COGROUPED_MAP_ARROW_UDF
+    udf: Any = F.pandas_udf(function, returnType=output, functionType=eval_type)  # type: ignore[call-overload]
+    columns = [frame._jdf.apply(name) for frame in (left, right) for name in frame.columns]
+    call = udf._unwrapped._judf.apply(scala_seq(jvm, columns))
+    groups = [frame._jdf.groupBy(scala_seq(jvm, [frame._jdf.apply(by)])) for frame in (left, right)]
+    return groups[0].flatMapCoGroupsInArrow(groups[1], call)
 
 
 class SlotCall:

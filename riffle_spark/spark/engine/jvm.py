@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import (
@@ -29,6 +30,7 @@ __all__ = [
     "Py4JJavaError",
     "active",
     "add_pool",
+    "cogrouped",
     "context",
     "first_class",
     "frame_of",
@@ -127,6 +129,20 @@ def session_conf(spark: SparkSession) -> dict[str, str]:
 def sent_files(spark: SparkSession) -> tuple[str, ...]:
     """Return the names of the Python files that Spark sends to workers."""
     return tuple(getattr(context(spark), "_python_includes", None) or ())
+
+
+def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
+    """Return the frame of a slot function's results, called per value of column ``by`` with the rows of both frames.
+
+    PySpark's own way makes up to ten JVM calls per column. It is used without a JVM, and if the JVM refuses.
+    """
+    spark = left.sparkSession
+    if is_classic(spark):
+        try:
+            return DataFrame(compat.cogrouped_in_jvm(context(spark)._jvm, left, right, by, function, output), spark)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; a wrong query fails below as well
+            _logger.debug("Cannot cogroup through the JVM: %s", error)
+    return compat.cogrouped(left, right, by, function, output)
 
 
 def observed(frame: DataFrame, name: str) -> int | None:

@@ -264,7 +264,7 @@ class SparkWork:
             counted = rows.observe(_ROWS, F.expr(f"coalesce(sum({ROWS}), 0L) as rows"))
             counted_rows = routing.routed(counted, routed_order, layout)
         slots = self._frames.frame(self._batch.sparkSession, layout)
-        result = compat.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
+        result = handles.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
         return PlanFrame(result, lambda: handles.observed(result, _ROWS))
 
     def _route(self, layout: SlotLayout, order: Order) -> DataFrame:

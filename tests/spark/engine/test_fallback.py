@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm
 from riffle_spark.spark.engine.task import RunReceipts
 from tests.kit.folders import APPS
@@ -74,6 +75,7 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
 
     for name in ("observed", "release"):
         monkeypatch.setattr(jvm, name, no_such)
+    monkeypatch.setattr(compat, "cogrouped_in_jvm", no_such)
     monkeypatch.setattr(RunReceipts, "addInPlace", lambda *known: known[1])
     rows = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
