@@ -17,7 +17,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "check_names", "make_store_computation"]
+__all__ = ["SlotState", "StoreComputation", "check_names"]
 
 _PART_COLUMNS = frozenset({HASH, DELETED, DUE_ORDER})
 _RESERVED_PREFIX = "__riffle_"
@@ -50,35 +50,26 @@ class SlotState(Protocol[Result_co]):
         ...
 
 
-class StoreComputation(Protocol):
+@dataclass(frozen=True, slots=True)
+class StoreComputation:
     """A computation of any kind, together with how its state is stored."""
+
+    compute: Computation
 
     @property
     def takes_initial(self) -> bool:
-        """Whether the computation can start from initial state."""
-        ...
+        """Whether the computation can start from initial state. Only processors can."""
+        return isinstance(self.compute, ProcessorComputation)
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> StoreSchema:
-        """Return the columns of the computation's store.
+        """Return the columns of the computation's store: state variables, or one row per key for a block computation.
 
-        Raises ``ConfigError`` for names and columns that cannot be stored.
+        Raises ``ConfigError`` for reserved names, and for a due column that does not hold times.
         """
-        ...
-
-    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockStore:
-    """A block computation on a store with one row per key."""
-
-    compute: BlockComputation
-    takes_initial: bool = False
-
-    def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
-        """Return the key and state columns. Raises ``ConfigError`` for reserved names or an unsuitable due column."""
+        if isinstance(self.compute, ProcessorComputation | ElementComputation):
+            variables = declared.variables or ()
+            check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
+            return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
         check_names(store, [*key.names, *declared.state.names], _PART_COLUMNS)
         if declared.due is None:
             return PlainColumns(store, key, declared.state, routed_by=declared.routed_by)
@@ -87,7 +78,14 @@ class _BlockStore:
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
-        return slot.over_tables(PlainColumns.of_text(store, schema), self.compute)
+        compute = self.compute
+        if isinstance(compute, ProcessorComputation):
+            columns = VariableColumns.of_text(store, schema)
+            return slot.over_readings(columns, partial(compute.make_processing, columns))
+        if isinstance(compute, ElementComputation):
+            return slot.over_elements(VariableColumns.of_text(store, schema), compute)
+        assert isinstance(compute, BlockComputation), f"{compute!r} is not a computation"
+        return slot.over_tables(PlainColumns.of_text(store, schema), compute)
 
 
 def check_names(store: str, names: Iterable[str], reserved: Collection[str] = ()) -> None:
@@ -123,62 +121,3 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
             where=store,
             id="RIFFLE-0196",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _ProcessorStore:
-    """A processor on a store of state variables."""
-
-    compute: ProcessorComputation
-    takes_initial: bool = True
-
-    def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        """Return the key and the variables. Raises ``ConfigError`` for reserved names."""
-        return _make_variable_columns(store, key, declared)
-
-    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        """Return the result of the processor on one slot. ``schema`` is the store's schema as stored text."""
-        columns = VariableColumns.of_text(store, schema)
-        return slot.over_readings(columns, partial(self.compute.make_processing, columns))
-
-
-@dataclass(frozen=True, slots=True)
-class _ElementStore:
-    """An element computation on a store of state variables."""
-
-    compute: ElementComputation
-    takes_initial: bool = False
-
-    def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        """Return the key and the variables. Raises ``ConfigError`` for reserved names."""
-        return _make_variable_columns(store, key, declared)
-
-    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        """Return the result of the computation on one slot. ``schema`` is the store's schema as stored text."""
-        return slot.over_elements(VariableColumns.of_text(store, schema), self.compute)
-
-
-def _make_variable_columns(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-    """Return the schema of the declared variables. Raises ``ConfigError`` for reserved names."""
-    variables = declared.variables or ()
-    check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
-    return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
-
-
-def make_store_computation(compute: Computation, store: str) -> StoreComputation:
-    """Return the computation on its store, by the kind of computation.
-
-    Raises ``ConfigError`` for an object of no known kind.
-    """
-    if isinstance(compute, ProcessorComputation):
-        return _ProcessorStore(compute)
-    if isinstance(compute, ElementComputation):
-        return _ElementStore(compute)
-    if isinstance(compute, BlockComputation):
-        return _BlockStore(compute)
-    raise ConfigError(
-        f"compute = {compute!r} is not a computation.",
-        remedy="Pass the result of aggregate(...), arrow_function(...) or transform_with_state(...).",
-        where=store,
-        id="RIFFLE-0197",
-    )

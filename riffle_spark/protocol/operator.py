@@ -10,7 +10,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type, key_column, key_groups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
-from riffle_spark.process.store_computation import check_names, make_store_computation
+from riffle_spark.process.store_computation import StoreComputation, check_names
 from riffle_spark.protocol.input_columns import Column, Input, column_of, find_column, input_of, source_of
 from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
@@ -85,7 +85,7 @@ class Operator:
     @property
     def takes_initial(self) -> bool:
         """Return whether the computation accepts initial state."""
-        return make_store_computation(self.compute, self.store).takes_initial
+        return StoreComputation(self.compute).takes_initial
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema of this store, as text by part, that the driver of an ``epoch`` records.
@@ -167,7 +167,7 @@ def operator_of(
         check_storable(state_field.type, f"column {state_field.name!r}", with_dictionaries=True)
     _check_repeated_columns(store, declared, rows)
     return Operator(
-        make_store_computation(compute, store).schema(store, key_schema, declared),
+        StoreComputation(compute).schema(store, key_schema, declared),
         compute,
         declared,
         tuple(column.name for column in order_columns),

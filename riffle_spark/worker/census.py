@@ -3,7 +3,6 @@
 import functools
 import os
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 from riffle_spark.errors import RiffleError
@@ -15,7 +14,7 @@ from riffle_spark.state.restore.copy_progress import read_head
 from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
 from riffle_spark.worker.memory_use import memory_use
 
-__all__ = ["rack_of_environment", "tags_of_environment", "take_census"]
+__all__ = ["take_census"]
 
 _RACK = "RIFFLE_RACK"
 _TAG = "RIFFLE_TAG_"
@@ -24,12 +23,15 @@ _TAG = "RIFFLE_TAG_"
 def take_census(order: CensusOrder, executor: str) -> Census:
     """Return this executor's census, and tidy its folder. Create the folder if it has none.
 
+    The rack is ``RIFFLE_RACK`` of the environment. Each variable ``RIFFLE_TAG_<NAME>`` is a tag ``<name>``.
+
     Removes copies that are not whole, files that dead processes left, and files that the listed keys do not open.
     Folders of other roots are not touched. A failure is reported in ``error``. So is a disk that refuses a small file,
     because slots there would fail batches.
     """
-    rack = rack_of_environment()
-    tags = tags_of_environment()
+    rack = os.environ.get(_RACK) or None
+    named = {name.removeprefix(_TAG): value for name, value in os.environ.items() if name.startswith(_TAG)}
+    tags = {name.lower(): value for name, value in sorted(named.items()) if name and value}
     try:
         folder = folder_of(order.home, executor)
         used_before = time.time() - order.folder_cleanup_seconds
@@ -52,17 +54,3 @@ def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
     stacks = functools.cache(folder.stacks)
     heads = ((store, key_group, read_head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
     return tuple((store, key_group, *head) for store, key_group, head in heads if head is not None)
-
-
-def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the value of ``RIFFLE_RACK`` in the environment, ``None`` if it is unset or empty."""
-    return environment.get(_RACK) or None
-
-
-def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the values of ``RIFFLE_TAG_<NAME>`` in the environment by lower-case name, without empty values."""
-    return {
-        name[len(_TAG) :].lower(): value
-        for name, value in sorted(environment.items())
-        if name.startswith(_TAG) and name != _TAG and value
-    }

@@ -45,7 +45,7 @@ def run_with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Ru
         is_initial = rows.column(INITIAL).is_valid().to_numpy()
     failed, result = _Trials(rows, touched, is_initial, run).run(np.arange(len(touched.hashes)))
     columns = [*result.output.columns, pa.nulls(result.output.num_rows, order.output.field(LETTER).type)]
-    output = pa.table(columns, schema=_nullable(order.output))
+    output = pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in order.output]))
     if not failed:
         return result._replace(output=output)
     is_dead = np.isin(touched.codes, list(failed)) & ~is_initial
@@ -123,11 +123,6 @@ def _letters(
     store = pa.repeat(order.store, len(codes))
     key_group = pa.array(touched.key_groups[codes])
     return pa.StructArray.from_arrays([*columns, store, key_group, row], fields=list(letter_type))
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with all fields nullable."""
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def split_letters(answers: pa.Table) -> tuple[pa.Table, pa.Table]:

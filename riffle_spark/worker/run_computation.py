@@ -1,7 +1,7 @@
 """Call the user's computation in a slot: on blocks of rows, key-group by key-group, key by key, or on elements."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -114,11 +114,11 @@ def run_on_blocks(
     ``state`` has a row for each touched key, ``has_state`` whether the key has stored state.
     """
     rows = rows.drop_columns([SLOT, KEY_GROUP, HASH])
-    calls = (
-        _by_key_group(order, rows, touched, state, has_state)
-        if order.per_key_group
-        else _at_once(order, rows, touched, state, has_state)
-    )
+    calls: Iterable[tuple[int, Batch]] = ()
+    if order.per_key_group:
+        calls = _by_key_group(order, rows, touched, state, has_state)
+    elif touched.keys.num_rows:
+        calls = [(0, _batch(order, rows, touched.codes, touched.keys, state, has_state, None))]
     updates = []
     micros = []
     for start, batch in calls:
@@ -127,14 +127,6 @@ def run_on_blocks(
         micros.append(int((time.perf_counter() - started) * 1e6))
     busy = (tuple(key_group for key_group, _, _ in touched.spans), tuple(micros)) if order.per_key_group else ((), ())
     return replace(_join(order, state.schema, updates, has_state), busy=busy)
-
-
-def _at_once(
-    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
-) -> Iterator[tuple[int, Batch]]:
-    """Yield 0 and a batch of all rows, or nothing without touched keys."""
-    if touched.keys.num_rows:
-        yield 0, _batch(order, rows, touched.codes, touched.keys, state, has_state, None)
 
 
 def _by_key_group(

@@ -39,7 +39,7 @@ from riffle_spark.messages.slot_orders import (
 from riffle_spark.process.blocks.block import BlockComputation, Computation, ElementComputation
 from riffle_spark.process.blocks.combining import ROWS, decode_rows
 from riffle_spark.process.processors.processing import Processing
-from riffle_spark.process.store_computation import make_store_computation
+from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.state.copies import disk
 from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
@@ -186,7 +186,7 @@ class _Attempt:
         """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
-        self.compute = make_store_computation(computation, order.store)
+        self.compute = StoreComputation(computation)
         self.name = order.attempt_name(attempt_id)
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
@@ -298,7 +298,8 @@ class _Attempt:
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has one."""
-        on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
+        standbys = self.order.standbys
+        on_standbys = {kg: entry for kg, entry in entries.items() if {*standbys.get(kg, ())} - {self.folder.member}}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
         missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
         if missing:
@@ -311,10 +312,6 @@ class _Attempt:
                 where=f"member {self.folder.member}",
                 id="RIFFLE-0483",
             )
-
-    def _has_standby_elsewhere(self, key_group: int) -> bool:
-        """Return whether the order names a standby of the key-group on another member."""
-        return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
     def _is_buildable(self, entry: Entry) -> bool:
         """Return whether the key-group is empty, or local files hold all its changes."""

@@ -183,8 +183,10 @@ class _Piece:
             if not self._budget.start_item():
                 break
             remaining -= 1
+            attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
             try:
-                self._taken.append((due.store, due.key_group, self._take(due, keepers(due.store))))
+                snapshot = take_snapshot(due, keepers(due.store), store_of(self._order.home), attempt)
+                self._taken.append((due.store, due.key_group, snapshot))
             except Exception as error:  # noqa: BLE001 - the other snapshots are still taken
                 failed.append((due.store, due.key_group))
                 self._fail(failed[-1], error)
@@ -237,11 +239,6 @@ class _Piece:
         schema = schema_of_text(store, order.schemas[store])
         reader = Reader(store_of(order.home), keys_of(order.home))
         return StackKeeper(folder, schema, reader, order.epoch, partial(self._full_entry, store))
-
-    def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:
-        """Take one snapshot of a copy, put it into the object store, and return it."""
-        attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
-        return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
     def _full_entry(self, store: str, key_group: int) -> Entry:
         """Return the complete entry of a key-group, read from the record of the order."""

@@ -52,10 +52,11 @@ def with_whole_groups(schema: PlainColumns, changes: StateChanges, stacks: Mappi
         return changes
     is_live = ~changes.table.column(part_codec.DELETED).to_numpy()
     live_counts = np.add.reduceat(is_live, [start for _, start, _ in spans], dtype=np.int64).tolist()
+    stored_counts = {kg: sum(len(run.hashes) for run in stack.runs) for kg, stack in stacks.items()}
     whole_spans = [
         span
         for span, count in zip(spans, live_counts, strict=True)
-        if count >= _ROWS_MIN and span[0] in stacks and count >= _CHANGED_SHARE * _count_rows(stacks[span[0]].runs)
+        if count >= _ROWS_MIN and span[0] in stacks and count >= _CHANGED_SHARE * stored_counts[span[0]]
     ]
     chosen_spans = _limit_bytes(changes.table, whole_spans, stacks)
     if not chosen_spans:
@@ -88,11 +89,6 @@ def _replace_groups(changes: StateChanges, spans: Spans, table: pa.Table, key_gr
     # One copy in all, because the rows may be large.
     rows = pa.concat_tables(pieces).combine_chunks()
     return replace(changes, table=rows, key_groups=np.concatenate(groups), whole=frozenset(starts))
-
-
-def _count_rows(runs: Sequence[Run]) -> int:
-    """Return the number of rows of all runs."""
-    return sum(len(run.hashes) for run in runs)
 
 
 def _limit_bytes(table: pa.Table, spans: Spans, stacks: Mapping[int, OpenStack]) -> Spans:

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.batch_times import Times
-from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import Batch, Computation, Declared, ElementBatch, ElementUpdate, Update
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.process.processors.processing import Processing
-from riffle_spark.process.store_computation import SlotState, make_store_computation
+from riffle_spark.process.store_computation import SlotState, StoreComputation
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -72,7 +71,7 @@ class EchoSlot:
 def test_blocks_and_elements_are_called_with_their_columns(compute: Computation, method: str) -> None:
     """Blocks keep plain columns and elements variables. Neither uses initial state."""
     declared = compute.declare(KEY, KEY)
-    computation = make_store_computation(compute, "s")
+    computation = StoreComputation(compute)
     schema = computation.schema("s", KEY, declared)
     variables = VariableColumns("s", KEY, VARIABLES, indexed=True)
     assert schema == (variables if declared.variables else PlainColumns("s", KEY, declared.state))
@@ -83,7 +82,7 @@ def test_blocks_and_elements_are_called_with_their_columns(compute: Computation,
 def test_a_processor_gets_the_columns_of_its_store() -> None:
     """It keeps variables, and uses initial state."""
     compute = OwnProcessor()
-    computation = make_store_computation(compute, "s")
+    computation = StoreComputation(compute)
     schema = computation.schema("s", KEY, compute.declare(KEY, KEY))
     assert computation.takes_initial
     method, columns, processing = computation.run("s", schema.to_text(), cast("SlotState[Any]", EchoSlot()))
@@ -91,10 +90,3 @@ def test_a_processor_gets_the_columns_of_its_store() -> None:
     with pytest.raises(LookupError) as error:
         processing(Times("EventTime", 1), "here")
     assert error.value.args == (schema, Times("EventTime", 1), "here")
-
-
-def test_an_object_without_such_a_method_is_refused() -> None:
-    """On the driver, before the first batch."""
-    with pytest.raises(ConfigError, match="RIFFLE-0197") as error:
-        make_store_computation(OwnVariables(), "s")
-    assert error.value.where == "s"

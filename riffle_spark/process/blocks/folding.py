@@ -121,13 +121,6 @@ def fold_by_sorting(old: pa.Array, codes: IndexArray, values: pa.Array, order: s
     return all_values.take(pa.array(places[is_first]))
 
 
-def _first_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
-    """Return per key the index of its first row, or -1."""
-    rows = np.full(size, -1, dtype=np.int64)
-    rows[codes[::-1]] = np.arange(len(codes) - 1, -1, -1, dtype=np.int64)
-    return rows
-
-
 def _nullify_empty_keys(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
     """Return the results with null for keys that have neither an old result nor a value."""
     if old.null_count == 0:
@@ -156,4 +149,6 @@ def group_keys(encoded: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     assert encoded.null_count == 0
     numbered = pc.dictionary_encode(encoded)
     codes = numbered.indices.to_numpy().astype(np.int64)
-    return codes, _first_rows(codes, len(numbered.dictionary))
+    first_rows = np.empty(len(numbered.dictionary), dtype=np.int64)
+    first_rows[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return codes, first_rows

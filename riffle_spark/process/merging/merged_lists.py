@@ -37,15 +37,13 @@ class MergedList(MergeFunction):
         return [build_lists(owners, values, groups, self.max_length)]
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Concatenate the lists of each group. Raises ``UserFunctionError`` if a list gets too long."""
+        """Fold the elements of the lists of each group. Raises ``UserFunctionError`` if a list gets too long."""
         return self.fold(*_lists_as_rows(states[0], groups))
 
 
 @dataclass(frozen=True, slots=True)
-class MergedSet(MergeFunction):
+class MergedSet(MergedList):
     """A list of the distinct values that are not null, in the order of their first rows."""
-
-    max_length: int
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Return the buffer's list type; empty if its values have no order, because equal values are found by
@@ -65,13 +63,6 @@ class MergedSet(MergeFunction):
         is_new[1:] = (np.diff(owners[order]) != 0) | (np.diff(rank[order]) != 0)
         firsts = np.sort(order[is_new])
         return [build_lists(owners[firsts], values.take(pa.array(firsts)), groups, self.max_length)]
-
-    def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Concatenate the lists of each group, each value once.
-
-        Raises ``UserFunctionError`` if a list gets too long.
-        """
-        return self.fold(*_lists_as_rows(states[0], groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class MergedExtreme(MergeFunction):
             return [
                 _restore_signs_of_zero(extremes, rows[0], old[0], groups) if pa.types.is_floating(type) else extremes
             ]
-        if _is_sortable_by_arrow(type):
+        if is_text_or_bytes(type) or pa.types.is_decimal128(type):
             order = "descending" if self.greatest else "ascending"
             return [fold_by_sorting(old[0], *groups.drop_nulls(rows[0]), order)]
         return [_take_places(old[0], rows[0], _find_extremes(rows[0], old[0], groups, self.greatest, latest=False))]
@@ -150,13 +150,6 @@ def is_ordered(type: pa.DataType) -> bool:
     return bool(_is_number(type) or is_text_or_bytes(type) or pa.types.is_decimal128(type))
 
 
-def _is_sortable_by_arrow(type: pa.DataType) -> bool:
-    """Return whether Arrow sorts by such a column and equal values have equal bytes."""
-    is_text = pa.types.is_string(type) or pa.types.is_large_string(type)
-    is_bytes = pa.types.is_binary(type) or pa.types.is_large_binary(type)
-    return bool(is_text or is_bytes or pa.types.is_decimal128(type))
-
-
 def _is_number(type: pa.DataType) -> bool:
     """Return whether values are numbers, booleans, dates, times or intervals in memory."""
     return bool(
@@ -195,19 +188,15 @@ def _rank_columns(values: pa.Array) -> list[npt.NDArray[np.int64]]:
     Nulls have equal integers.
     """
     if not pa.types.is_struct(values.type):
-        rank = _rank_non_nested(values)
+        if pa.types.is_list(values.type):
+            rank = _rank_lists(values)
+        else:
+            rank = _rank_numbers(values) if _is_number(values.type) else _rank_by_sorting(values)
         return [np.where(are_valid(values), rank, 0) if values.null_count else rank]
     columns = []
     for field in values.flatten():
         columns += [are_valid(field).astype(np.int64), *_rank_columns(field)]
     return columns or [np.zeros(len(values), dtype=np.int64)]
-
-
-def _rank_non_nested(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return integers in the order of the values, for all types but structs."""
-    if pa.types.is_list(values.type):
-        return _rank_lists(values)
-    return _rank_numbers(values) if _is_number(values.type) else _rank_by_sorting(values)
 
 
 def _rank_lists(values: pa.Array) -> npt.NDArray[np.int64]:

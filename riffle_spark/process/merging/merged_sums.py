@@ -179,17 +179,13 @@ def _add_with_overflow_null(
     sums, is_null = add_exactly(old, *groups.drop_nulls(rows))
     is_null |= overflowed
     is_null[groups.codes[row_overflowed]] = True
-    return pc.if_else(pa.array(is_null), pa.scalar(None, sums.type), pc.fill_null(sums, _zero(sums.type)))
+    zero = pa.scalar(Decimal(0) if pa.types.is_decimal(sums.type) else 0, sums.type)
+    return pc.if_else(pa.array(is_null), pa.scalar(None, sums.type), pc.fill_null(sums, zero))
 
 
 def _adds_exactly(type: pa.DataType) -> bool:
     """Return whether sums of a type are exact: int64, decimals and intervals."""
     return bool(pa.types.is_int64(type) or pa.types.is_decimal128(type) or pa.types.is_duration(type))
-
-
-def _zero(type: pa.DataType) -> pa.Scalar:
-    """Return 0 as a value of a number, decimal or interval type."""
-    return pa.scalar(Decimal(0) if pa.types.is_decimal(type) else 0, type)
 
 
 def _check_overflow(overflows: BoolArray, type: pa.DataType, groups: Groups) -> None:

@@ -102,11 +102,11 @@ class MergedByUser(MergeFunction):
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Return the declared state as a struct type; empty if the arguments cannot be cast to the declared rows."""
-        declared = self._parse_schema(self.function.rows).types
+        declared = spark_schemas.schema_of_ddl(self.function.rows).types
         arguments = [field.type for field in buffers[0]] if pa.types.is_struct(buffers[0]) else []
         if len(arguments) != len(declared) or not all(map(_can_cast, arguments, declared)):
             return ()
-        return [pa.struct(list(self._parse_schema(self.function.state)))]
+        return [pa.struct(list(spark_schemas.schema_of_ddl(self.function.state)))]
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Call the user's ``update`` with the rows, and return the new state of each group."""
@@ -136,7 +136,7 @@ class MergedByUser(MergeFunction):
 
     def aggregate_all_rows(self, columns: Sequence[pa.Array]) -> object:
         """Return the user's result for a single group that consists of all rows. ``columns`` are the arguments."""
-        null = pa.nulls(1, pa.struct(list(self._parse_schema(self.function.state))))
+        null = pa.nulls(1, pa.struct(list(spark_schemas.schema_of_ddl(self.function.state))))
         arguments = pa.StructArray.from_arrays(columns, list(map(str, range(len(columns)))))
         state = self.fold([arguments], [null], Groups(np.zeros(len(arguments), dtype=np.int64), 1))
         return self.finish(state)[0][0].as_py()
@@ -146,17 +146,12 @@ class MergedByUser(MergeFunction):
         """The name of the user's class, for errors."""
         return type(self.function).__name__
 
-    @staticmethod
-    def _parse_schema(ddl: str) -> pa.Schema:
-        """Return the schema of a DDL text."""
-        return spark_schemas.schema_of_ddl(ddl)
-
     def _cast_arguments(self, columns: Sequence[pa.Array]) -> pa.Table:
         """Return the arguments as a table of the declared ``rows``.
 
         Raises ``UserFunctionError`` if a value does not fit.
         """
-        schema = self._parse_schema(self.function.rows)
+        schema = spark_schemas.schema_of_ddl(self.function.rows)
         try:
             arrays = [cast_column(column, field.type) for column, field in zip(columns, schema, strict=True)]
         except pa.ArrowInvalid as error:
@@ -187,7 +182,7 @@ class MergedByUser(MergeFunction):
 
         Raises ``UserFunctionError`` if its columns or rows are not as declared.
         """
-        schema = self._parse_schema(self.function.state)
+        schema = spark_schemas.schema_of_ddl(self.function.state)
         table = conform_table(state, schema, f"state of {self._name}", self._name)
         self._check_row_count(table, groups.size, "update or merge")
         return pa.StructArray.from_arrays([one_array(column) for column in table.columns], fields=list(schema))

@@ -286,7 +286,7 @@ def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_rando
     ``field`` is the JSON of a column with its type, ``type_name`` is Spark's name of the type, and ``sql`` is the
     expression. ``is_random`` is true if its value differs when a batch runs again.
     """
-    if _is_user_defined(field):
+    if isinstance(field["type"], Mapping) and field["type"]["type"] == "udt":  # type_name is that of the stored type.
         check_columns([field], "key", where=_KEY_CALLS)
     if _UNHASHABLE.search(type_name):
         raise refusal_error("array_key", f"{sql}: {type_name}")
@@ -299,8 +299,3 @@ def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_rando
         raise refusal_error("random_key", sql)
     if sql.lower() == _CURRENT_USER:
         raise refusal_error("user_key", sql)
-
-
-def _is_user_defined(field: Mapping[str, object]) -> bool:
-    """Return whether a field has a user-defined type. Spark's type name would be that of the stored type."""
-    return isinstance(field["type"], Mapping) and field["type"]["type"] == "udt"

@@ -9,7 +9,6 @@ The order of calls is Spark's, with key-groups in place of partitions:
 4. After the last key-group the processor is closed.
 """
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
@@ -23,9 +22,8 @@ from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failur
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
-from riffle_spark.process.types.fields import NOT_TEXT_REMEDY, NotText
-from riffle_spark.process.types.missing_modules import failure_hint
-from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.process.types.conform import user_error
+from riffle_spark.process.types.fields import NotText
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -107,7 +105,7 @@ class Processing:
         except Exception as error:  # For example a time that pandas cannot hold, or a string that is not UTF-8.
             if not isinstance(error, NotText) and (self.collects is None or not self.collects(error)):
                 raise
-            raised = self._user_error(error, "converting the rows")
+            raised = user_error("processor", error, "converting the rows", self._where)
             raise (FailedKeys(raised, self._failures) if self.collects else raised) from error
         if self._first_error is not None:
             return Outcome(self._schema.part_schema(delta=True).empty_table(), None, 0, 0)
@@ -204,28 +202,7 @@ class Processing:
         """
         if isinstance(error, RiffleError) and type(error).__module__.startswith(_OWN_MODULES):
             return error
-        return self._user_error(error, step)
-
-    def _user_error(self, error: Exception, step: str) -> UserFunctionError:
-        """Return the ``UserFunctionError`` for an error of the user's code or of a conversion.
-
-        ``step`` says what was called.
-        """
-        if isinstance(error, NotText):
-            problem = f"Cannot convert the processor's input: {error}"
-            # Cause: A value cannot be converted to Python, for example a string that is not UTF-8.
-            return UserFunctionError(problem, remedy=NOT_TEXT_REMEDY, where=self._where, id="RIFFLE-0192")
-        if isinstance(error, Misfit):
-            text = str(error)
-        else:
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-        # Cause: The processor's own code raised the error. Nothing of the batch was committed.
-        return UserFunctionError(
-            f"The processor raised {type(error).__name__}, {step}:\n{text}",
-            remedy=f"Correct the processor, its input or what it imports. {failure_hint(error)}",
-            where=self._where,
-            id="RIFFLE-0193",
-        )
+        return user_error("processor", error, step, self._where)
 
 
 @runtime_checkable

@@ -121,10 +121,11 @@ class PairedRows:
         due_ms = np.concatenate([stored.due_ms, _leave_times_ms(side, rows)])
         leaves = ((due_ms != NO_DUE) & (due_ms <= batch.until_ms)) | ~can_match
         owners = np.concatenate([stored.owners, batch.codes[is_of_side]]).astype(np.int64)
-        columns = {
-            field.name: _concat(stored.values.column(field.name), rows.column(field.name), field.type)
-            for field in list(schema)[: len(side.buffered)]
-        }
+        columns = dict[str, pa.Array]()
+        for field in list(schema)[: len(side.buffered)]:
+            new = cast_column(rows.column(field.name), field.type)
+            chunks = [*stored.values.column(field.name).chunks, *new.chunks]
+            columns[field.name] = pa.chunked_array(chunks, field.type).combine_chunks()
         for output_name, key_name in side.key_backed:
             columns[output_name] = batch.keys.column(key_name).take(pa.array(owners))
         values = pa.Table.from_arrays(list(columns.values()), names=list(columns))
@@ -204,11 +205,6 @@ class _SideRows:
         if len(self.schema) > len(columns):
             columns.append(pa.array(self.has_partner[places]))
         return pa.table(columns, schema=self.schema)
-
-
-def _concat(stored: pa.ChunkedArray, rows: pa.ChunkedArray, type: pa.DataType) -> pa.Array:
-    """Return the buffered values, followed by the batch's values in the same type."""
-    return pa.chunked_array([*stored.chunks, *cast_column(rows, type).chunks], type).combine_chunks()
 
 
 def _places_of_same_key(

@@ -6,11 +6,13 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError
+from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.missing_modules import failure_hint
+from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
-__all__ = ["call_user_function", "conform_table", "function_name"]
+__all__ = ["call_user_function", "conform_table", "function_name", "user_error"]
 
 
 def call_user_function(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
@@ -27,6 +29,33 @@ def call_user_function(function: Callable[..., object], arguments: tuple[object,
             where=where,
             id="RIFFLE-0198",
         ) from error
+
+
+def user_error(subject: str, error: Exception, step: str, where: str) -> UserFunctionError:
+    """Return the ``UserFunctionError`` for an error of the user's code or of a conversion for it.
+
+    ``subject`` is the user's code, such as ``processor``. ``step`` says what was called.
+    """
+    if isinstance(error, NotText):
+        # Cause: A value cannot be converted to Python or pandas, for example a string that is not UTF-8.
+        return UserFunctionError(
+            f"Cannot convert the input of the {subject}: {error}",
+            remedy="Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed, and "
+            "nothing was committed.",
+            where=where,
+            id="RIFFLE-0192",
+        )
+    if isinstance(error, Misfit):
+        text = str(error)
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    # Cause: The user's own code raised the error. Nothing of the batch was committed.
+    return UserFunctionError(
+        f"The {subject} raised {type(error).__name__}, {step}:\n{text}",
+        remedy=f"Correct the {subject}, its input or what it imports. {failure_hint(error)}",
+        where=where,
+        id="RIFFLE-0193",
+    )
 
 
 def function_name(function: Callable[..., object]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import types
@@ -13,7 +13,6 @@ from riffle_spark.process.types.simple_converters import Convert, Misfit
 from riffle_spark.state.formats.arrow_values import find_undecodable
 
 __all__ = [
-    "NOT_TEXT_REMEDY",
     "Fields",
     "NotText",
     "Values",
@@ -192,12 +191,6 @@ def to_python_list(column: pa.Array | pa.ChunkedArray) -> list[object]:
         return _list_times_by_numpy(column, column.cast(pa.timestamp("us")))
     values: list[object] = column.to_pylist()
     return values
-
-
-NOT_TEXT_REMEDY: Final = (
-    "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed, and nothing was "
-    "committed."
-)
 
 
 class NotText(ValueError):

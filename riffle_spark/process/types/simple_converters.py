@@ -244,17 +244,15 @@ def _make_timestamp_converter(kind: pa.DataType) -> Converter:
 
     if kind.tz is None:
         return Converter(frozenset(), normalize)
-    return Converter(frozenset(), normalize, to_arrow=_to_utc, from_arrow=_to_local_time)
+    # Without a zone, Python takes the machine's.
+    return Converter(
+        frozenset(), normalize, to_arrow=lambda value: value.astimezone(timezone.utc), from_arrow=_to_local_time
+    )
 
 
 def _to_local_time(value: datetime) -> datetime:
     """Return a time as naive time in the machine's zone."""
     return value.astimezone().replace(tzinfo=None)
-
-
-def _to_utc(value: datetime) -> datetime:
-    """Return a naive time of the machine's zone, or a time with a zone, in UTC."""
-    return value.astimezone(timezone.utc)
 
 
 _BY_KIND: Final = (

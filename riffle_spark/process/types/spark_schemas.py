@@ -353,12 +353,8 @@ def _type_of(body: object) -> pa.DataType:
         return make_map_type(_type_of(body["keyType"]), _type_of(body["valueType"]), nullable=body["valueContainsNull"])
     if body["type"] != "struct":
         raise TypeError(f"type {body['type']!r} is not supported")
-    return pa.struct([_field_of(field) for field in body["fields"]])
-
-
-def _field_of(body: dict[str, object]) -> pa.Field:
-    """Return the field in Spark's JSON."""
-    return pa.field(str(body["name"]), _type_of(body["type"]), nullable=bool(body["nullable"]))
+    fields = body["fields"]
+    return pa.struct([pa.field(str(f["name"]), _type_of(f["type"]), nullable=bool(f["nullable"])) for f in fields])
 
 
 def make_decimal_type(*digits: int) -> pa.DataType:

@@ -1,9 +1,22 @@
 """Look up Java classes and convert Python lists to Scala, in few Py4J calls."""
 
 import logging
+from functools import lru_cache
 from typing import Any
 
-__all__ = ["MODULE", "cache_of", "checked", "first_class", "kind", "looked_up", "nil", "opened_field", "scala_seq"]
+__all__ = [
+    "MODULE",
+    "cache_of",
+    "checked",
+    "first_class",
+    "items",
+    "kind",
+    "looked_up",
+    "nil",
+    "opened_field",
+    "parameter_count",
+    "scala_seq",
+]
 
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
@@ -11,10 +24,6 @@ _CALLS_FOR_MANY = 3
 _MOST_AT_ONCE = 10
 """The number of items that Java's ``List.of`` takes."""
 _logger = logging.getLogger("riffle_spark")
-
-
-_caches: list[tuple[Any, dict[object, Any]]] = []
-"""The JVM of the last call, and what was looked up in it."""
 
 
 def looked_up(jvm: Any, name: str, member: str = "") -> Any:
@@ -48,11 +57,24 @@ def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
     return cache["class", names]
 
 
-def cache_of(jvm: Any) -> dict[object, Any]:
+@lru_cache(maxsize=1)
+def cache_of(jvm: Any) -> dict[object, Any]:  # noqa: ARG001 - the key of the cache
     """Return the dictionary of everything that was looked up in a JVM. It may be extended."""
-    if not _caches or _caches[-1][0] is not jvm:
-        _caches[:] = [(jvm, {})]
-    return _caches[-1][1]
+    return {}
+
+
+def parameter_count(jvm: Any, class_name: str) -> int:
+    """Return how many parameters the constructor of a class has. It differs by Spark version."""
+    cache = cache_of(jvm)
+    if ("parameters", class_name) not in cache:
+        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
+        cache["parameters", class_name] = java_class.getConstructors()[0].getParameterCount()
+    return int(cache["parameters", class_name])
+
+
+def items(sequence: Any) -> list[Any]:
+    """Return the items of a Scala sequence."""
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def kind(node: Any) -> str:

@@ -204,7 +204,7 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def row_copier(jvm: Any, frame: DataFrame) -> Any:  # noqa: ARG001 - the signature of all lines
-    """Return ``None``, because each result needs the changes that ``local_checkpoint`` makes."""
+    """Return ``None``: each result is stored by ``local_checkpoint``, which changes its RDD and its plan."""
     return None
 
 

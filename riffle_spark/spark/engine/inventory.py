@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
+from riffle_spark.spark.compat.java import items, kind
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.active_run import active_run
 from riffle_spark.spark.engine.connect_root import session_of_user
@@ -66,22 +68,16 @@ _GONE_POLL_SECONDS = 0.05
 
 
 def application_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application. With a JVM it is read once per context, because it never changes."""
-    if not handles.is_classic(spark):
-        return _configured_id(spark)
-    context = handles.context(spark)
-    if not _applications or _applications[-1][0] is not context:
-        _applications[:] = [(context, _configured_id(spark))]
-    return _applications[-1][1]
-
-
-def _configured_id(spark: SparkSession) -> str:
-    """Return the id of the Spark application from its configuration."""
+    """Return the id of the Spark application."""
+    if handles.is_classic(spark):
+        return _id_of_application(handles.context(spark))
     return str(spark.conf.get("spark.app.id", "application") or "application")
 
 
-_applications: list[tuple[Any, str]] = []
-"""The context of the last call of ``application_id``, and its id."""
+@lru_cache(maxsize=1)
+def _id_of_application(context: SparkContext) -> str:
+    """Return the id of an application, read once per context, because it never changes."""
+    return str(context.applicationId)
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
@@ -139,7 +135,7 @@ def _scheduled(context: Any, cache: _ApplicationCache) -> list[str]:
         active = [name for name in _listed(backend) if backend.isExecutorActive(name)]
         return [name for name in active if not (cache.excludes and _is_excluded(store, name))]
     except Exception:  # noqa: BLE001 - an external scheduler may lack the call
-        names = [str(summary.id()) for summary in _items(store.executorList(True))]
+        names = [str(summary.id()) for summary in items(store.executorList(True))]
         return [name for name in names if name != LOCAL_EXECUTOR]
 
 
@@ -255,7 +251,9 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
 def offsets_before(batch: DataFrame, version: int) -> str | None:
     """Return Spark's offset-log entry of the batch before ``version``, or ``None`` if there is none."""
     execution = running_query(batch) if version > 0 else None
-    return None if execution is None else _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
+    if execution is None:
+        return None
+    return _serialized_entry(handles.context(batch.sparkSession), execution.offsetLog(), version - 1)
 
 
 def query_name(batch: DataFrame) -> str:
@@ -279,7 +277,7 @@ def offset_sources(batch: DataFrame) -> list[Any]:
     if execution is None:
         return []
     admission = handles.looked_up(handles.context(batch.sparkSession)._jvm, "java.lang.Class", "forName")(_ADMISSION)
-    return [source for source in _items(execution.sources()) if admission.isInstance(source)]
+    return [source for source in items(execution.sources()) if admission.isInstance(source)]
 
 
 def newest_offsets(sources: Iterable[Any]) -> list[str]:
@@ -343,7 +341,7 @@ def failure_of(query: Any) -> tuple[str, str] | None:
     while cause.getCause() is not None:
         cause = cause.getCause()
     error_id = _ERROR_ID.search(str(failure.get().getMessage()))
-    return str(cause.getClass().getSimpleName()), error_id[1] if error_id else ""
+    return kind(cause), error_id[1] if error_id else ""
 
 
 def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:
@@ -359,11 +357,6 @@ def has_observable_end(spark: SparkSession, incoming: IncomingBatch) -> bool:
 def is_stopping(batch: DataFrame) -> bool:
     """Return, inside ``foreachBatch``, whether the query is stopping. Return ``False`` if it is unknown."""
     return not is_active(batch.sparkSession, _query_of(batch) or DIRECT)
-
-
-def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
-    """Return Spark's offset-log entry of a batch as text."""
-    return _serialized_entry(context, execution.offsetLog(), batch_id)
 
 
 def _serialized_entry(context: Any, log: Any, batch_id: int) -> str:
@@ -393,17 +386,16 @@ def source_options(batch: DataFrame) -> list[dict[str, str]]:
     Return an empty list if they are unknown, as with Spark Connect.
     """
     execution = running_query(batch)
-    leaves = _items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
+    leaves = items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
     options_of_leaves = [_options_of(leaf, handles.context(batch.sparkSession)._jvm) for leaf in leaves]
     return [{str(name).lower(): str(value) for name, value in options.items()} for options in options_of_leaves]
 
 
 def _options_of(leaf: Any, jvm: Any) -> Any:
     """Return the options of a leaf of a streaming plan, a source of version 1 or 2."""
-    kind = str(leaf.getClass().getSimpleName())
-    if kind == "StreamingRelationV2":
+    if kind(leaf) == "StreamingRelationV2":
         return leaf.extraOptions()
-    if kind == "StreamingRelation":
+    if kind(leaf) == "StreamingRelation":
         convert = handles.looked_up(jvm, "scala.collection.JavaConverters", "mapAsJavaMap")
         return convert(leaf.dataSource().options())
     return {}
@@ -412,13 +404,8 @@ def _options_of(leaf: Any, jvm: Any) -> Any:
 def latest_offsets(batch: DataFrame) -> list[str]:
     """Return the offsets of each source in the newest entry of the query's offset log, as text."""
     latest = running_query(batch).offsetLog().getLatest()
-    offsets = _items(latest.get()._2().offsets()) if latest.isDefined() else []
+    offsets = items(latest.get()._2().offsets()) if latest.isDefined() else []
     return [str(offset.get()) for offset in offsets if offset.isDefined()]
-
-
-def _items(seq: Any) -> list[Any]:
-    """Return the items of a Scala sequence."""
-    return [seq.apply(index) for index in range(seq.size())]
 
 
 def find_planned_removals(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:

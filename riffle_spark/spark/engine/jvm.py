@@ -14,7 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from riffle_spark.spark import compat
-from riffle_spark.spark.compat.java import MODULE, cache_of, first_class, looked_up, nil, scala_seq
+from riffle_spark.spark.compat.java import (
+    MODULE,
+    cache_of,
+    first_class,
+    items,
+    looked_up,
+    nil,
+    parameter_count,
+    scala_seq,
+)
 
 __all__ = [
     "NoJvm",
@@ -168,21 +177,9 @@ def rdd_of(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed().rdd()
 
 
-def release(spark: SparkSession, rdd: Any) -> None:
+def release(rdd: Any) -> None:
     """Drop the blocks of a local checkpoint, given its RDD."""
-    _scala_context(spark).unpersistRDD(rdd.id(), False)
-
-
-_scala_contexts: list[tuple[Any, Any]] = []
-"""The Java context of the last call of ``_scala_context``, and its Scala context."""
-
-
-def _scala_context(spark: SparkSession) -> Any:
-    """Return the Scala context of a session. It is asked for once per context, because each call costs."""
-    java_context = context(spark)._jsc
-    if not _scala_contexts or _scala_contexts[-1][0] is not java_context:
-        _scala_contexts[:] = [(java_context, java_context.sc())]
-    return _scala_contexts[-1][1]
+    rdd.context().unpersistRDD(rdd.id(), False)
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
@@ -198,16 +195,7 @@ def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any
     """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
-    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: _parameter_count(jvm, _LOGICAL_RDD)])
-
-
-def _parameter_count(jvm: Any, class_name: str) -> int:
-    """Return how many parameters the constructor of a class has."""
-    cache = cache_of(jvm)
-    if class_name not in cache:
-        java_class = looked_up(jvm, "java.lang.Class", "forName")(class_name)
-        cache[class_name] = java_class.getConstructors()[0].getParameterCount()
-    return int(cache[class_name])
+    return looked_up(jvm, _LOGICAL_RDD)(*arguments[: parameter_count(jvm, _LOGICAL_RDD)])
 
 
 def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
@@ -216,7 +204,7 @@ def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
     The constructor has a further option since Spark 4.3.
     """
     tag = row_tag(jvm)
-    options = [False] * (_parameter_count(jvm, _MAPPED_RDD) - 4)
+    options = [False] * (parameter_count(jvm, _MAPPED_RDD) - 4)
     return looked_up(jvm, _MAPPED_RDD)(rdd, function, *options, tag, tag)
 
 
@@ -230,7 +218,10 @@ def row_tag(jvm: Any) -> Any:
 
 
 def is_in_execution(spark: SparkSession) -> bool:
-    """Return whether this thread runs a SQL execution. Jobs that it starts then get the settings of the session."""
+    """Return whether Spark runs a SQL execution on this thread, as in ``foreachBatch``.
+
+    Only then do the executors get the settings of the session with each job.
+    """
     return context(spark)._jsc.getLocalProperty(_EXECUTION_ID) is not None
 
 
@@ -280,7 +271,7 @@ def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
         tasks = scala_context.statusStore().taskList(
             stage.stageId(), stage.currentAttemptId(), 0, _TASKS, sorting, running
         )
-        for task in map(tasks.apply, range(tasks.size())):
+        for task in items(tasks):
             executor = str(task.executorId())
             seconds = time.time() - task.launchTime().getTime() / 1000
             longest[executor] = max(seconds, longest.get(executor, 0.0))
@@ -292,9 +283,8 @@ def removals_since(spark: SparkSession, seconds: float) -> list[str]:
 
     Raise the JVM's error if Spark cannot list them.
     """
-    listed = context(spark)._jsc.sc().statusStore().executorList(False)
-    executors = map(listed.apply, range(listed.size()))
-    removed = [executor for executor in executors if executor.removeReason().isDefined()]
+    listed = items(context(spark)._jsc.sc().statusStore().executorList(False))
+    removed = [executor for executor in listed if executor.removeReason().isDefined()]
     return [
         str(executor.removeReason().get())
         for executor in removed

@@ -53,9 +53,9 @@ _DELAY = "spark.watermarkDelayMs"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
-def arrow_schema(frame: DataFrame, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
+def arrow_schema(frame: DataFrame, shown: Mapping[str, str] | None = None) -> pa.Schema:
     """Return the Arrow schema of a frame's rows in a Python worker. See ``arrow_of`` for arguments and errors."""
-    return arrow_of(frame.schema, where, shown)
+    return arrow_of(frame.schema, shown=shown)
 
 
 def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:

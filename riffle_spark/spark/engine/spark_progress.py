@@ -25,7 +25,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from riffle_spark.spark import compat
-from riffle_spark.spark.compat.java import MODULE, cache_of, looked_up, nil, opened_field, scala_seq
+from riffle_spark.spark.compat.java import MODULE, cache_of, looked_up, nil, opened_field, parameter_count, scala_seq
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 
@@ -178,11 +178,11 @@ def _kinds_of(operators: Sequence[StateOperator]) -> list[tuple[str, str, int]]:
 
 def _state_node(jvm: Any, number: int, operator: StateOperator, child: Any) -> Any:
     """Return a state operator. Its other arguments are empty, because they matter only to its execution."""
-    info_class = _node_class(jvm, "StatefulOperatorStateInfo")
+    info_class = str(_node_class(jvm, "StatefulOperatorStateInfo").getName())
     run = looked_up(jvm, "java.util.UUID", "randomUUID")()
     none = looked_up(jvm, "scala.None$", MODULE)
-    optional = [none] * (info_class.getConstructors()[0].getParameterCount() - _INFO_ARGUMENTS)
-    info = looked_up(jvm, str(info_class.getName()))("", run, number, 0, operator.partitions, *optional)
+    optional = [none] * (parameter_count(jvm, info_class) - _INFO_ARGUMENTS)
+    info = looked_up(jvm, info_class)("", run, number, 0, operator.partitions, *optional)
     some_info = looked_up(jvm, "scala.Some")(info)
     new_node = looked_up(jvm, str(_node_class(jvm, operator.node).getName()))
     if operator.node != _SAVE:

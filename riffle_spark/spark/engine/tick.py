@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark import compat
+from riffle_spark.spark.compat.java import items, kind, parameter_count
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
@@ -209,20 +210,15 @@ def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:
 
 def _sources(frame: DataFrame) -> list[str]:
     """Return the table class of each streaming leaf, or an empty text if it has no table."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
-    return [_kind(leaf.table()) if _kind(leaf) == "StreamingRelationV2" else "" for leaf in streams]
-
-
-def _kind(node: Any) -> str:
-    """Return the name of a node's class."""
-    return str(node.getClass().getSimpleName())
+    leaves = items(frame._jdf.queryExecution().analyzed().collectLeaves())
+    streams = [leaf for leaf in leaves if leaf.isStreaming()]
+    return [kind(leaf.table()) if kind(leaf) == "StreamingRelationV2" else "" for leaf in streams]
 
 
 def _newest(spark: SparkSession, names: Sequence[str], path: str) -> tuple[int, list[str]] | None:
     """Return the newest batch id in a log of Spark's checkpoint, and the lines of its entry."""
     log = _class_named(spark, names)
-    count = _class(spark, names).getConstructors()[0].getParameterCount()
+    count = parameter_count(_jvm(spark), str(_class(spark, names).getName()))
     spark_log = log(*[handles.session(spark), path, False][:count])
     newest = spark_log.getLatest()
     if not newest.isDefined():
@@ -259,9 +255,8 @@ def _admit_latest(batch: DataFrame, stream: Any) -> None:
     """
     if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
         return
-    sources = inventory.running_query(batch).uniqueSources().keys().toSeq()
-    for source in map(sources.apply, range(sources.size())):
-        if _kind(source) == _WRAPPER and source.delegate().equals(stream):
+    for source in items(inventory.running_query(batch).uniqueSources().keys().toSeq()):
+        if kind(source) == _WRAPPER and source.delegate().equals(stream):
             source.prepareForTriggerAvailableNow()
 
 

@@ -286,7 +286,9 @@ def on(
     used_frame, used_options = replaced_stream(frame, options)
     if used_options is None:
         return cast(StreamFrame, used_frame)  # Only `riffle shadow` runs the query without this package.
-    return _with_options(used_frame, used_options)
+    new_root = used_options.root or (used_options.settings and used_options.settings.root) or ""
+    marked_frame = marked(used_frame, replace(used_options, root=new_root))
+    return StreamFrame(marked_frame._jdf, marked_frame.sparkSession)
 
 
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
@@ -345,18 +347,3 @@ def _check_stream(frame: object, function: str) -> None:
             where="frame",
             id="RIFFLE-0304",
         )
-
-
-def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
-    """Return a wrapped frame with these options in its plan. Raises ``ConfigError`` if it already has another root."""
-    new_root = options.root or (options.settings.root if options.settings is not None else None) or ""
-    old_root = options_in(frame).root
-    if new_root and old_root and new_root != old_root:
-        raise ConfigError(
-            f"The frame already uses root {old_root} and cannot be wrapped again with {new_root}.",
-            remedy="Pass the same root for all streams of a query, or none if a frame already has it.",
-            where="root",
-            id="RIFFLE-0305",
-        )
-    frame = marked(frame, replace(options, root=new_root))
-    return StreamFrame(frame._jdf, frame.sparkSession)

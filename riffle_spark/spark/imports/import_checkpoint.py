@@ -213,7 +213,7 @@ def _count_added_sources(wrapped: _WrappedQuery, offsets: str) -> int:
 
     Raises ``ConfigError`` if the wrapped query reads other sources than ``offsets`` has, or in another order.
     """
-    spark_sources = _sources(wrapped.cut.catalyst.frame(wrapped.cut.plan))
+    spark_sources = _sources(wrapped.cut.reader.catalyst.frame(wrapped.cut.plan))
     wrapped_sources = _sources(stage_rows.input_of(wrapped.stages))
     count = len(offsets.split("\n")[2:])
     if spark_sources != wrapped_sources or count != len(wrapped_sources):
@@ -231,9 +231,7 @@ def _count_added_sources(wrapped: _WrappedQuery, offsets: str) -> int:
 
 def _sources(frame: DataFrame) -> list[str]:
     """Return the streams that a frame reads, in the order in which Spark numbers them."""
-    leaves = analysed(frame).collectLeaves()
-    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
-    return [str(leaf.output().mkString()) for leaf in streams]
+    return [str(leaf.output().mkString()) for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
 
 
 def _rows_of_stages(wrapped: _WrappedQuery, checkpoint: str, version: int, offsets: str) -> Iterator[FirstRows]:

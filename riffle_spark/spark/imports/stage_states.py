@@ -65,7 +65,8 @@ class StageState:
         compute = self.operator.compute
         folding = buffer_folding(compute) if isinstance(compute, MergedGroups | SessionGroups) else None
         expected = self.operator.schema.part_schema() if folding is None else folding.rows
-        expected = pa.schema([field.with_type(_without_dictionary(field.type)) for field in expected])
+        types = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in expected.types]
+        expected = pa.schema(list(map(pa.Field.with_type, expected, types)))
         frame = frame.toDF(*[f"c{index}" for index in range(len(expected))])
         self.check_types(arrow_of(frame.schema), expected)
         targets = [field.dataType for field in spark_schema(expected)]
@@ -80,11 +81,6 @@ class StageState:
                     f"Spark stored column {field.name!r} as {moved_type}, but the query stores {field.type}.",
                     "Pass the query that wrote the checkpoint, with the same columns and types.",
                 )
-
-
-def _without_dictionary(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary, or any other type itself."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -185,7 +181,7 @@ def _buffer_columns(state: StageState, functions: Sequence[FunctionSpec], frame:
         function = by_id[result_id]
         first = types[position].typeName() if position < len(types) else ""
         columns[result_id] = list(_function_columns(function, position, first))
-        position += _stored_count(function, first)
+        position += 1 if _is_unscaled_sum(function, first) else len(function.buffers)
     if position != len(types):
         state.refuse(
             f"Spark stored {len(types) - start} buffers, but the query needs {position - start}.",
@@ -197,11 +193,6 @@ def _buffer_columns(state: StageState, functions: Sequence[FunctionSpec], frame:
 def _is_unscaled_sum(function: FunctionSpec, stored: str) -> bool:
     """Return whether Spark sums the unscaled values of a short decimal, as its optimiser does for speed."""
     return function.function == "Sum" and pa.types.is_decimal(function.buffers[0].type) and stored == "long"
-
-
-def _stored_count(function: FunctionSpec, stored: str) -> int:
-    """Return the number of buffers that Spark stores for a function. ``stored`` is the type of the first one."""
-    return 1 if _is_unscaled_sum(function, stored) else len(function.buffers)
 
 
 def _function_columns(function: FunctionSpec, position: int, stored: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut_plan, find_table
-from riffle_spark.process.plans.plan_values import Expression, PlanNode, transform_up, walk, walk_expression
+from riffle_spark.process.plans.plan_values import PlanNode, transform_up, walk, walk_expression
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
@@ -25,24 +25,9 @@ class CutQuery:
     top: Piece
 
     @property
-    def catalyst(self) -> Catalyst:
-        """Return the factory of nodes in the session's JVM."""
-        return self.reader.catalyst
-
-    @property
     def plan(self) -> Node:
         """Return the plan in the JVM, without its marks."""
         return self.reader.build(self.values.plan)
-
-    @property
-    def root(self) -> str:
-        """Return the root in the query's marks, or ``""`` if they have none."""
-        return self.values.root
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """Return the parts that Spark's own streaming query runs."""
-        return self.values.inputs
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -89,7 +74,7 @@ def check_plan(query: CutQuery, mode: str) -> None:
 
     ``ConfigError`` is for terms that only riffle refuses.
     """
-    catalyst = query.catalyst
+    catalyst = query.reader.catalyst
     rules.check_tables(query.values)
     checker = catalyst.object_named("analysis.UnsupportedOperationChecker")
     for plan, plan_mode in _with_static_tables(query.values.plan, mode):
@@ -130,13 +115,9 @@ def _count_all(plan: PlanNode) -> PlanNode:
     """Return a plan whose aggregate functions have no DISTINCT, so that Spark's checker accepts it."""
 
     def without_distinct(node: PlanNode) -> PlanNode:
-        if not any(map(_has_distinct, node.all_expressions)):
+        parts = (part for expression in node.all_expressions for part in walk_expression(expression))
+        if not any(part.fields.get("isDistinct") is True for part in parts):
             return node
         return replace(node, is_original=False, edit="count_all")
 
     return transform_up(plan, without_distinct)
-
-
-def _has_distinct(expression: Expression) -> bool:
-    """Return whether an expression contains an aggregate function with DISTINCT."""
-    return any(part.fields.get("isDistinct") is True for part in walk_expression(expression))

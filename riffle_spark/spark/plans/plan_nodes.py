@@ -9,6 +9,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from riffle_spark.spark.compat.java import items, kind, parameter_count
 from riffle_spark.spark.engine.jvm import context, frame_of, logical_rdd, looked_up, scala_seq, session
 
 __all__ = ["Catalyst", "Node", "analysed", "children", "function_id", "is_distinct", "items", "kind", "optimised"]
@@ -42,16 +43,6 @@ _COLLATION = re.compile(r"(`(?:[^`]|``)*`)| COLLATE \w+")
 """A quoted name, which is kept, or a collation in a type's SQL."""
 _NARROWED = re.compile(r"interval|collate")
 """Types that lose their units or their collation in Python workers."""
-
-
-def items(sequence: Node) -> list[Node]:
-    """Return the items of a Scala sequence."""
-    return [sequence.apply(index) for index in range(sequence.size())]
-
-
-def kind(node: Node) -> str:
-    """Return the name of a node's class."""
-    return str(node.getClass().getSimpleName())
 
 
 def children(node: Node) -> list[Node]:
@@ -99,7 +90,7 @@ class Catalyst:
 
         Some versions of Spark have further parameters, which get ``False``.
         """
-        count = self._parameter_count(f"{_CATALYST}.{name}")
+        count = parameter_count(context(self.spark)._jvm, f"{_CATALYST}.{name}")
         return self.class_named(name)(*[*arguments, *[False] * count][:count])
 
     def output_mode(self, name: str) -> Node:
@@ -310,14 +301,6 @@ class Catalyst:
         """Return a class of the JVM by its full name, or a ``member`` of it."""
         node: Node = looked_up(context(self.spark)._jvm, name, member)
         return node
-
-    def _parameter_count(self, class_name: str) -> int:
-        """Return the number of parameters of a class's constructor, which differs by Spark version."""
-        count_name = f"parameters of {class_name}"
-        if count_name not in self._shared:
-            java_class = self._lookup("java.lang.Class", "forName")(class_name)
-            self._shared[count_name] = java_class.getConstructors()[0].getParameterCount()
-        return int(self._shared[count_name])
 
     def _type(self, ddl: str) -> Node:
         """Return a Spark type in the JVM, given as DDL."""

@@ -5,11 +5,10 @@ because a frame from a table of its own takes ten times as long. Spark makes the
 visible in integer and boolean columns with nulls, so keys with such nulls get frames of their own.
 """
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,7 @@ from riffle_spark.garbage import collect_garbage_rarely
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
 from riffle_spark.process.processors.processor import InputByKey, Key, split_into_windows
-from riffle_spark.process.types.fields import NOT_TEXT_REMEDY, NotText
-from riffle_spark.process.types.missing_modules import failure_hint
+from riffle_spark.process.types.conform import user_error
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.compat import error_of_class
 from riffle_spark.spark.processors import pandas_form, pandas_output
@@ -30,8 +28,6 @@ from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
 from riffle_spark.spark.processors.pandas_output import PandasOptions
 
 __all__ = ["GroupedFrames"]
-
-_NO_LIMIT: Final = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class GroupedFrames:
 
         Return the update for its output and the new states. Raise ``UserFunctionError`` if the function fails.
         """
-        frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
+        frames = ([pd.DataFrame(columns=pd.Index(self._names))] for _ in range(batch.keys.num_rows))
         return self._call(batch, frames, _remaining_update, has_timed_out=True)
 
     def _call(
@@ -91,6 +87,11 @@ class GroupedFrames:
         key: Key | None = None
         failures = dict[int, Failure]()
         first_error: UserFunctionError | None = None
+
+        def raised(error: Exception) -> UserFunctionError:
+            step = "converting its output" if key is None else f"key {key!r}"
+            return first_error or user_error("function", error, step, f"store {batch.store!r}")
+
         try:
             with collect_garbage_rarely():
                 calls = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
@@ -104,15 +105,14 @@ class GroupedFrames:
                         if batch.collects is None or not batch.collects(error):
                             raise
                         failures[index] = Failure.of(error)
-                        first_error = first_error or _user_error(error, key, batch.store)
+                        first_error = raised(error)
                 key = None
                 if first_error is None:
                     return make_update(output.table(), states)
         except Exception as error:
-            user_error = first_error or _user_error(error, key, batch.store)
             if batch.collects is None or not batch.collects(error):
-                raise user_error from error
-            raise FailedKeys(user_error, failures) from error
+                raise raised(error) from error
+            raise FailedKeys(raised(error), failures) from error
         raise FailedKeys(first_error, failures)
 
     def _stored_columns(self) -> StateColumns:
@@ -153,7 +153,7 @@ class FramesByKey:
         self._rows = grouped.rows
         self._positions = grouped.positions
         self._timezone = options.timezone
-        self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
+        self._rows_max = options.rows_max if options.rows_max > 0 else pandas_output.NO_LIMIT
 
     def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
         """Yield the frames of each key. They are made when they are read."""
@@ -186,19 +186,10 @@ class FramesByKey:
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
         """Return rows as the frame that Spark would pass."""
         named = zip(rows.column_names, rows.columns, strict=True)
-        return _frame_of([pandas_form.series_of(name, column, self._timezone) for name, column in named], rows)
-
-
-def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
-    """Return a frame of these series, with the column names of ``rows``. Two may have the same name."""
-    frame = pd.DataFrame(dict(enumerate(series)), index=pd.RangeIndex(rows.num_rows))
-    frame.columns = pd.Index(rows.column_names)
-    return frame
-
-
-def _empty_frame(names: Sequence[str]) -> pd.DataFrame:
-    """Return a frame without rows. Spark passes it for a timeout."""
-    return pd.DataFrame(columns=pd.Index(names))
+        series = [pandas_form.series_of(name, column, self._timezone) for name, column in named]
+        frame = pd.DataFrame(dict(enumerate(series)), index=pd.RangeIndex(rows.num_rows))
+        frame.columns = pd.Index(rows.column_names)  # Two may have the same name.
+        return frame
 
 
 def _has_visible_nulls(column: pa.ChunkedArray) -> bool:
@@ -270,27 +261,3 @@ def _type_error(expected: str, value: object, prefix: str = "") -> PySparkTypeEr
     """Return PySpark's error for a function that returned ``value`` instead of the ``expected`` type."""
     parameters = {"expected": expected, "actual": f"{prefix}{type(value).__name__}"}
     return error_of_class(PySparkTypeError, "UDF_RETURN_TYPE", parameters)
-
-
-def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionError:
-    """Return the error of the user's function, with its traceback.
-
-    ``key`` is the key of the failing call, ``None`` if the conversion of the output failed.
-    """
-    if isinstance(error, NotText):
-        # Cause: A value cannot be converted to pandas, for example a string that is not UTF-8.
-        return UserFunctionError(
-            f"Cannot convert the input of the function: {error}",
-            remedy=NOT_TEXT_REMEDY,
-            where=f"store {store!r}",
-            id="RIFFLE-0319",
-        )
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    place = "while its output was converted" if key is None else f"for key {key!r}"
-    # Cause: The function's own code raised the error. Nothing of the batch was committed.
-    return UserFunctionError(
-        f"The function raised {type(error).__name__} {place}:\n{trace}",
-        remedy=f"Correct the function, its input or what it imports. {failure_hint(error)}",
-        where=f"store {store!r}",
-        id="RIFFLE-0320",
-    )

@@ -88,7 +88,7 @@ class Handle(StatefulProcessorHandle):
         self.variables.pop(stateName, None)
         state = self._states.pop(stateName, None)
         if state is not None:
-            _unbind(state, spark_errors.Deleted)
+            _unbind(state, "deleted")
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
@@ -149,17 +149,14 @@ class Handle(StatefulProcessorHandle):
 
     def _add(self, state: _State) -> _State:
         """Add a state variable that has no cells yet, and return it."""
-        _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)
+        _unbind(state, "on_driver" if self.phase == "PRE_INIT" else "no_key")
         self._states[state.name] = state
         return state
 
 
-def _unbind(
-    state: CellsState,
-    stand_in: type[spark_errors.Deleted | spark_errors.Keyless | spark_errors.OnDriver] = spark_errors.Keyless,
-) -> None:
+def _unbind(state: CellsState, reason: spark_errors.Reason = "no_key") -> None:
     """Replace the cells of a state by a stand-in whose methods raise Spark's error."""
-    vars(state)["cells"] = stand_in(state.kind, state.name)
+    vars(state)["cells"] = spark_errors.StandIn(state.kind, state.name, reason)
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:

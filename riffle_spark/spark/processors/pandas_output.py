@@ -102,12 +102,10 @@ def _copy_columns(frame: pd.DataFrame) -> Sequence[Values]:
 
     Columns that pandas stores in a single array are copied together. Otherwise each column is copied.
     """
-    blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
+    blocks = frame._mgr.blocks
     if len(blocks) == 1 and _is_in_order(blocks[0], frame.shape[1]):
         return cast("Sequence[Values]", blocks[0].values.copy())
-    if hasattr(frame, "_iter_column_arrays"):
-        return [values.copy() for values in frame._iter_column_arrays()]
-    return [frame.iloc[:, index].array.copy() for index in range(frame.shape[1])]
+    return [values.copy() for values in frame._iter_column_arrays()]
 
 
 def _is_in_order(block: Any, columns: int) -> bool:

@@ -10,15 +10,13 @@ from riffle_spark.spark.compat import error_of_class
 
 __all__ = [
     "DOING",
-    "Deleted",
-    "Keyless",
     "Kind",
-    "OnDriver",
+    "Reason",
+    "StandIn",
     "already_defined",
     "emitted_late",
     "empty_list",
     "misfit",
-    "no_key",
     "no_timers",
     "no_ttl",
     "wrong_name",
@@ -27,6 +25,7 @@ __all__ = [
 
 _PREFIX: Final = "STATEFUL_PROCESSOR_"
 Kind: TypeAlias = Literal["value", "list", "map"]
+Reason: TypeAlias = Literal["on_driver", "no_key", "deleted"]
 _UPDATING: Final = "updating value state"
 DOING: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "value": {
@@ -78,12 +77,6 @@ def no_timers(doing: str, operation: str) -> PySparkException:
         f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
         f"Failed to perform stateful processor operation={operation} with invalid timeMode=None",
     )
-
-
-def no_key(doing: str, name: str) -> PySparkException:
-    """Return the error for state that is used outside the processing of a key."""
-    message = f"Implicit key not found in state store for stateName={name}"
-    return _error(doing, "INTERNAL_ERROR_TWS", message, "XX000")
 
 
 def already_defined(kind: str, name: str, first_kind: str) -> PySparkException:
@@ -172,54 +165,29 @@ def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PyS
     return PySparkRuntimeError(f"Error {doing}: [{name}] {message} SQLSTATE: {sql_state}")
 
 
-class _StandIn:
-    """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error."""
+class StandIn:
+    """Replaces the cells of a state variable that cannot be used. Every method raises Spark's error.
 
-    def __init__(self, kind: Kind, name: str) -> None:
+    ``reason`` is ``on_driver``, where variables are only declared, ``no_key`` outside the processing of a key, or
+    ``deleted`` after ``init`` deleted the variable. As in Spark, iterating over a deleted variable yields nothing.
+    """
+
+    def __init__(self, kind: Kind, name: str, reason: Reason) -> None:
         """Create the stand-in of the state variable ``name``."""
         self._kind = kind
         self._name = name
+        self._reason = reason
 
     def __getattr__(self, method: str) -> Callable[[], Iterator[NoReturn]]:
         """Raise Spark's error for a method of the cells, and ``AttributeError`` for any other name."""
         if method not in DOING[self.__dict__["_kind"]]:
             raise AttributeError(method)
-        return self._resolve_method(method, *DOING[self._kind][method])
-
-    def _resolve_method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
-        """Raise Spark's error. A subclass may return a replacement for the method instead."""
-        raise self._error(operation, doing)
-
-    def _error(self, operation: str, doing: str) -> PySparkException:
-        """Return Spark's error for a call. Subclasses implement it."""
-        raise NotImplementedError
-
-
-class OnDriver(_StandIn):
-    """Replaces cells on the driver, where variables are only declared."""
-
-    def _error(self, operation: str, doing: str) -> PySparkException:
-        """Return the error for a call on the driver."""
-        return wrong_phase(doing, f"{self._name}.{operation}", "PRE_INIT")
-
-
-class Keyless(_StandIn):
-    """Replaces cells outside the processing of a key."""
-
-    def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
-        """Return the error for a call outside the processing of a key."""
-        return no_key(doing, self._name)
-
-
-class Deleted(_StandIn):
-    """Replaces the cells of a variable that ``init`` deleted. As in Spark, iterating over them yields nothing."""
-
-    def _resolve_method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
-        """Return a function without results for a method that iterates. Raise Spark's error for any other method."""
+        operation, doing = DOING[self._kind][method]
+        if self._reason == "on_driver":
+            raise wrong_phase(doing, f"{self._name}.{operation}", "PRE_INIT")
+        if self._reason == "no_key":
+            message = f"Implicit key not found in state store for stateName={self._name}"
+            raise _error(doing, "INTERNAL_ERROR_TWS", message, "XX000")
         if (self._kind, method) in _ITERATORS:
             return lambda: iter(())
-        return super()._resolve_method(method, operation, doing)
-
-    def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
-        """Return the error for a call on a deleted variable."""
-        return PySparkRuntimeError(f"Error {doing}: {self._kind.capitalize()} state {self._name} is not initialized.")
+        raise PySparkRuntimeError(f"Error {doing}: {self._kind.capitalize()} state {self._name} is not initialized.")

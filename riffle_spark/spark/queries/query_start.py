@@ -85,7 +85,7 @@ def start_query(
     checkpoint = _checkpoint(spark, writer_settings)
     spark_sinks.check_file_system(spark, checkpoint)
     sink_choice.check_recovery(spark, writer_settings, checkpoint)
-    shared_root = query.root or options.root or settings_of(spark, options.settings).root or ""
+    shared_root = query.values.root or options.root or settings_of(spark, options.settings).root or ""
     own_root = writer_settings.option(_ROOT) or ("" if shared_root else _root_in(spark, checkpoint))
     settings = (options.settings or Settings()).but(root=own_root or shared_root)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
@@ -115,7 +115,7 @@ def explain_query(frame: DataFrame, extended: bool | str | None, mode: str | Non
     query = cut_query(frame)
     stages = planned_stages.planned_stages(query, None)
     lines = ["== Run by Spark =="]
-    for spark_frame in stage_rows.inputs_of(stages) or [query.catalyst.frame(query.plan)]:
+    for spark_frame in stage_rows.inputs_of(stages) or [query.reader.catalyst.frame(query.plan)]:
         with redirect_stdout(io.StringIO()) as output:
             spark_frame.explain(extended, mode)
         lines.append(output.getvalue().strip())
@@ -138,7 +138,7 @@ def _describe(query: CutQuery, stages: Sequence[planned_stages.PlannedStage]) ->
 def _start_in_spark(query: CutQuery, writer_settings: WriterSettings) -> StreamingQuery:
     """Start a query without stateful operators in Spark, as if its frame had not been wrapped."""
     sink_choice.check_spark_query(writer_settings)
-    writer = writer_settings.apply_to(DataStreamWriter(query.catalyst.frame(query.plan)))
+    writer = writer_settings.apply_to(DataStreamWriter(query.reader.catalyst.frame(query.plan)))
     if writer_settings.table is None:
         return writer.start(writer_settings.path)
     return writer.toTable(writer_settings.table)

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import Row
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
@@ -217,19 +217,15 @@ def _call(query: Query, spark: SparkSession, replace_stream: Replace) -> "DataFr
         with replacing_streams(replace_stream):
             return query(spark)
     except PySparkException as error:
+        message = str(error).partition(";\n")[0]  # Spark appends the plan.
         connectors = packages()
         raise ConfigError(
-            f"The function fails: {_without_plan(error)}",
+            f"The function fails: {message}",
             remedy="Correct the function. If Spark has no connector for Kafka, set "
             f"PYSPARK_SUBMIT_ARGS='--packages {connectors} pyspark-shell'.",
             where="query",
             id="RIFFLE-1745",
         ) from error
-
-
-def _without_plan(error: PySparkException) -> str:
-    """Return the message of an error without the plan that Spark appends to it."""
-    return str(error).partition(";\n")[0]
 
 
 def _moved_options(root: str, local_dir: str | None) -> Replace:
@@ -344,7 +340,7 @@ class _Side:
     def _take(self, rows: DataFrame, batch_id: int) -> None:
         """Keep the rows of a batch: the sink."""
         self.columns = tuple(rows.columns)
-        self.schema = _without_nullability(rows.schema)
+        self.schema = rows.schema.simpleString()
         self._rows[batch_id] = rows.collect()
 
     def _read_progress(self, query: StreamingQuery) -> None:
@@ -384,8 +380,3 @@ def _streams_in(frame: DataFrame) -> list[str]:
     """Return a description of each stream that a frame reads, with its folder."""
     leaves = [leaf for leaf in items(analysed(frame).collectLeaves()) if leaf.isStreaming()]
     return [str(leaf.toString()) for leaf in leaves if str(leaf.nodeName()) != _WITH_REFERENCE]
-
-
-def _without_nullability(schema: StructType) -> str:
-    """Return the names and types of columns as text."""
-    return schema.simpleString()

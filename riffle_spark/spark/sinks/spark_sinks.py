@@ -13,6 +13,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark import compat
+from riffle_spark.spark.compat.java import parameter_count
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, mentions, scala_seq, session
 
 __all__ = [
@@ -59,8 +60,7 @@ class FileSink:
         none = looked_up(jvm, "scala.None$", "MODULE$")
         columns = scala_seq(jvm, list(partition_by))
         arguments = [session(spark), source, scala_seq(jvm, []), none, columns, none, _scala_map(jvm, options), none]
-        source_class = looked_up(jvm, "java.lang.Class", "forName")(_SOURCE)
-        count = source_class.getConstructors()[0].getParameterCount()  # Spark 4.3 has one more, which is optional.
+        count = parameter_count(jvm, _SOURCE)  # Spark 4.3 has one more, which is optional.
         data_source = looked_up(jvm, _SOURCE)(*arguments, *[none] * (count - len(arguments)))
         append = looked_up(jvm, "org.apache.spark.sql.streaming.OutputMode", "Append")()
         self._sink = _create_sink(data_source, append, frame._jdf.schema())

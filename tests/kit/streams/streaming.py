@@ -81,7 +81,7 @@ class Kept:
 
 
 def stored_rdds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the ids of RDDs are added that are stored without a plan from now on."""
+    """Return a list that gets the id of each RDD that is stored without a frame from now on."""
     stored: list[int] = []
     store_rdd = jvm.store_rdd
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from riffle_spark import Stateful
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.process.stages.merged_groups import DistinctGroups, OutputMode
-from riffle_spark.process.store_computation import make_store_computation
+from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
@@ -146,7 +146,7 @@ def test_a_group_and_its_values_lie_together() -> None:
         assert len(query.state()) == 81
     compute = DistinctGroups(SPEC, "update")
     declared = compute.declare(SPEC.stored_key, SPEC.rows)
-    schema = make_store_computation(compute, "visits").schema("visits", SPEC.stored_key, declared)
+    schema = StoreComputation(compute).schema("visits", SPEC.stored_key, declared)
     assert declared.routed_by == schema.routing == ("window_start", "window_end", "page")
     assert schema_of_text("visits", schema.to_text()) == schema
     plain = PlainColumns("visits", SPEC.stored_key, declared.state, declared.due, declared.time_mode)

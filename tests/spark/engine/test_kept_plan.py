@@ -345,7 +345,7 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
 def test_results_of_a_query_are_stored_without_a_plan(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of several chunks keeps its own rows, and nothing remains stored. Calls outside a query are planned."""
+    """Each chunk keeps its own rows, and all blocks are released. Outside a query, results are stored as frames."""
     stored = stored_rdds(monkeypatch)
     persisted = spark.sparkContext._jsc.getPersistentRDDs
     before = set(persisted())

@@ -91,9 +91,9 @@ class Murderous:
 
 
 def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: str) -> None:
-    """Run an aggregate and a processor together, some idioms a batch, with all executors killed in one sink's hands.
+    """Run an aggregate and a processor together, with some idioms per batch. One sink kills all executors.
 
-    The calls look like those of a query, so that results of kept plans are stored without a plan of their own.
+    Spark's execution id is set as in a query, so that the RDDs of kept plans are stored themselves.
     """
     sinks = {store: Murderous(idioms, armed=store == killing) for store in ("totals", "visits")}
     settings = settings_in(folder, expected_executors=2)

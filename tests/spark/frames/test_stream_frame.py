@@ -210,7 +210,6 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
     [
         (lambda plain: plain.groupBy("page"), "RIFFLE-0302"),
         (lambda plain: plain.sparkSession.range(3), "RIFFLE-0304"),
-        (lambda plain: riffle_spark.on(plain, root="file:///other"), "RIFFLE-0305"),
         (lambda plain: riffle_spark.on(plain, root="/other"), "/other"),
         (lambda plain: riffle_spark.on(plain, settings=ROOT), "RIFFLE-0381"),  # type: ignore[arg-type]
     ],

@@ -118,7 +118,9 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
         assert number == 0
         found.extend(spark.frame(cut.top.fill({0: merge_in_slots(plan, batch)})).collect())
 
-    writer = spark.frame(plan.map_side.fill({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
+    writer = spark.frame(plan.map_side.fill({0: cut.reader.build(cut.values.inputs[0].plan)})).writeStream.foreachBatch(
+        take
+    )
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
@@ -146,7 +148,9 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
     cut = cut_of(stream_of(rows, str(tmp_path)).groupBy("z", "f").count())
     plan, catalyst = read_aggregate(cut.reader, cut.stages[0].node), Catalyst(spark)
-    sent = catalyst.frame(plan.map_side.fill({0: with_rows(catalyst, cut.reader.build(cut.inputs[0].plan), rows)}))
+    sent = catalyst.frame(
+        plan.map_side.fill({0: with_rows(catalyst, cut.reader.build(cut.values.inputs[0].plan), rows)})
+    )
     found = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
     assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
