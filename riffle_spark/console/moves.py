@@ -1,15 +1,15 @@
 """The command `riffle moves`."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import period_options
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.assign.model import TaskId
@@ -30,15 +30,14 @@ _NOT_RECORDED = "not recorded"
 @period_options
 @store_options
 @json_option
-def moves_command(  # noqa: PLR0913 - one argument for each option
+def moves_command(
     root: str,
     key: str | None,
     key_group: int | None,
     store: str | None,
     limit: int,
     period: "Period",
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show which key-groups moved, when and why.
@@ -61,7 +60,7 @@ def moves_command(  # noqa: PLR0913 - one argument for each option
 
     if key is not None and key_group is not None:
         raise click.UsageError("Both KEY and --key-group are given.\n  What to do: Give one of them.")
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     group: str | None = None
     if key is not None:
         place = find_key(root, key, store, options)
