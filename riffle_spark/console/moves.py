@@ -1,6 +1,7 @@
 """The command `riffle moves`."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from riffle_spark.assign.model import TaskId
     from riffle_spark.offline.periods import Period
     from riffle_spark.offline.root_moves import LoggedMove
+    from riffle_spark.protocol.facts import MoveSummary
 
-__all__ = ["moves_command"]
+__all__ = ["moves_command", "moves_table"]
 
 _NOT_RECORDED = "not recorded"
 
@@ -73,18 +75,18 @@ def moves_command(
     if as_json:
         echo(json.dumps({"root": root, "key_group": key_group, "moves": [move.to_json() for move in moves]}))
     elif moves:
-        show_table(_table(moves))
+        show_table(moves_table("", moves))
     else:
         echo("The retained records have no such move.")
 
 
-def _table(moves: "list[LoggedMove]") -> Table:
-    """Return the moves as a table."""
-    table = Table("", ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
+def moves_table(title: str, moves: "Sequence[LoggedMove | MoveSummary]") -> Table:
+    """Return moves as a table."""
+    table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
     table.right = frozenset({"BATCH", "KEY-GROUP"})
     for move in moves:
         partition = f" ({move.topic}:{move.partition})" if move.topic else ""
-        group = "" if move.group == "query" else f"{move.group}/"
+        group = "" if move.group in ("", "query") else f"{move.group}/"
         table.add(
             show_time(move.time_ms),
             move.version,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from riffle_spark.console.moves import moves_table
 from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
@@ -309,22 +310,7 @@ def _remaining(member: "MemberFacts") -> str | None:
 def _moves(status: "Status") -> Table:
     """Return the last moves."""
     shown = status.moves[-_MOVES_SHOWN:]
-    title = f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)"
-    table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
-    table.right = frozenset({"BATCH", "KEY-GROUP"})
-    for move in shown:
-        key_group = f"{move.topic}:{move.partition}" if move.topic else str(move.key_group)
-        group = "" if move.group in ("", "query") else f"{move.group}/"
-        table.add(
-            show_time(move.time_ms),
-            move.version,
-            f"{group}{key_group}",
-            move.role,
-            move.from_member or None,
-            move.to_member,
-            move.reason,
-        )
-    return table
+    return moves_table(f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)", shown)
 
 
 def _warnings(status: "Status") -> Table:
