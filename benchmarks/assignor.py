@@ -32,7 +32,7 @@ RACKS = 6
 GROUPS = 8
 CALLS = 5
 SECONDS_A_SIDE = 900
-NOISY = ("times_ms", "growth_power", "day_s", "repetitions")
+NOISY = ("times_ms", "growth_power", "repetitions")
 
 
 def scale_out(tasks: int, members: int) -> View:
@@ -210,24 +210,6 @@ def compared(anchor: Anchor, scenario: Scenario) -> Iterator[tuple[dict[str, Any
             yield phase, kafka_phase
 
 
-def day() -> dict[str, Any]:
-    """Play the simulator's day (1 000 members, 32 768 tasks, 20 changes of membership) under ours.
-
-    Nothing where the commit that is measured has no simulator yet.
-    """
-    try:
-        from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
-        from riffle_spark.simulate.play import RebalanceRules, play
-        from riffle_spark.simulate.policy import RIFFLE
-        from riffle_spark.simulate.world_file import read_world
-    except ImportError:
-        return {}
-    started = time.process_time()
-    done = play(read_world("day"), RIFFLE, RebalanceRules(Probes(), Patience(), is_outside_band))
-    seconds = time.process_time() - started
-    return {"day_s": round(seconds, 1), "day_assigned": done.assigned, "day_moves": done.moves}
-
-
 def figures() -> dict[str, Any]:
     """Measure everything."""
     measured = times()
@@ -238,7 +220,6 @@ def figures() -> dict[str, Any]:
         "growth_power": growth(measured),
         **without,
         **with_racks,
-        **day(),
         "broken": without["broken"] + with_racks["broken"],
         "repetitions": {f"times_ms.{strategy}.{t}x{m}": calls(t) for strategy in get_args(Strategy) for t, m in SIZES},
     }

@@ -13,7 +13,6 @@ from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Task
 from riffle_spark.simulate.outcomes import Outcome
 from riffle_spark.simulate.play import Play
 from riffle_spark.simulate.policy import POLICIES, Policy, find_assignor
-from riffle_spark.simulate.rules import RebalanceRules, rules_for_world
 from riffle_spark.simulate.world import WARMING, Floats, World
 
 __all__ = ["ALL", "GROUPS", "GroupPlay", "GroupPolicy", "play_under"]
@@ -87,18 +86,18 @@ ALL: Final[dict[str, Policy]] = {**GROUPS, **POLICIES}
 def play_under(policy: Policy, world: World, on_step: Callable[[float], object] | None = None) -> Outcome:
     """Play a world to its end under a policy."""
     if isinstance(policy, GroupPolicy):
-        return GroupPlay(world, policy, rules_for_world(world)).run(on_step)
-    return Play(world, policy, rules_for_world(world)).run(on_step)
+        return GroupPlay(world, policy).run(on_step)
+    return Play(world, policy).run(on_step)
 
 
 class GroupPlay(Play):
     """The state of a simulation of a consumer group."""
 
-    def __init__(self, world: World, policy: GroupPolicy, rules: RebalanceRules) -> None:
+    def __init__(self, world: World, policy: GroupPolicy) -> None:
         self.protocol = policy
         self._busy_until = 0.0
         self._deferred_until: float | None = None
-        super().__init__(world, policy, rules)
+        super().__init__(world, policy)
 
     def _add_member(self, member: MemberId, kind: str) -> None:
         if self.protocol.is_static and any(alarm[1:] == ("left", member) for alarm in self._alarms):

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -12,11 +11,11 @@ from riffle_spark.console.options import (
     check_location,
     echo,
     json_option,
-    read_settings,
     root_argument,
     store_options,
     usage_errors,
 )
+from riffle_spark.settings import Settings
 
 __all__ = ["policy_command", "verify_command"]
 
@@ -35,8 +34,7 @@ _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b"
 def verify_command(
     root: str,
     checkpoint: str | None,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Check every object that a root's retained records list. Changes nothing.
@@ -46,7 +44,6 @@ def verify_command(
     from riffle_spark.offline import verify as verification
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     options = options_of(settings)
     if checkpoint is not None:
         check_location(checkpoint, options)

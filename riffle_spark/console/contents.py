@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import period_options
 from riffle_spark.console.tables import Table, show_facts, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_rows, show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.observe.status import WarningSummary
@@ -37,9 +37,7 @@ _PERIOD_LIMIT = 10_000
 @period_options
 @store_options
 @json_option
-def log_command(
-    root: str, limit: int | None, period: "Period", s3_endpoint: str | None, conf_file: Path, as_json: bool
-) -> None:
+def log_command(root: str, limit: int | None, period: "Period", settings: Settings, as_json: bool) -> None:
     """List the records of a query's log, its savepoints, moves and warnings, and the targets of a rollback.
 
     Times are in UTC. CHANGED ROWS are stored rows that the batch changed. MOVES counts key-groups with a new owner.
@@ -60,7 +58,7 @@ def log_command(
     from riffle_spark.offline.root_contents import read_records, read_savepoints, read_warnings
     from riffle_spark.worker.member_folders import options_of
 
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     has_period = period != ALWAYS
     records = read_records(root, limit or (_PERIOD_LIMIT if has_period else _LIMIT), options, period)
     warnings = read_warnings(root, options, period)
@@ -162,7 +160,7 @@ def _offsets_text(record: "LoggedRecord") -> str | None:
 @root_argument
 @store_options
 @json_option
-def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+def stores_command(root: str, settings: Settings, as_json: bool) -> None:
     """Show the stores of a query: columns, rows, bytes, parts and the largest key-groups.
 
     ROWS is the number of state rows, as in Spark's `numRowsTotal`. It is `at most` a number if it is unknown: an
@@ -178,7 +176,7 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     from riffle_spark.offline.root_contents import read_rates, read_stores
     from riffle_spark.worker.member_folders import options_of
 
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     stores = read_stores(root, options)
     rates = read_rates(root, options)
     if as_json:
@@ -219,9 +217,7 @@ def stores_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
 @click.option("--store", help="The state store of the key. Required if the query's stores have different keys.")
 @store_options
 @json_option
-def where_command(
-    root: str, key: str, store: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool
-) -> None:
+def where_command(root: str, key: str, store: str | None, settings: Settings, as_json: bool) -> None:
     """Show the key-group of a key, its owner and its standbys, as of the newest record.
 
     KEY is written as for `riffle state`. The columns that decide the key-group are enough. If the query dispatches by
@@ -232,7 +228,7 @@ def where_command(
     from riffle_spark.offline.root_contents import find_key
     from riffle_spark.worker.member_folders import options_of
 
-    place = find_key(root, key, store, options_of(read_settings(conf_file, s3_endpoint)))
+    place = find_key(root, key, store, options_of(settings))
     if as_json:
         echo(json.dumps({"root": root, **place.to_json()}))
         return

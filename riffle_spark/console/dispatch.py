@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from riffle_spark.console.options import read_settings, root_options, show_plan, usage_errors
+from riffle_spark.console.options import root_options, show_plan, usage_errors
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import DISPATCHES
+from riffle_spark.settings import DISPATCHES, Settings
 
 if TYPE_CHECKING:
     from riffle_spark.offline.switch import PartitionOf
@@ -34,8 +34,7 @@ __all__ = ["dispatch_command", "keys_command"]
 )
 def dispatch_command(
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     to: str,
@@ -51,7 +50,6 @@ def dispatch_command(
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     with usage_errors():
         function: PartitionOf | None = load_function(partition_of, "--partition-of") if partition_of else None
     plan = switch_dispatch(
@@ -69,14 +67,11 @@ def dispatch_command(
 @click.command("keys")
 @root_options
 @click.option("--rewrite", is_flag=True, help="Write all state again with the newest key. The query must be stopped.")
-def keys_command(
-    root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, as_json: bool, rewrite: bool
-) -> None:
+def keys_command(root: str, settings: Settings, execute: bool, as_json: bool, rewrite: bool) -> None:
     """Show which keys encrypt the parts of a query's state."""
     from riffle_spark.offline.switch import switch_keys
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     plan = switch_keys(
         root,
         options=options_of(settings),

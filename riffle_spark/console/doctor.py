@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from riffle_spark.console.options import check_root, echo, json_option, store_options, usage_errors
+from riffle_spark.console.options import check_root, conf_file_option, echo, json_option, usage_errors
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
 
 __all__ = ["doctor_command"]
@@ -34,7 +34,8 @@ def _parse_conf(_context: click.Context, _parameter: click.Parameter, pairs: Seq
     callback=_parse_conf,
     help="A setting of Spark, as for spark-submit. May be given several times.",
 )
-@store_options
+@click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")
+@conf_file_option("A settings file, with the endpoint, region and time-outs of the object store.")
 @json_option
 def doctor_command(
     root: str | None,

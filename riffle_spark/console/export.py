@@ -1,20 +1,19 @@
 """The commands `riffle export` and `riffle state load`."""
 
 import json
-from pathlib import Path
 
 import click
 
 from riffle_spark.console.options import (
     echo,
     json_option,
-    read_settings,
     root_argument,
     root_options,
     show_plan,
     store_options,
     usage_errors,
 )
+from riffle_spark.settings import Settings
 
 __all__ = ["export_command", "load_command"]
 
@@ -25,7 +24,7 @@ __all__ = ["export_command", "load_command"]
 @click.option("--to", required=True, metavar="PATH", help="An empty folder: a local path or a URL of an object store.")
 @store_options
 @json_option
-def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool, store: str, to: str) -> None:
+def export_command(root: str, settings: Settings, as_json: bool, store: str, to: str) -> None:
     """Export the newest state of a store to Parquet files, which are not encrypted.
 
     The command only reads the root, also while the query runs. `riffle state load` loads the files.
@@ -35,7 +34,6 @@ def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     from riffle_spark.offline.export import export_state
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     done = export_state(root, store, to, options=options_of(settings), encryption_keys=settings.encryption_keys)
     if as_json:
         echo(
@@ -72,10 +70,9 @@ def export_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json:
     type=click.IntRange(1, 32_768),
     help="The number of key-groups of a new root. By default key_groups of the settings file.",
 )
-def load_command(  # noqa: PLR0913 - the command's options
+def load_command(
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     source: str,
@@ -93,7 +90,6 @@ def load_command(  # noqa: PLR0913 - the command's options
 
     with usage_errors():
         editor = Editor.of_process(reason)
-    settings = read_settings(conf_file, s3_endpoint)
     plan = load_state(
         root,
         source,

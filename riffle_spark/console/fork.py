@@ -1,10 +1,9 @@
 """The command `riffle fork`."""
 
-from pathlib import Path
-
 import click
 
-from riffle_spark.console.options import check_root, echo, read_settings, root_options, show_plan, usage_errors
+from riffle_spark.console.options import check_root, echo, root_options, show_plan, usage_errors
+from riffle_spark.settings import Settings
 
 __all__ = ["fork_command"]
 
@@ -17,8 +16,7 @@ __all__ = ["fork_command"]
 def fork_command(
     root: str,
     new_root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     at: str | None,
@@ -42,7 +40,7 @@ def fork_command(
         raise click.UsageError("The batch is required, once.\n  What to do: Give one of --at and --savepoint.")
     with usage_errors():
         parse_target(targets[0])
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     plan = fork(root, new_root, targets[0], options=options, execute=execute)
     show_plan(plan, as_json=as_json)
     if plan.offsets and not as_json:

@@ -1,7 +1,5 @@
 """The command `riffle import`."""
 
-from pathlib import Path
-
 import click
 
 from riffle_spark.console.dispatch import load_function
@@ -9,11 +7,11 @@ from riffle_spark.console.options import (
     check_folder,
     check_location,
     checkpoint_option,
-    read_settings,
     root_options,
     show_plan,
     usage_errors,
 )
+from riffle_spark.settings import Settings
 
 __all__ = ["import_command"]
 
@@ -37,8 +35,7 @@ __all__ = ["import_command"]
 def import_command(
     root: str,
     checkpoint: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     query: str,
@@ -53,7 +50,6 @@ def import_command(
     from riffle_spark.spark.imports.command import run_import
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     check_location(checkpoint, options_of(settings))
     with usage_errors():
         function = load_function(query, "--query")

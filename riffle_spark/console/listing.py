@@ -1,13 +1,13 @@
 """The command `riffle ls`."""
 
 import json
-from pathlib import Path
 
 import click
 
-from riffle_spark.console.options import check_root, echo, json_option, read_settings, store_options
+from riffle_spark.console.options import check_root, echo, json_option, store_options
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_count, show_duration
+from riffle_spark.settings import Settings
 
 __all__ = ["ls_command"]
 
@@ -19,7 +19,7 @@ __all__ = ["ls_command"]
 )
 @store_options
 @json_option
-def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+def ls_command(prefix: str, depth: int, settings: Settings, as_json: bool) -> None:
     """List the queries whose roots are below a prefix, with their age, lag and health.
 
     HEALTH is `ok`, `paused`, `stopped`, `failed`, or one of these. `behind`: records are unread, and the last commit
@@ -37,7 +37,7 @@ def ls_command(prefix: str, depth: int, s3_endpoint: str | None, conf_file: Path
     from riffle_spark.offline.root_status import read_status
     from riffle_spark.worker.member_folders import options_of
 
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     table = Table("", ("ROOT", "QUERY", "HEALTH", "BATCH", "AGE", "LAG", "MEMBERS"))
     table.right = frozenset({"BATCH", "AGE", "LAG", "MEMBERS"})
     shown: list[dict[str, object]] = []

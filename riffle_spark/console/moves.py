@@ -1,22 +1,24 @@
 """The command `riffle moves`."""
 
 import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import period_options
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.assign.model import TaskId
     from riffle_spark.offline.periods import Period
     from riffle_spark.offline.root_moves import LoggedMove
+    from riffle_spark.protocol.facts import MoveSummary
 
-__all__ = ["moves_command"]
+__all__ = ["moves_command", "moves_table"]
 
 _NOT_RECORDED = "not recorded"
 
@@ -30,15 +32,14 @@ _NOT_RECORDED = "not recorded"
 @period_options
 @store_options
 @json_option
-def moves_command(  # noqa: PLR0913 - one argument for each option
+def moves_command(
     root: str,
     key: str | None,
     key_group: int | None,
     store: str | None,
     limit: int,
     period: "Period",
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show which key-groups moved, when and why.
@@ -61,7 +62,7 @@ def moves_command(  # noqa: PLR0913 - one argument for each option
 
     if key is not None and key_group is not None:
         raise click.UsageError("Both KEY and --key-group are given.\n  What to do: Give one of them.")
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     group: str | None = None
     if key is not None:
         place = find_key(root, key, store, options)
@@ -74,18 +75,18 @@ def moves_command(  # noqa: PLR0913 - one argument for each option
     if as_json:
         echo(json.dumps({"root": root, "key_group": key_group, "moves": [move.to_json() for move in moves]}))
     elif moves:
-        show_table(_table(moves))
+        show_table(moves_table("", moves))
     else:
         echo("The retained records have no such move.")
 
 
-def _table(moves: "list[LoggedMove]") -> Table:
-    """Return the moves as a table."""
-    table = Table("", ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
+def moves_table(title: str, moves: "Sequence[LoggedMove | MoveSummary]") -> Table:
+    """Return moves as a table."""
+    table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
     table.right = frozenset({"BATCH", "KEY-GROUP"})
     for move in moves:
         partition = f" ({move.topic}:{move.partition})" if move.topic else ""
-        group = "" if move.group == "query" else f"{move.group}/"
+        group = "" if move.group in ("", "query") else f"{move.group}/"
         table.add(
             show_time(move.time_ms),
             move.version,

@@ -107,10 +107,16 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-def store_options(command: _Command) -> _Command:
-    """Add ``--s3-endpoint`` and ``--conf-file``."""
-    command = conf_file_option("A settings file, with the endpoint, region and time-outs of the object store.")(command)
-    return click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")(command)
+def store_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--s3-endpoint`` and ``--conf-file``. The command gets their ``settings``."""
+
+    @click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")
+    @conf_file_option("A settings file, with the endpoint, region and time-outs of the object store.")
+    @wraps(command)
+    def with_settings(*, s3_endpoint: str | None, conf_file: Path, **options: object) -> None:
+        command(settings=read_settings(conf_file, s3_endpoint), **options)
+
+    return with_settings
 
 
 def checkpoint_option(command: _Command) -> _Command:

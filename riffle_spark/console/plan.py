@@ -129,7 +129,6 @@ def simulate_command(
     from riffle_spark.simulate.outcomes import format_table, outcome_to_json
     from riffle_spark.simulate.play import play
     from riffle_spark.simulate.policy import POLICIES
-    from riffle_spark.simulate.rules import rules_for_world
     from riffle_spark.simulate.world_file import read_world
 
     if history and not as_json:
@@ -142,7 +141,7 @@ def simulate_command(
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=escape_unprintable(world.name), file=sys.stderr) as bar:
         for name in chosen:
-            outcomes.append(play(world, POLICIES[name], rules_for_world(world), lambda _: bar.update(1)))
+            outcomes.append(play(world, POLICIES[name], lambda _: bar.update(1)))
     if as_json:
         for outcome in outcomes:
             echo(json.dumps(outcome_to_json(world, outcome, history=history)))

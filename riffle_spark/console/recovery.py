@@ -1,7 +1,5 @@
 """The commands `riffle adopt` and `riffle rollback`."""
 
-from pathlib import Path
-
 import click
 
 from riffle_spark.console.options import (
@@ -9,12 +7,11 @@ from riffle_spark.console.options import (
     check_location,
     checkpoint_option,
     echo,
-    read_settings,
     root_options,
     show_plan,
     usage_errors,
 )
-from riffle_spark.settings import DISPATCHES
+from riffle_spark.settings import DISPATCHES, Settings
 
 __all__ = ["adopt_command", "rollback_command"]
 
@@ -48,8 +45,7 @@ __all__ = ["adopt_command", "rollback_command"]
 def adopt_command(  # noqa: PLR0913 - the command's options
     root: str,
     checkpoint: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     empty: bool,
@@ -66,7 +62,6 @@ def adopt_command(  # noqa: PLR0913 - the command's options
     from riffle_spark.offline import recovery
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     check_location(checkpoint, options_of(settings))
     plan = recovery.adopt(
         root,
@@ -99,11 +94,10 @@ def adopt_command(  # noqa: PLR0913 - the command's options
     "or a duration before now (15m).",
 )
 @click.option("--to-savepoint", metavar="NAME", help="Return to the batch of a savepoint.")
-def rollback_command(  # noqa: PLR0913 - the command's options
+def rollback_command(
     root: str,
     checkpoint: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     to: str | None,
@@ -127,6 +121,6 @@ def rollback_command(  # noqa: PLR0913 - the command's options
     target = targets[0]
     with usage_errors():
         parse_target(target)
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     check_location(checkpoint, options)
     show_plan(recovery.rollback(root, target, checkpoint, options=options, execute=execute), as_json=as_json)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +9,6 @@ import click
 from riffle_spark.console.options import (
     echo,
     json_option,
-    read_settings,
     root_argument,
     store_options,
     usage_errors,
@@ -19,6 +17,7 @@ from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.steering import open_mailroom, show_answer
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.offline.savepoints import SavepointCosts, Savepoints
@@ -58,12 +57,12 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
     return root_argument(store_options(stopped(wait(json_option(command)))))
 
 
-def _open_savepoints(root: str, s3_endpoint: str | None, conf_file: Path) -> "Savepoints":
+def _open_savepoints(root: str, settings: Settings) -> "Savepoints":
     """Open the savepoints of the query below a root."""
     from riffle_spark.offline.savepoints import Savepoints
     from riffle_spark.worker.member_folders import options_of
 
-    return Savepoints(root, options_of(read_settings(conf_file, s3_endpoint)))
+    return Savepoints(root, options_of(settings))
 
 
 @savepoint_command.command("create")
@@ -76,8 +75,7 @@ def _open_savepoints(root: str, s3_endpoint: str | None, conf_file: Path) -> "Sa
 )
 def create_command(
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     stopped: bool,
     wait: float,
     as_json: bool,
@@ -97,10 +95,10 @@ def create_command(
         check_savepoint_name(name)
         if version is not None:
             parse_target(version)
-    savepoints = _open_savepoints(root, s3_endpoint, conf_file)
+    savepoints = _open_savepoints(root, settings)
     if savepoints.is_left_to_driver(is_stopped=stopped):
         arguments = savepoints.request_of(name, version)
-        _request("create_savepoint", arguments, root, s3_endpoint, conf_file, wait, as_json=as_json)
+        _request("create_savepoint", arguments, root, settings, wait, as_json=as_json)
         return
     _show_savepoint(savepoints.create(name, version), "keeps", as_json=as_json)
 
@@ -108,19 +106,17 @@ def create_command(
 @savepoint_command.command("delete")
 @_change_options
 @click.argument("name")
-def delete_command(
-    root: str, s3_endpoint: str | None, conf_file: Path, stopped: bool, wait: float, as_json: bool, name: str
-) -> None:
+def delete_command(root: str, settings: Settings, stopped: bool, wait: float, as_json: bool, name: str) -> None:
     """Delete the savepoint NAME. The query then deletes the objects that only the savepoint kept.
 
     Exit code 1: there is no such savepoint. 4: no answer in time. 5: the query does not run.
     """
     from riffle_spark.state.log.recorded_savepoints import find_savepoint
 
-    savepoints = _open_savepoints(root, s3_endpoint, conf_file)
+    savepoints = _open_savepoints(root, settings)
     if savepoints.is_left_to_driver(is_stopped=stopped):
         find_savepoint(savepoints.tail.savepoints, name)
-        _request("delete_savepoint", {"name": name}, root, s3_endpoint, conf_file, wait, as_json=as_json)
+        _request("delete_savepoint", {"name": name}, root, settings, wait, as_json=as_json)
         return
     _show_savepoint(savepoints.delete(name), "no longer keeps", as_json=as_json)
 
@@ -129,14 +125,13 @@ def _request(
     command: str,
     arguments: Mapping[str, object],
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     wait: float,
     *,
     as_json: bool,
 ) -> None:
     """Post a request to the running query and print its answer."""
-    mailroom = open_mailroom(root, s3_endpoint, conf_file)
+    mailroom = open_mailroom(root, settings)
     show_answer(mailroom, mailroom.post(command, arguments, _EXPIRES_SECONDS), wait, as_json=as_json)
 
 
@@ -154,7 +149,7 @@ def _show_savepoint(savepoint: "RecordedSavepoint", verb: str, *, as_json: bool)
 @root_argument
 @store_options
 @json_option
-def list_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+def list_command(root: str, settings: Settings, as_json: bool) -> None:
     """List the savepoints of a query with what they cost. Times are in UTC.
 
     COMMITTED is when the batch was committed, and CREATED when the savepoint was created. BYTES is the size of all
@@ -163,7 +158,7 @@ def list_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: b
 
     Exit code 1: a savepoint is damaged, or the root holds no state. 3: the object store cannot be reached or read.
     """
-    costs = _open_savepoints(root, s3_endpoint, conf_file).measure()
+    costs = _open_savepoints(root, settings).measure()
     if as_json:
         echo(json.dumps({"root": root, **costs.to_json()}))
     else:

@@ -3,17 +3,17 @@
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from riffle_spark.console.lazy_group import LazyGroup
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import parse_time_option
 from riffle_spark.console.tables import Table, show_facts, show_table
 from riffle_spark.observe.units import show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.state_tables.requested_keys import RequestedKeys
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["state_command"]
 
-_Command = TypeVar("_Command", bound=Callable[..., object])
 _CHANGES_SHOWN = 1000
 _STATES_SHOWN = 20
 
@@ -52,7 +51,7 @@ def state_command() -> None:
     """
 
 
-def _table_options(command: _Command) -> _Command:
+def _table_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--store``, ``--variable`` and the options of the store."""
     command = store_options(command)
     help_text = (
@@ -80,15 +79,14 @@ def _table_options(command: _Command) -> _Command:
     "duration before now (15m).",
 )
 @json_option
-def show_command(  # noqa: PLR0913 - one argument for each option
+def show_command(
     root: str,
     key: str,
     store: str | None,
     variable: str | None,
     version: str | None,
     time: int | None,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show the state of a key.
@@ -101,7 +99,7 @@ def show_command(  # noqa: PLR0913 - one argument for each option
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.read_state import read_table
 
-    opened = _open(root, conf_file, s3_endpoint)
+    opened = _open(root, settings)
     moment = None if time is None else datetime.fromtimestamp(time / 1000, timezone.utc)
     table = opened.view(_parse_version(version), moment).table(store, variable)
     rows = to_json_rows(read_table(table, _parse_key(key, table)).read_all())
@@ -146,8 +144,7 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
     limit: int,
     store: str | None,
     variable: str | None,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show what changed in a store between two batches: the rows before and after.
@@ -160,7 +157,7 @@ def diff_command(  # noqa: PLR0913 - one argument for each option
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.differences import iterate_differences
 
-    opened = _open(root, conf_file, s3_endpoint)
+    opened = _open(root, settings)
     after = opened.view(_parse_version(to_version)).table(store, variable)
     before = opened.view(_parse_version(from_version)).table(after.store, variable)
     keys = None if key is None else _parse_key(key, after)
@@ -198,8 +195,7 @@ def history_command(
     limit: int,
     store: str | None,
     variable: str | None,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show the states of a key in all retained batches, newest first.
@@ -215,7 +211,7 @@ def history_command(
     from riffle_spark.state.formats.json_keys import to_json_rows
     from riffle_spark.state_tables.key_history import iterate_key_states
 
-    opened = _open(root, conf_file, s3_endpoint)
+    opened = _open(root, settings)
     table = opened.view().table(store, variable)
     states = [*islice(iterate_key_states(opened, table, _parse_key(key, table)), limit)]
     if as_json:
@@ -238,12 +234,11 @@ def history_command(
             echo("  " + ", ".join(f"{name} = {_show(value)}" if name else _show(value) for name, value in row.items()))
 
 
-def _open(root: str, conf_file: Path, s3_endpoint: str | None) -> "StateRoot":
+def _open(root: str, settings: Settings) -> "StateRoot":
     """Return a root to read, with the options and keys that the settings name."""
     from riffle_spark.state_tables.state_view import open_root
     from riffle_spark.worker.member_folders import options_of
 
-    settings = read_settings(conf_file, s3_endpoint)
     return open_root(root, options_of(settings), settings.encryption_keys)
 
 

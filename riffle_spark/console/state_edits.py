@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from riffle_spark.console.options import check_folder, echo, read_settings, root_options, show_plan, usage_errors
+from riffle_spark.console.options import check_folder, echo, root_options, show_plan, usage_errors
 from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def _edit_options(command: _Command) -> _Command:
 )
 def delete_command(  # noqa: PLR0913 - the command's options
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     store: str,
@@ -93,7 +92,6 @@ def delete_command(  # noqa: PLR0913 - the command's options
     _check_purge(variable, purge=purge, names_delivery=delivered or checkpoint is not None)
     with usage_errors():
         editor = Editor.of_process(reason, key)
-    settings = read_settings(conf_file, s3_endpoint)
     if request:
         assert key is not None, "the options are checked"
         _request(root, settings, (store, key, None, editor, variable), execute=execute, as_json=as_json)
@@ -198,8 +196,7 @@ def _purge(
 )
 def set_command(  # noqa: PLR0913 - the command's options
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     execute: bool,
     as_json: bool,
     store: str,
@@ -221,7 +218,6 @@ def set_command(  # noqa: PLR0913 - the command's options
 
     with usage_errors():
         editor = Editor.of_process(reason, key)
-    settings = read_settings(conf_file, s3_endpoint)
     if request:
         _request(root, settings, (store, key, value, editor, variable), execute=execute, as_json=as_json)
         return

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.moves import moves_table
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, rate_text, show_facts, show_table
 from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_rows, show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.observe.rates import Rates
@@ -49,8 +51,7 @@ def status_command(
     watch: bool,
     max_age: float | None,
     html: Path | None,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     as_json: bool,
 ) -> None:
     """Show how a query runs: last commit, lag, cost, watermark, members, last moves, warnings and settings.
@@ -74,7 +75,7 @@ def status_command(
     from riffle_spark.offline.root_status import watch_status
     from riffle_spark.worker.member_folders import options_of
 
-    options = options_of(read_settings(conf_file, s3_endpoint))
+    options = options_of(settings)
     for state in islice(watch_status(root, options, _WATCH_SECONDS), None if watch else 1):
         failure = None if max_age is None else state.probe(max_age)
         if html is not None:
@@ -309,22 +310,7 @@ def _remaining(member: "MemberFacts") -> str | None:
 def _moves(status: "Status") -> Table:
     """Return the last moves."""
     shown = status.moves[-_MOVES_SHOWN:]
-    title = f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)"
-    table = Table(title, ("TIME", "BATCH", "KEY-GROUP", "ROLE", "FROM", "TO", "REASON"))
-    table.right = frozenset({"BATCH", "KEY-GROUP"})
-    for move in shown:
-        key_group = f"{move.topic}:{move.partition}" if move.topic else str(move.key_group)
-        group = "" if move.group in ("", "query") else f"{move.group}/"
-        table.add(
-            show_time(move.time_ms),
-            move.version,
-            f"{group}{key_group}",
-            move.role,
-            move.from_member or None,
-            move.to_member,
-            move.reason,
-        )
-    return table
+    return moves_table(f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)", shown)
 
 
 def _warnings(status: "Status") -> Table:

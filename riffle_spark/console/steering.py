@@ -4,15 +4,15 @@ import json
 import shlex
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import echo, json_option, read_settings, root_argument, store_options
+from riffle_spark.console.options import echo, json_option, root_argument, store_options
 from riffle_spark.console.periods import duration_parser
 from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_time
+from riffle_spark.settings import Settings
 
 if TYPE_CHECKING:
     from riffle_spark.offline.steering import DrainProgress, ListedRequest, Mailroom
@@ -60,15 +60,14 @@ def _steers(name: str) -> Callable[[Callable[..., dict[str, object]]], click.Com
         @wraps(function)
         def run(
             root: str,
-            s3_endpoint: str | None,
-            conf_file: Path,
+            settings: Settings,
             expires: float,
             wait: float | None,
             as_json: bool,
             **arguments: object,
         ) -> None:
             request = function(**arguments)
-            mailroom = open_mailroom(root, s3_endpoint, conf_file)
+            mailroom = open_mailroom(root, settings)
             show_answer(mailroom, mailroom.post(name, request, expires), wait, as_json=as_json)
 
         return click.command(name)(_request_options(run))
@@ -97,12 +96,12 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
     return root_argument(store_options(wait(expires(json_option(command)))))
 
 
-def open_mailroom(root: str, s3_endpoint: str | None, conf_file: Path) -> "Mailroom":
+def open_mailroom(root: str, settings: Settings) -> "Mailroom":
     """Open the mailbox of the query below a root."""
     from riffle_spark.offline.steering import Mailroom
     from riffle_spark.worker.member_folders import options_of
 
-    return Mailroom(root, options_of(read_settings(conf_file, s3_endpoint)))
+    return Mailroom(root, options_of(settings))
 
 
 def show_answer(mailroom: "Mailroom", request: "MailboxRequest", wait: float | None, *, as_json: bool) -> None:
@@ -219,10 +218,9 @@ def _command_text(request: "MailboxRequest") -> str:
     callback=duration_parser(),
     help="With --until-empty: wait this long.",
 )
-def drain_command(  # noqa: PLR0913 - the command's options
+def drain_command(
     root: str,
-    s3_endpoint: str | None,
-    conf_file: Path,
+    settings: Settings,
     member: str,
     until_empty: bool,
     timeout: float,
@@ -238,7 +236,7 @@ def drain_command(  # noqa: PLR0913 - the command's options
     Exit codes with --until-empty: 0: MEMBER is empty. 1: the drain was refused, has expired, or was ended. 4: no
     answer, or not empty, in time. The drain continues. 5: the query does not run.
     """
-    mailroom = open_mailroom(root, s3_endpoint, conf_file)
+    mailroom = open_mailroom(root, settings)
     request = mailroom.post("drain", {"member": member}, expires)
     if until_empty:
         _wait_until_empty(mailroom, request, timeout, as_json=as_json)
@@ -292,11 +290,11 @@ def resume_command() -> dict[str, object]:
 
 
 @_steers("set")
-@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
-def set_command(settings: tuple[str, ...]) -> dict[str, object]:
+@click.argument("pairs", nargs=-1, required=True, metavar="NAME=VALUE...")
+def set_command(pairs: tuple[str, ...]) -> dict[str, object]:
     """Change live settings from the next batch on. They stay changed after a restart of the query."""
     changes: dict[str, object] = {}
-    for text in settings:
+    for text in pairs:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise click.UsageError(f"{text!r} is not NAME=VALUE.\n  What to do: Write, for example, num_standbys=2.")
@@ -308,12 +306,12 @@ def set_command(settings: tuple[str, ...]) -> dict[str, object]:
 @root_argument
 @store_options
 @json_option
-def requests_command(root: str, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+def requests_command(root: str, settings: Settings, as_json: bool) -> None:
     """List the requests to a query and their answers, oldest first.
 
     STATE is `pending` without an answer. A refusal shows the id and the text of its error. Times are in UTC.
     """
-    listed = open_mailroom(root, s3_endpoint, conf_file).requests()
+    listed = open_mailroom(root, settings).requests()
     if as_json:
         echo(json.dumps({"requests": [each.to_json() for each in listed]}))
         return

@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
@@ -17,6 +18,7 @@ from riffle_spark.state.objects.store import check_endpoint
 __all__ = ["Checkpoint", "describe_missing_entries", "times_of_entry", "with_added_sources"]
 
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 _SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
@@ -25,6 +27,33 @@ _ENTRY_BYTES_MAX = 1 << 28
 _NO_OFFSET = "-"
 """Spark's text for a source without an offset: the source starts at its usual beginning."""
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
+
+
+def _masks_errors(
+    method: "Callable[Concatenate[Checkpoint, _Arguments], _Result]",
+) -> "Callable[Concatenate[Checkpoint, _Arguments], _Result]":
+    """Convert errors of the file system in a method of a checkpoint to ``UnavailableError``.
+
+    They may contain the credentials of the location, so they are masked.
+    """
+
+    @wraps(method)
+    def call(checkpoint: "Checkpoint", /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        try:
+            return method(checkpoint, *arguments, **named)
+        except (OSError, pa.ArrowException) as error:
+            raise_if_memory(error)
+            is_masked = checkpoint.shown != checkpoint.location
+            cause = None if is_masked else error
+            reason = type(error).__name__ if is_masked else str(error)
+        raise UnavailableError(
+            f"Cannot read the checkpoint: {reason}",
+            remedy="Make its file system reachable, with the rights to it, and run the command again.",
+            where=checkpoint.shown,
+            id="RIFFLE-0125",
+        ) from cause
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +84,9 @@ class Checkpoint:
             )
         return query_id
 
+    @_masks_errors
     def find_query_id(self) -> str | None:
         """Return the id of the query, ``None`` if there is no checkpoint. Raises ``ConfigError`` for an invalid URI."""
-        return self._with_masked_errors(self._read_query_id)
-
-    def _read_query_id(self) -> str | None:
-        """Return the query id in the checkpoint's metadata, ``None`` if there is none."""
         files, base = self._files()
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
@@ -69,23 +95,22 @@ class Checkpoint:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
             return None
 
+    @_masks_errors
     def next_batch(self) -> int:
         """Return the id of the batch that Spark runs next, 0 if no batch is planned.
 
         It is the last planned batch, or the one after if that is committed. Commits after the last planned batch, as in
         a copy that took one folder after the other, are ignored.
         """
-        planned, committed = self._with_masked_errors(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
+        planned = self._batch_ids("offsets")
+        committed = self._batch_ids("commits")
         return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
 
+    @_masks_errors
     def offsets(self, batch: int) -> str | None:
         """Return Spark's offset-log entry of a batch, ``None`` if it has none."""
-
-        def read() -> str | None:
-            files, base = self._files()
-            return self._read(files, f"{base}/offsets/{batch}")
-
-        return self._with_masked_errors(read)
+        files, base = self._files()
+        return self._read(files, f"{base}/offsets/{batch}")
 
     def watermark_ms(self, batch: int) -> int | None:
         """Return Spark's watermark (ms) during a batch, ``None`` if it has none or its entry is not there."""
@@ -117,22 +142,16 @@ class Checkpoint:
                 )
         return gaps
 
+    @_masks_errors
     def _first_offset(self, source: int) -> str | None:
         """Return the first offset of a source that stores it in the checkpoint, as Kafka's does."""
-
-        def read() -> str | None:
-            files, base = self._files()
-            return self._read(files, f"{base}/sources/{source}/0")
-
-        text = self._with_masked_errors(read)
+        files, base = self._files()
+        text = self._read(files, f"{base}/sources/{source}/0")
         return text.rstrip().rpartition("\n")[2] if text else None
 
+    @_masks_errors
     def newest_source_entries(self) -> dict[int, int]:
         """Return the number of the newest log entry of each source that keeps a log, as file sources do."""
-        return self._with_masked_errors(self._read_source_entries)
-
-    def _read_source_entries(self) -> dict[int, int]:
-        """Return the number of the newest log entry by source number."""
         files, base = self._files()
         selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
         matches = [_SOURCE_ENTRY.search(info.path) for info in files.get_file_info(selector)]
@@ -141,6 +160,7 @@ class Checkpoint:
             newest[source] = entry
         return newest
 
+    @_masks_errors
     def restore(
         self, version: int, offsets: str | None, previous_offsets: str | None = None, *, runs_again: bool = False
     ) -> list[str]:
@@ -151,24 +171,30 @@ class Checkpoint:
         before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
         before is the last committed batch, and Spark runs ``version`` again.
         """
-        return self._with_masked_errors(
-            lambda: self._restore_entries(version, offsets, previous_offsets, runs_again=runs_again)
-        )
+        committed = version - 1 if runs_again and offsets is not None else version
+        steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
+        if version >= 0 and offsets is not None:
+            if version > 0:
+                steps += self._ensure_entry("offsets", version - 1, previous_offsets or offsets, replace=False)
+            steps += self._ensure_entry("offsets", version, offsets)
+            if committed >= 0:
+                committed_offsets = (previous_offsets or offsets) if committed < version else offsets
+                commit = _COMMIT % _watermark_in(committed_offsets)
+                steps += self._ensure_entry("commits", committed, commit, replace=False)
+        return steps
 
+    @_masks_errors
     def last_committed_batch(self) -> int:
         """Return the newest batch with an entry in both logs, -1 if there is none."""
-        planned, committed = self._with_masked_errors(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
-        return max({*planned} & {*committed}, default=-1)
+        return max({*self._batch_ids("offsets")} & {*self._batch_ids("commits")}, default=-1)
 
+    @_masks_errors
     def is_empty(self) -> bool:
         """Return whether there is no file at the location."""
+        files, base = self._files()
+        return not files.get_file_info(fs.FileSelector(base, allow_not_found=True))
 
-        def read() -> bool:
-            files, base = self._files()
-            return not files.get_file_info(fs.FileSelector(base, allow_not_found=True))
-
-        return self._with_masked_errors(read)
-
+    @_masks_errors
     def copy_to(self, target: "Checkpoint", batch: int, added_sources: int = 0) -> None:
         """Copy to ``target`` what a query needs to continue after the committed ``batch``, without Spark's state.
 
@@ -176,10 +202,6 @@ class Checkpoint:
         logs of sources. ``added_sources`` sources without an offset are added to the offset-log entries. The query id
         is written last, so that an interrupted copy is not a checkpoint.
         """
-        self._with_masked_errors(lambda: self._copy(target, batch, added_sources))
-
-    def _copy(self, target: "Checkpoint", batch: int, added_sources: int) -> None:
-        """Copy the files. See ``copy_to``."""
         files, base = self._files()
         target_files, target_base = target._files()
         for entry in [entry for entry in self._batch_ids("offsets") if entry >= batch - 1]:
@@ -199,44 +221,6 @@ class Checkpoint:
             metadata = stream.read(_METADATA_BYTES_MAX)
         with target_files.open_output_stream(f"{target_base}/metadata") as output:
             output.write(metadata)
-
-    def _with_masked_errors(self, work: Callable[[], _Result]) -> _Result:
-        """Run ``work`` and return its result. Errors of the file system become ``UnavailableError``.
-
-        They may contain the credentials of the location, so they are masked.
-        """
-        try:
-            return work()
-        except (OSError, pa.ArrowException) as error:
-            raise_if_memory(error)
-            is_masked = self.shown != self.location
-            cause = None if is_masked else error
-            reason = type(error).__name__ if is_masked else str(error)
-        raise UnavailableError(
-            f"Cannot read the checkpoint: {reason}",
-            remedy="Make its file system reachable, with the rights to it, and run the command again.",
-            where=self.shown,
-            id="RIFFLE-0125",
-        ) from cause
-
-    def _restore_entries(
-        self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
-    ) -> list[str]:
-        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``.
-
-        Return the steps taken.
-        """
-        committed = version - 1 if runs_again and offsets is not None else version
-        steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
-        if version >= 0 and offsets is not None:
-            if version > 0:
-                steps += self._ensure_entry("offsets", version - 1, previous_offsets or offsets, replace=False)
-            steps += self._ensure_entry("offsets", version, offsets)
-            if committed >= 0:
-                committed_offsets = (previous_offsets or offsets) if committed < version else offsets
-                commit = _COMMIT % _watermark_in(committed_offsets)
-                steps += self._ensure_entry("commits", committed, commit, replace=False)
-        return steps
 
     def _remove_after(self, folder: str, newest: int) -> list[str]:
         """Remove the entries of batches after ``newest``, newest first. Return the steps taken."""

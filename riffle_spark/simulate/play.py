@@ -1,8 +1,8 @@
 """Play a world under a policy, batch by batch: ownership, fetched bytes, and how long each task is stopped.
 
-The policy decides placement, and ``RebalanceRules`` decide when to assign. Each batch runs all tasks. A task is stopped
-while no live member owns it, while its batch runs again, while its owner fetches its state, and while the owner of any
-other task fetches.
+The policy decides placement, and the triggers of a running query decide when to assign. Each batch runs all tasks. A
+task is stopped while no live member owns it, while its batch runs again, while its owner fetches its state, and while
+the owner of any other task fetches.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,40 +12,43 @@ from typing import Final
 import numpy as np
 
 from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId, Traffic, View
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, is_outside_band
 from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.rules import RebalanceRules
 from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
 from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 
-__all__ = ["Outcome", "Play", "RebalanceRules", "play"]
+__all__ = ["Outcome", "Play", "play"]
 
 _ROW_SECONDS: Final = 1e-6
 """The core time of one row outside the user's code."""
 _PARTS: Final = 1000
 
 
-def play(
-    world: World, policy: Policy, rules: RebalanceRules, on_step: Callable[[float], object] | None = None
-) -> Outcome:
+def play(world: World, policy: Policy, on_step: Callable[[float], object] | None = None) -> Outcome:
     """Play a world to its end, and return the figures.
 
     ``on_step`` is called after each batch with the seconds that it took.
     """
-    return Play(world, policy, rules).run(on_step)
+    return Play(world, policy).run(on_step)
 
 
 class Play:
-    """The state of a simulation at second ``now``, under a policy."""
+    """The state of a simulation at second ``now``, under a policy.
 
-    def __init__(self, world: World, policy: Policy, rules: RebalanceRules) -> None:
+    The triggers are those of a running query, the code of ``protocol/ownership``.
+    """
+
+    def __init__(self, world: World, policy: Policy) -> None:
         """Start at second 0 with the members that are present, and make the first assignment."""
         self.world = world
         self.policy = policy
-        self.rules = rules
         self.now = 0.0
         self.outcome = Outcome(policy)
         self.copies = WorldCopies(world)
+        self._probes = Probes()
+        self._patience = Patience()
+        self._world_rules = WorldRules(world)
         self.names = [member.member.id for member in world.members]
         self.members = {member.member.id: member.member for member in world.members}
         self.live = {name: member for name, member in self.members.items() if name in world.present}
@@ -77,7 +80,7 @@ class Play:
         copies.apply_assignment(self.present, self.live, self.now)
         copies.fetching = copies.fetching._replace(place=copies.changed[copies.fetching.task])
         copies.fetch_copies(0.0)
-        self.rules.probes.record_assignment(self.present, self.now)
+        self._probes.record_assignment(self.present, self.now)
 
     def run(self, on_step: Callable[[float], object] | None = None) -> Outcome:
         """Play all batches to the end of the world, and return the figures.
@@ -244,26 +247,25 @@ class Play:
     def _is_triggered(self) -> bool:
         """Evaluate the triggers of a running query after a batch. Return whether one causes an assignment now."""
         settings = self.world.settings
-        rules = self.rules
+        rules = self._world_rules
         present = self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warmup_lags, standby_lags = self._lags_of_copies()
-        slow = rules.patience.count_growing_lags(standby_lags)
-        member_rules = self._member_rules
-        triggers = [rules.probes.is_due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
-        if member_rules is not None and member_rules.can_fire(slow):
-            triggers.append(member_rules.is_due(self.measure(), slow))
-            for member in member_rules.members_to_empty:
+        slow = self._patience.count_growing_lags(standby_lags)
+        triggers = [self._probes.is_due(present, warmup_lags, patience, self.now)]
+        if rules.can_fire(slow):
+            triggers.append(rules.is_due(self.measure(), slow))
+            for member in rules.members_to_empty:
                 self.copies.unused[self.copies.index[member]].clear()
         work = self._rate * (1 + self._row_seconds / _ROW_SECONDS)
         if self._is_outside_band is None:  # computed only after a change of its inputs
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}
-            self._is_outside_band = rules.is_outside_band(
+            self._is_outside_band = is_outside_band(
                 dict(enumerate(work.tolist())), owners, slots, settings.balance_band
             )
         inputs = (work.tobytes(), *self.live)
-        if rules.patience.count_outside_band(
+        if self._patience.count_outside_band(
             self._is_outside_band and not present.warmups and inputs != self._levelled
         ):
             self._levelled = inputs
@@ -286,19 +288,14 @@ class Play:
                 standby_lags[self.ids[t], self.names[m]] = self.copies.lag(t, place)
         return warmup_lags, standby_lags
 
-    @property
-    def _member_rules(self) -> WorldRules | None:
-        """The rules about disks, memory, racks and slow standbys; ``None`` under a policy without triggers."""
-        return self.rules.of_members if self.policy.has_triggers else None
-
     def _assign(self) -> Assignment:
         """Call the policy's assignor on the present view, and return its assignment."""
-        rules = self._member_rules
-        measured = self.measure() if rules is not None and rules.can_fire({}) else None
-        view = rules.measured_view(measured) if rules is not None and measured is not None else self.view()
+        rules = self._world_rules
+        measured = self.measure() if self.policy.has_triggers and rules.can_fire({}) else None
+        view = self.view() if measured is None else rules.measured_view(measured)
         assignment = self.policy.assignor(view, self.world.settings)
         self.outcome.warnings += [w for w in assignment.warnings if w not in self.outcome.warnings]
-        if rules is not None and measured is not None:
+        if measured is not None:
             rules.note_assignment(assignment, measured)
         return assignment
 
@@ -312,8 +309,8 @@ class Play:
         self.outcome.rebalances += 1
         self.outcome.moves += int((previous_owner != self.copies.owner).sum())
         self._homes = {task: home for task, home in self._homes.items() if assignment.owners.get(task) != home}
-        self.rules.probes.record_assignment(assignment, self.now)
-        self.rules.patience.reset()
+        self._probes.record_assignment(assignment, self.now)
+        self._patience.reset()
 
     # --- Processing ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from riffle_spark.simulate.figures import figures_of_run
 from riffle_spark.simulate.group import run_scenario
 from riffle_spark.simulate.outcomes import Outcome, format_table
 from riffle_spark.simulate.policy import RIFFLE
-from riffle_spark.simulate.rules import rules_for_world
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_file import SHIPPED, read_world
 from tests.kit.folders import CHECKOUT
@@ -81,7 +80,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
         members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
         events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
     )
-    game = GroupPlay(world, GROUPS["deferred"], rules_for_world(world))
+    game = GroupPlay(world, GROUPS["deferred"])
     is_other = game.copies.owner != game.copies.index["W2"]
     while game.now < world.seconds:
         game.step()
@@ -98,7 +97,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
     )
-    game = GroupPlay(world, GROUPS["learner"], rules_for_world(world))
+    game = GroupPlay(world, GROUPS["learner"])
     rebalances = []
     initial_owners = dict(game.present.owners)
     assert sorted(initial_owners.values()) == ["S1", "S1", "S2", "S2", "S3"]

@@ -11,7 +11,6 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, TaskId
 from riffle_spark.simulate.play import Play
 from riffle_spark.simulate.policy import RIFFLE
-from riffle_spark.simulate.rules import rules_for_world
 from riffle_spark.simulate.world_file import parse_world
 from tests.kit.assign_views import WHOLE, caught_up, settled, view
 
@@ -33,7 +32,7 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
             "events": [{"at": 60 + apart * n, "join": [{"id": f"new{n}", **MEMBER}]} for n in range(4)],
         }
     )
-    return Play(world, RIFFLE, rules_for_world(world))
+    return Play(world, RIFFLE)
 
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:

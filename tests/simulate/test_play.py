@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from riffle_spark.protocol.ownership.triggers import Probes
 from riffle_spark.simulate.outcomes import outcome_to_json
-from riffle_spark.simulate.play import Outcome, Play, RebalanceRules, play
+from riffle_spark.simulate.play import Outcome, Play, play
 from riffle_spark.simulate.policy import POLICIES, RIFFLE
-from riffle_spark.simulate.rules import rules_for_world
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_file import parse_world, read_world
 from riffle_spark.simulate.world_rules import WorldRules
@@ -25,7 +24,7 @@ MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 def played(world: World, policy: str) -> Outcome:
     """Play a world under one policy."""
-    return play(world, POLICIES[policy], rules_for_world(world))
+    return play(world, POLICIES[policy])
 
 
 def made(**content: Any) -> World:
@@ -55,18 +54,14 @@ def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> No
     assert done.bytes_kept - still.bytes_kept <= 3 * away * survivors * bandwidth
 
 
-def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say() -> None:
+def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale-out ends level and stops next to nothing; with rules that never probe newcomers get nothing."""
-
-    class Never(Probes):
-        def is_due(self, *_: object) -> bool:
-            return False
-
     world = read_world("scale_out")
     level = played(world, OURS)
     assert set(level.owners[-1].tolist()) == {16}
     assert level.task_seconds < len(world.tasks)
-    stuck = play(world, POLICIES[OURS], RebalanceRules(Never()))
+    monkeypatch.setattr(Probes, "is_due", lambda *_: False)
+    stuck = played(world, OURS)
     assert stuck.owners[-1].tolist() == [24, 24, 24, 24, 0, 0]
 
 
@@ -129,7 +124,7 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
     """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
     nor more than there are, and bytes are never less than none.
     """
-    game = Play(world, POLICIES[policy], rules_for_world(world))
+    game = Play(world, POLICIES[policy])
     while game.now < world.seconds:
         game.step()
         owners = {game.names[m] for m in game.copies.owner.tolist()}
@@ -210,14 +205,6 @@ def test_the_day_is_as_large_as_it_says() -> None:
     assert read_world("day", seed=6).events != world.events
 
 
-class Off(WorldRules):
-    """Rules about disks, memory, racks and slow standbys that never see a reason to act."""
-
-    def can_fire(self, *_: object) -> bool:
-        """See nothing."""
-        return False
-
-
 def owned_by(done: Outcome, member: int, second: float) -> int:
     """Return how many tasks a member owned at a second."""
     return int(done.owners[done.seconds.index(second)][member])
@@ -225,8 +212,10 @@ def owned_by(done: Outcome, member: int, second: float) -> int:
 
 def with_and_without(world: World) -> tuple[Outcome, Outcome]:
     """Play a world under ours, with a running query's rules and without those about members."""
-    off = RebalanceRules(of_members=Off(world))
-    return played(world, OURS), play(world, POLICIES[OURS], off)
+    acts = played(world, OURS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorldRules, "can_fire", lambda *_: False)
+        return acts, played(world, OURS)
 
 
 def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
@@ -274,7 +263,7 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
             {"at": 100, "rows_from": ["b"], "tasks": [f"s_{n}" for n in range(6, 12)]},
         ],
     )
-    game = Play(world, POLICIES[OURS], rules_for_world(world))
+    game = Play(world, POLICIES[OURS])
     while game.now < world.seconds:
         game.step()
     racks = {name: member.rack for name, member in game.members.items()}
@@ -311,13 +300,14 @@ def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
     assert acts.lacking[-1] < off.lacking[-1] / 10
 
 
-def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
+def test_a_slow_task_with_few_rows_is_work_outside_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of one task takes as long as thousands of others: the rest leaves its member; without the rule nothing."""
     world = made(every=10, events=[{"at": 100, "row_seconds": 6e-5, "tasks": ["s_0"]}])
     acts = played(world, OURS)
     heavy = int(acts.owners[-1].min())
     assert (acts.moves > 0, heavy) == (True, 1)
-    off = play(world, POLICIES[OURS], RebalanceRules(is_outside_band=lambda *_: False, of_members=WorldRules(world)))
+    monkeypatch.setattr("riffle_spark.simulate.play.is_outside_band", lambda *_: False)
+    off = played(world, OURS)
     assert off.moves == 0
 
 

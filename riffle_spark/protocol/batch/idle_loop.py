@@ -206,34 +206,10 @@ class IdleLoop:
         if self._log.is_unclear:
             self._settle_append(clock_seconds)
         elif self._current_requests().differs_from(read_requests(tail.orders)):
-            self._append(tail, clock_seconds)
+            self._append()
         else:
             return False
         return True
-
-    def _append(self, tail: Record, clock_seconds: float) -> None:
-        """Append a record of kind ``orders`` with the operator requests and new snapshots."""
-        manifest = self._log.manifest
-        requests_before = dict(self._ports.objects.requests)
-        snapshots = self._upkeep.entries_with_snapshots(manifest, self._ownership)
-        stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
-        draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
-        promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(draft, promised=promised, savepoints=self._mailbox.savepoints.current)
-        self._ports.reached("before requests")
-        try:
-            record = self._log.append(draft, manifest.with_entries(snapshots), self._ownership.moves.unrecorded())
-        except UnavailableError:
-            self._backoff.record_failure(_RECORD, clock_seconds)
-            raise
-        finally:
-            if self._ports.upkeep_objects is not None:
-                self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
-        self._ports.reached("after requests")
-        self._backoff.forget(_RECORD)
-        self._ownership.moves.record_append(record.moves, record.version)
-        self._upkeep.record_commit(record, manifest, snapshots)
-        self._ownership.copies.known.record_removed_links(record.sequence, manifest, snapshots)
 
     def is_delayed(self) -> bool:
         """Return whether the store has just refused a record, so that the next one waits."""
@@ -244,31 +220,35 @@ class IdleLoop:
 
         Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the outcome is unknown.
         """
+        self._append(change)
+
+    def _append(self, change: StateChange | None = None) -> None:
+        """Append a record with the operator requests and new snapshots. A change makes it one of kind ``state``."""
         tail = self._log.tail
         assert tail is not None, "requests are read after the claim"
         manifest = self._log.manifest
+        requests_before = dict(self._ports.objects.requests)
+        # A snapshot replaces links of the changed entries too.
+        changed = manifest if change is None else manifest.with_entries(change.entries)
+        snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
+        changes = snapshots if change is None else {**change.entries, **snapshots}
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
         draft = requests_record(tail, self._ownership, self.requests_for_record(), stamp)
         promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(
-            draft,
-            kind="state",
-            edit=change.edit,
-            row_counts=change.row_counts,
-            promised=promised,
-            savepoints=self._mailbox.savepoints.current,
-        )
-        # A snapshot replaces links of the changed entries too.
-        changed = manifest.with_entries(change.entries)
-        snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
-        changes = {**change.entries, **snapshots}
-        self._ports.reached("before change")
+        draft = replace(draft, promised=promised, savepoints=self._mailbox.savepoints.current)
+        if change is not None:
+            draft = replace(draft, kind="state", edit=change.edit, row_counts=change.row_counts)
+        step = "requests" if change is None else "change"
+        self._ports.reached(f"before {step}")
         try:
             record = self._log.append(draft, manifest.with_entries(changes), self._ownership.moves.unrecorded())
         except (RefusedError, UnavailableError):
             self._backoff.record_failure(_RECORD, self._ports.clock.seconds())
             raise
-        self._ports.reached("after change")
+        finally:
+            if change is None and self._ports.upkeep_objects is not None:
+                self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
+        self._ports.reached(f"after {step}")
         self._backoff.forget(_RECORD)
         self._ownership.moves.record_append(record.moves, record.version)
         self._upkeep.record_commit(record, manifest, changes)

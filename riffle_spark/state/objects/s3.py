@@ -13,7 +13,6 @@ Theory of operation.
 
 import mmap
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Final, NamedTuple, cast
 
@@ -36,9 +35,6 @@ _Answer = Mapping[str, object]
 """An answer of botocore: the fields of an operation's output or error."""
 _AWS_OWN_KEY: Final = "aws/s3"
 _BULK_DELETE_MAX: Final = 1000
-_COPY_BYTES_MAX: Final = 5 << 30
-"""The largest object that CopyObject copies."""
-_COPY_PART_BYTES: Final = 1 << 30
 _ABSENT: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
 _FOR_THE_CALLER: Final = frozenset({Action.ANSWER, Action.DELETE_SINGLY, Action.FIND_REMAINING})
 """Actions of answers that the caller of a request interprets."""
@@ -277,43 +273,13 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
     def copy_from(self, source: store.ObjectStore, name: str) -> bool:
         """Copy the object of another bucket or prefix under the same name. Return whether it exists there.
 
-        Sends one HEAD and one CopyObject, and for more than 5 GiB a multipart copy. A multipart copy that is killed
-        leaves parts that no LIST shows.
+        One put writes at most 5 GiB, and CopyObject copies as much.
         """
         assert isinstance(source, S3Store)
         key = self.prefix + store.check_name(name)
         origin = {"Bucket": source.bucket, "Key": source.prefix + name}
-        head = source._call("head_object", {"Key": origin["Key"]}, Patience(self.options))
-        if _status(head) == 404:
-            return False
-        size = cast(int, head["ContentLength"])
-        target = {"Key": key, **self._encryption}
-        if size > _COPY_BYTES_MAX:
-            return self._copy_in_parts(target, origin, size)
-        return _status(self._call("copy_object", {**target, "CopySource": origin}, Patience(self.options))) < 300
-
-    def _copy_in_parts(self, target: Mapping[str, object], origin: Mapping[str, str], size: int) -> bool:
-        """Copy an object of ``size`` bytes by a multipart upload. Return whether it exists."""
-        created = self._call("create_multipart_upload", target, Patience(self.options))
-        upload = {"Key": target["Key"], "UploadId": _text(created, "UploadId")}
-        parts: list[Mapping[str, object]] = []
-        try:
-            for number, start in enumerate(range(0, size, _COPY_PART_BYTES), 1):
-                end = min(start + _COPY_PART_BYTES, size) - 1
-                part = {"PartNumber": number, "CopySource": origin, "CopySourceRange": f"bytes={start}-{end}"}
-                answer = self._call("upload_part_copy", {**upload, **part}, Patience(self.options))
-                if _status(answer) == 404:
-                    self._call("abort_multipart_upload", upload, Patience(self.options))
-                    return False
-                result = cast("_Answer", answer["CopyPartResult"])
-                parts.append({"PartNumber": number, "ETag": _text(result, "ETag")})
-            complete = {**upload, "MultipartUpload": {"Parts": parts}}
-            self._call("complete_multipart_upload", complete, Patience(self.options))
-        except RiffleError:
-            with suppress(RiffleError):
-                self._call("abort_multipart_upload", upload, Patience(self.options))
-            raise
-        return True
+        parameters = {"Key": key, "CopySource": origin, **self._encryption}
+        return _status(self._call("copy_object", parameters, Patience(self.options))) < 300
 
     def _call(self, operation: str, parameters: Mapping[str, object], patience: Patience) -> _Answer:
         return self._exchange(_Request(operation, parameters), patience)

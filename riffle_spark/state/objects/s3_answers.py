@@ -22,7 +22,7 @@ _GET = frozenset({"get_object"})
 _HEAD = frozenset({"head_object"})
 _BULK_DELETE = frozenset({"delete_objects"})
 _SINGLE_DELETE = frozenset({"delete_object"})
-_COPY = frozenset({"copy_object", "upload_part_copy"})
+_COPY = frozenset({"copy_object"})
 _NOT_IMPLEMENTED_CODES = ("MethodNotAllowed", "NotImplemented")
 _CREDENTIAL_CODES = (
     "AuthFailure",

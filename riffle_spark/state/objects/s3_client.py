@@ -36,10 +36,6 @@ __all__ = [
 _REQUEST_KINDS = {
     "PutObject": "put",
     "CopyObject": "put",
-    "CreateMultipartUpload": "put",
-    "UploadPartCopy": "put",
-    "CompleteMultipartUpload": "put",
-    "AbortMultipartUpload": "delete",
     "HeadObject": "head",
     "HeadBucket": "head",
     "ListObjectsV2": "list",

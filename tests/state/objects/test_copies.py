@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import uuid
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import RefusedError, RiffleError
-from riffle_spark.state.objects import s3
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
@@ -66,48 +63,6 @@ def test_other_services_are_not_copied_from(tmp_path: Path) -> None:
 @pytest.mark.cluster
 class TestS3:
     """What only S3 does."""
-
-    def test_a_large_object_is_copied_in_parts(
-        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Its bytes are the same, and the copy is one object."""
-        monkeypatch.setattr(s3, "_COPY_BYTES_MAX", 6 << 20)
-        monkeypatch.setattr(s3, "_COPY_PART_BYTES", 5 << 20)
-        source = open_store(object_server.new_root(), object_server.options)
-        target = open_store(object_server.new_root(), object_server.options)
-        assert isinstance(target, S3Store)
-        body = os.urandom(12 << 20)
-        source.put_if_absent("delta/large", body)
-        before = dict(target.requests)
-        assert target.copy_from(source, "delta/large")
-        assert hashlib.sha256(target.get("delta/large") or b"").digest() == hashlib.sha256(body).digest()
-        assert target.requests["put"] - before["put"] == 5, "a beginning, three parts and an end"
-        assert not target.copy_from(source, "delta/absent")
-
-    def test_a_copy_in_parts_that_fails_leaves_no_object_and_no_parts(
-        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The upload is given up."""
-        monkeypatch.setattr(s3, "_COPY_BYTES_MAX", 1)
-        monkeypatch.setattr(s3, "_COPY_PART_BYTES", 5 << 20)
-        source = open_store(object_server.new_root(), object_server.options)
-        target = open_store(object_server.new_root(), object_server.options)
-        assert isinstance(target, S3Store)
-        source.put_if_absent("delta/large", os.urandom(6 << 20))
-        call = target._call
-        calls: list[str] = []
-
-        def fail(operation: str, *arguments: object) -> object:
-            calls.append(operation)
-            if operation == "complete_multipart_upload":
-                raise RefusedError("refused", remedy="none")
-            return call(operation, *arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(target, "_call", fail)
-        with pytest.raises(RiffleError, match="refused"):
-            target.copy_from(source, "delta/large")
-        assert calls[-1] == "abort_multipart_upload"
-        assert not target.exists("delta/large")
 
     def test_copies_are_encrypted_as_puts_are(self, object_server: ObjectServer) -> None:
         """The setting counts for the new object, whatever the old one has."""
