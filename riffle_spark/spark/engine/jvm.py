@@ -237,7 +237,7 @@ def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
         rdd.doCheckpoint()
     except Exception:
         with suppress(Exception):  # The JVM may raise any error, which must not hide that of the tasks.
-            release(spark, rdd)
+            release(rdd)
         raise
 
 

@@ -51,6 +51,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "spark/plans/planned_function": _OWN_FUNCTION,
     "spark/processors/spark_processor": _OWN_FUNCTION,
     "spark/queries/group_stages": _OWN_FUNCTION,
+    "spark/queries/stream_query": _OF_SPARK,
     "state/copies/journal": ("journal", "journal entry"),
     "state/formats/arrow_messages": ("part", "encrypted body", "packed schema"),
     "state/formats/arrow_schemas": ("packed schema", "schema text"),
