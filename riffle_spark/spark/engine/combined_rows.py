@@ -8,8 +8,8 @@ rows that a key has in several partitions.
 Grouping takes time on rows that are all different. So it depends on the batch before, per store:
 
 1. Slots count how many rows would remain (``Receipt.combined_rows``), or after combining how many they got.
-2. Combining starts if at least 40 % of the rows would go, and ends if less than 30 % of them goes. If a third goes, it
-   was measured to take as long as it saves.
+2. Combining starts if at least 40 % of the rows would go, and ends if less than 30 % of them goes. If a third goes,
+   combining takes as long as it saves.
 3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. The fast map is
    given room for as many rows as remained in a partition, up to a million. If more remain, combining starts if two
    thirds of the rows would go, and ends if less than half of them goes.
@@ -45,7 +45,7 @@ __all__ = ["Reductions", "combinable", "combined_order", "combined_rows"]
 _MIN_ROWS: Final = 10_000
 """Batches of fewer rows are not combined, because that would save less than it costs."""
 _FAST_KEY_BITS: Final = 20
-"""Spark's fast hash map gets room for at most 2 to the power of so many keys. It then takes 8 MB when it is empty."""
+"""Spark's fast hash map gets room for at most 2**20 keys. Empty, it then takes 8 MB."""
 _DEFAULT_KEY_BITS: Final = 16
 _KEY_BITS: Final = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
 _PARTITIONS_FOR: Final = 32
@@ -127,9 +127,9 @@ class Reductions:
 
 
 def _key_bits(rows: int, partitions: int) -> int:
-    """Return how many bits the numbers of the keys of a partition need, with a quarter to spare.
+    """Return the size of the hash map for the keys of a partition, as a power of two. A quarter is spare.
 
-    ``rows`` are the rows that remain in all partitions. Each is a key of one of them.
+    ``rows`` are the rows that remain in all partitions. Each has one key of one partition.
     """
     return max(_DEFAULT_KEY_BITS, (rows * 5 // (4 * max(partitions, 1))).bit_length())
 

@@ -5,11 +5,12 @@ docs/spark-internals.md lists every private name of Spark.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from pyspark import StorageLevel
+from pyspark import SparkContext, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -35,6 +36,7 @@ __all__ = [
     "default_setting",
     "first_class",
     "frame_of",
+    "in_session",
     "is_classic",
     "is_in_execution",
     "is_interruption",
@@ -69,6 +71,7 @@ _SEPARATOR = "\x1f"
 """A character that no setting contains."""
 _TASKS = 10_000
 _STATUS = "org.apache.spark.status.api.v1"
+T = TypeVar("T")
 _INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 
@@ -118,6 +121,22 @@ def active(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         sessions.setActiveSession(previous.get()) if previous.isDefined() else sessions.clearActiveSession()
+
+
+def in_session(spark: SparkSession, call: Callable[[], T]) -> T:
+    """Return the result of a call. If it fails, call again with ``spark`` as the active session of this thread.
+
+    Threads that a caller has started have no active session. To make one active takes calls to the JVM, so it is not
+    done first. An interruption of the batch is raised at once.
+    """
+    try:
+        return call()
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        _logger.debug("A call fails, perhaps because this thread has no active session: %s", error)
+        with active(spark):
+            return call()
 
 
 def session_conf(spark: SparkSession) -> dict[str, str]:
@@ -177,9 +196,15 @@ def rdd_of(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed().rdd()
 
 
-def release(rdd: Any) -> None:
+def release(spark: SparkSession, rdd: Any) -> None:
     """Drop the blocks of a local checkpoint, given its RDD."""
-    rdd.context().unpersistRDD(rdd.id(), False)
+    _scala_context(context(spark)).unpersistRDD(rdd.id(), False)
+
+
+@lru_cache(maxsize=1)
+def _scala_context(context: SparkContext) -> Any:
+    """Return the Scala context of a context. It is asked for once, because each call to the JVM takes time."""
+    return context._jsc.sc()
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
@@ -237,7 +262,7 @@ def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
         rdd.doCheckpoint()
     except Exception:
         with suppress(Exception):  # The JVM may raise any error, which must not hide that of the tasks.
-            release(rdd)
+            release(spark, rdd)
         raise
 
 

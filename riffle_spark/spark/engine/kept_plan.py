@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat import SlotCall
-from riffle_spark.spark.compat.java import checked, kind
+from riffle_spark.spark.compat.java import checked, items, kind
 from riffle_spark.spark.engine import jvm as handles
 
 __all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
@@ -112,10 +112,7 @@ class KeptPlans:
             return plan_by_spark()
         if plan is not None:
             replan = partial(plan.planned, slots, batch, rows, function, output)
-            result = result_or_none(name, replan)
-            if result is None:  # The caller's thread may have no session. Setting one costs calls.
-                with handles.active(batch.sparkSession):
-                    result = result_or_none(name, replan)
+            result = result_or_none(name, lambda: handles.in_session(batch.sparkSession, replan))
             if result is not None:
                 self._plans[name] = ingredients, plan, _TRIES
                 return result
@@ -197,8 +194,8 @@ class _KeptPlan:
     def _grouped_once(self, above: list[Any]) -> list[Any]:
         """Return nodes with a projection in place of the second of two groupings of the same rows, if there are two.
 
-        The first then passes on what it would keep in memory for each column: for each of the functions in use, that is
-        its result. The nodes remain as they are if a function keeps several columns.
+        The projection takes the results from the output of the first grouping. The nodes remain as they are if a
+        function has several columns there, as an average has a sum and a count.
         """
         for place, (first, second) in enumerate(pairwise(above), start=1):
             if kind(first) == kind(second) == _GROUPING:
@@ -344,7 +341,7 @@ def _first_results(first: Any, second: Any) -> Any:
     keys = output.size() - results.size()
     if keys != first.groupingExpressions().size():
         return None
-    kept = {results.apply(place).exprId().id(): output.apply(keys + place) for place in range(results.size())}
+    kept = {result.exprId().id(): output.apply(keys + place) for place, result in enumerate(items(results))}
     columns = second.resultExpressions().toBuffer()
     for place in range(keys, columns.size()):
         column = columns.apply(place)

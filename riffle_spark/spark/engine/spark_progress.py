@@ -90,7 +90,7 @@ class SparkProgress:
             if self._execution is None:
                 self._execution = inventory.running_query(batch)
             if self._execution is not None:
-                self._add_in_session(batch, operators, figures)
+                handles.in_session(batch.sparkSession, lambda: self._add(batch, operators, figures))
         except Exception as error:
             if handles.is_interruption(error):
                 raise
@@ -101,19 +101,6 @@ class SparkProgress:
                 "  What to do: Read query.reports, or update riffle_spark for this version of Spark.",
                 str(error).partition("\n")[0],
             )
-
-    def _add_in_session(
-        self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]
-    ) -> None:
-        """Add the figures of a batch. Make the batch's session the thread's active session if that fails without."""
-        try:
-            self._add(batch, operators, figures)
-        except Exception as error:
-            if handles.is_interruption(error):
-                raise
-            _logger.debug("Cannot add state operators to Spark's progress: %s", error)
-            with handles.active(batch.sparkSession):  # The caller's thread may have none. Setting one costs calls.
-                self._add(batch, operators, figures)
 
     def _add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
         """Add the figures of a batch, with the errors of private classes as they are."""

@@ -119,7 +119,7 @@ class StoredResult:
         if not handles.is_classic(self.frame.sparkSession):
             return
         try:
-            handles.release(self.rdd)
+            handles.release(self.frame.sparkSession, self.rdd)
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.

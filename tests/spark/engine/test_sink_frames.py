@@ -210,7 +210,7 @@ def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkS
         assert rdd.isCheckpointed()
         assert rdd.getStorageLevel().replication() == level.replication
     finally:
-        jvm.release(rdd)
+        jvm.release(spark, rdd)
 
 
 def test_a_result_that_cannot_be_stored_leaves_nothing_behind(spark: SparkSession) -> None:
