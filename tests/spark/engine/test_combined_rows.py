@@ -201,7 +201,8 @@ def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monk
 def test_rows_are_grouped_once_before_the_shuffle(
     spark: SparkSession, tmp_path: Path, combined: list[int], monkeypatch: pytest.MonkeyPatch, compiled: str
 ) -> None:
-    """The kept plan groups each partition, and not what it has grouped."""
+    """The kept plan groups each partition, and not what it has grouped. It is compiled in an adaptive session too."""
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
     spark.conf.set("spark.sql.codegen.wholeStage", compiled)
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     above: list[list[str]] = []
@@ -218,6 +219,8 @@ def test_rows_are_grouped_once_before_the_shuffle(
         job(batch_of(spark, number, 4), number)
     assert combined == [2, 3, 4]
     assert [kinds.count("HashAggregateExec") for kinds in above] == [0, 1, 1]
+    assert ("WholeStageCodegenExec" in above[-1]) == (compiled == "true")
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
     assert [report.plan_fallbacks for report in job.reports] == [0] * 5
     assert rows.latest("k")["k1"] == totals_of([value for n in range(5) for key, value in rows_of(n, 4) if key == "k1"])
 
