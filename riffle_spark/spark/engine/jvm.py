@@ -56,6 +56,7 @@ __all__ = [
     "sent_files",
     "session",
     "session_conf",
+    "setting",
     "store_rdd",
 ]
 
@@ -147,17 +148,25 @@ def session_conf(spark: SparkSession) -> dict[str, str]:
 
 
 @contextmanager
-def default_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Give a setting of Spark another default within the block. A value that the user has set remains."""
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Change a setting of Spark within the block."""
     conf = session(spark).sessionState().conf()
-    if conf.contains(name):
-        yield
-        return
+    previous = conf.getConfString(name) if conf.contains(name) else None
     conf.setConfString(name, value)
     try:
         yield
     finally:
-        conf.unsetConf(name)
+        conf.unsetConf(name) if previous is None else conf.setConfString(name, previous)
+
+
+@contextmanager
+def default_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Give a setting of Spark another default within the block. A value that the user has set remains."""
+    if session(spark).sessionState().conf().contains(name):
+        yield
+        return
+    with setting(spark, name, value):
+        yield
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:

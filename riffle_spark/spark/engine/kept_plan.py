@@ -35,7 +35,7 @@ from riffle_spark.spark.engine import jvm as handles
 __all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
-_ADAPTIVE = "AdaptiveSparkPlanExec"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 _LEAF = "RDDScanExec"
 _SORT = "SortExec"
 _COUNTING = "CollectMetricsExec"
@@ -142,9 +142,10 @@ class _KeptPlan:
     """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
-        """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
-        top = frame._jdf.queryExecution().executedPlan()
-        self._call = SlotCall(top.initialPlan() if kind(top) == _ADAPTIVE else top)
+        """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form, or is adaptive."""
+        # An adaptive plan is compiled stage by stage while it runs, so the nodes that it starts with are not compiled.
+        with handles.setting(frame.sparkSession, _ADAPTIVE, "false"):
+            self._call = SlotCall(frame._jdf.queryExecution().executedPlan())
         leaf, *above = _up(self._call.rows)
         if [kind(node) for node in above[:2]] == [_PROJECTION, _COMPILED]:
             del above[1]  # Spark would generate code for a single projection on the driver, in each batch.

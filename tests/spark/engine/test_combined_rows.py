@@ -180,15 +180,31 @@ def test_combining_starts_and_ends_by_what_was_measured(
     reductions.record([receipt("a", 100, 0)])
     assert reductions.partitions("a", batch_of(spark, 0, 4)) == 2
     for rows, remaining, expected in steps:
-        reductions.record([receipt("a", rows - 1, remaining), receipt("a", 1, 0), receipt("b", 100, 100)])
+        half = remaining // 2
+        reductions.record([receipt("a", rows - 1, remaining - half), receipt("a", 1, half), receipt("b", 100, 100)])
         assert (reductions.combines("a"), reductions.combines("b")) == (expected, False)
 
 
+def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number can change while a query runs, for example that of a topic."""
+    monkeypatch.setattr(combined_rows, "_PARTITIONS_FOR", 2)
+    reductions = Reductions()
+    reductions.record([Receipt("a", 0, "1-ab", 1, "member", "1", rows=100, combined_rows=0)])
+    assert reductions.partitions("a", batch_of(spark, 0, 4)) == 2
+    other = spark.createDataFrame(spark.sparkContext.parallelize([("a", 1)], 3), SCHEMA)
+    assert [reductions.partitions("a", other) for _ in range(2)] == [2, 3]
+
+
+@pytest.mark.parametrize("compiled", ["true", "false"])
+@pytest.mark.sample("true")
 @pytest.mark.smoke
 def test_rows_are_grouped_once_before_the_shuffle(
-    spark: SparkSession, tmp_path: Path, combined: list[int], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, combined: list[int], monkeypatch: pytest.MonkeyPatch, compiled: str
 ) -> None:
-    """The kept plan groups each partition, and not what it has grouped."""
+    """The kept plan groups each partition, and not what it has grouped. It is compiled in an adaptive session too."""
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    spark.conf.set("spark.sql.codegen.wholeStage", compiled)
+    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     above: list[list[str]] = []
     planned = kept_plan._KeptPlan.planned
 
@@ -203,7 +219,10 @@ def test_rows_are_grouped_once_before_the_shuffle(
         job(batch_of(spark, number, 4), number)
     assert combined == [2, 3, 4]
     assert [kinds.count("HashAggregateExec") for kinds in above] == [0, 1, 1]
-    assert rows.latest("k")["k1"]["rows"] == 50
+    assert ("WholeStageCodegenExec" in above[-1]) == (compiled == "true")
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert [report.plan_fallbacks for report in job.reports] == [0] * 5
+    assert rows.latest("k")["k1"] == totals_of([value for n in range(5) for key, value in rows_of(n, 4) if key == "k1"])
 
 
 def test_a_second_grouping_stays_if_a_function_keeps_several_columns(spark: SparkSession) -> None:

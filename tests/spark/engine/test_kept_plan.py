@@ -20,7 +20,7 @@ from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import kind
-from riffle_spark.spark.engine import kept_output, kept_plan
+from riffle_spark.spark.engine import jvm, kept_output, kept_plan
 from riffle_spark.spark.engine.combined_rows import Reductions
 from riffle_spark.spark.engine.stage_frames import StoredResult
 from riffle_spark.worker.result_chunks import CHUNK_ROWS
@@ -339,6 +339,20 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
         thread.start()
         thread.join()
     assert len(reused) == 2
+
+
+def test_the_session_of_a_thread_is_its_session_again(spark: SparkSession) -> None:
+    """Sinks of the user find their session after the plan was made in another."""
+    assert spark._jvm is not None
+    sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
+    other = spark.newSession()._jsparkSession
+    sessions.setActiveSession(other)
+    try:
+        with jvm.active(spark):
+            assert sessions.getActiveSession().get() == spark._jsparkSession
+        assert sessions.getActiveSession().get() == other
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 @pytest.mark.needs_spark4("results that are stored without a plan")

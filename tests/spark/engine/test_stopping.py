@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import cast
 
-from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark.spark.engine.jvm import Py4JJavaError, in_session, is_interruption
 from riffle_spark.spark.engine.kept_plan import result_or_none
 
 CALL = "An error occurred while calling o1.save.\n: "
@@ -40,6 +43,8 @@ def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> Non
 
     with pytest.raises(RuntimeError, match="InterruptedException"):
         result_or_none("totals", lambda: failing("java.lang.InterruptedException"))
+    with pytest.raises(RuntimeError, match="InterruptedException"):
+        in_session(cast(SparkSession, None), lambda: failing("java.lang.InterruptedException"))
     assert result_or_none("totals", lambda: failing("java.lang.NoSuchMethodError")) is None
 
 
