@@ -82,7 +82,6 @@ def log_command(root: str, limit: int | None, period: "Period", settings: Settin
 
 
 def _records_table(records: "Sequence[LoggedRecord]") -> Table:
-    """Return the records as a table."""
     right = frozenset({"RECORD", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK"})
     columns = ("RECORD", "TIME", "KIND", "BATCH", "EPOCH", "CHANGED ROWS", "BYTES", "MOVES", "ROLLBACK", "OFFSETS")
     table = Table("", columns, right=right)
@@ -104,7 +103,6 @@ def _records_table(records: "Sequence[LoggedRecord]") -> Table:
 
 
 def _savepoints_table(savepoints: "Sequence[RecordedSavepoint]") -> Table:
-    """Return savepoints as a table."""
     columns = ("NAME", "BATCH", "COMMITTED", "CREATED", "ROLLBACK")
     table = Table("SAVEPOINTS", columns, right=frozenset({"BATCH"}))
     for savepoint in savepoints:
@@ -143,7 +141,6 @@ def _moves_table(records: "Sequence[LoggedRecord]") -> Table:
 
 
 def _warnings_table(warnings: "Sequence[WarningSummary]") -> Table:
-    """Return warnings as a table."""
     table = Table("WARNINGS (of the last 20)", ("TIME", "ID", "WARNING"))
     for warning in warnings:
         table.add(show_time(warning.time_ms), warning.id, warning.text)
@@ -151,7 +148,6 @@ def _warnings_table(warnings: "Sequence[WarningSummary]") -> Table:
 
 
 def _offsets_text(record: "LoggedRecord") -> str | None:
-    """Return the start of a record's offsets."""
     text = " ".join(record.offsets)
     return None if not text else text if len(text) <= _OFFSETS_SHOWN else f"{text[:_OFFSETS_SHOWN]}..."
 

@@ -40,7 +40,6 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, self._help_line(ctx, name)) for name in self.list_commands(ctx)])
 
     def _help_line(self, ctx: click.Context, name: str) -> str:
-        """Return the line of a command in the help of the group."""
         if name in self.lazy:
             return self.lazy[name][1]
         command = super().get_command(ctx, name)

@@ -208,7 +208,6 @@ def _steering_lines(facts: "DriverFacts") -> list[tuple[str, str]]:
 
 
 def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
-    """Return the size of all stores."""
     stores = state.facts.stores
     size = show_bytes(sum(store.bytes for store in stores))
     rows = show_rows(sum(store.rows for store in stores), is_exact=all(store.has_exact_rows for store in stores))
@@ -216,7 +215,6 @@ def _store_line(state: "RootStatus") -> list[tuple[str, str]]:
 
 
 def _lag_text(state: "RootStatus") -> str:
-    """Return the lag of the source."""
     if state.lag_records is None:
         return "unknown"
     age = "" if state.lag_seconds is None else f", {show_duration(state.lag_seconds)}"
@@ -292,7 +290,6 @@ def _partitions(facts: "DriverFacts") -> Table:
 
 
 def _settings(status: "Status") -> Table:
-    """Return the settings in effect."""
     table = Table("SETTINGS IN EFFECT", ("SETTING", "VALUE"))
     for name, value in status.settings.items():
         table.add(name, value)
@@ -308,13 +305,11 @@ def _remaining(member: "MemberFacts") -> str | None:
 
 
 def _moves(status: "Status") -> Table:
-    """Return the last moves."""
     shown = status.moves[-_MOVES_SHOWN:]
     return moves_table(f"LAST MOVES ({len(shown)} of {len(status.moves)} in the status)", shown)
 
 
 def _warnings(status: "Status") -> Table:
-    """Return the last warnings."""
     shown = status.warnings[-_WARNINGS_SHOWN:]
     title = f"LAST WARNINGS ({len(shown)} of {len(status.warnings)} in the status)"
     table = Table(title, ("TIME", "ID", "WARNING"))

@@ -202,7 +202,6 @@ def _line(listed: "ListedRequest") -> str:
 
 
 def _command_text(request: "MailboxRequest") -> str:
-    """Return the command of a request with its arguments."""
     return " ".join([request.command, *(f"{name}={value}" for name, value in request.shown_arguments.items())])
 
 

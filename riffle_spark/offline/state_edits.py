@@ -252,7 +252,6 @@ def parse_value(text: str, *, exact: bool = True) -> object:
 
 
 def _change(opened: OpenRoot, edit: EditOfState, editor: Editor, *, execute: bool) -> Plan:
-    """Make the change, with ``execute``, and return its steps."""
     tail = opened.tail
     action = "set" if edit.sets else "delete"
     schema, kind = check_edit(edit, tail.schemas[edit.store])

@@ -353,12 +353,10 @@ def _check_links(
 
 
 def _open_part(reader: Reader, data: part_codec.Data, place: Place, where: str) -> pa.Table:
-    """Return the rows of a part."""
     return part_codec.open_part(reader.decrypt(data, place, where), where)
 
 
 def _worst_level(levels: Iterable[Level]) -> Level:
-    """Return the worst of these levels."""
     return "state" if "state" in levels else "rollback"
 
 

@@ -157,7 +157,6 @@ def _count_owner_moves(round_: Round) -> int:
 
 
 def _stateful_owners(group: Group) -> dict[TaskId, MemberId]:
-    """Return the owner of each stateful task that has one."""
     return {
         task.id: group.owners[task.id] for task in group.tasks if task.kind == "stateful" and task.id in group.owners
     }

@@ -182,7 +182,6 @@ def _key_by_task(by_number: Mapping[int, _T]) -> dict[TaskId, _T]:
 
 
 def _member_racks(measured: MeasuredWorld) -> dict[MemberId, str | None]:
-    """Return the rack of each live member."""
     return {name: member.member.rack for name, member in measured.live.items()}
 
 

@@ -102,7 +102,6 @@ class JobOperators:
         }
 
     def _build(self, declared: JobOperator, frame: DataFrame) -> Operator:
-        """Return an operator for a frame's columns."""
         rows = routing.arrow_schema(frame)
         operator = _operator(declared, frame, rows, self._source)
         operator = operator if declared.dead_letters is None else with_dead_letters(operator)

@@ -192,5 +192,4 @@ def _parse_key_groups(text: str | None) -> tuple[int, ...] | None:
 
 
 def _wrong_value_error(name: str, text: object, remedy: str) -> ConfigError:
-    """Return the error for an option with a wrong value."""
     return ConfigError(f"Option {name} is {text!r}.", remedy=remedy, where=name, id="RIFFLE-1567")

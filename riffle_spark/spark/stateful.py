@@ -471,7 +471,6 @@ class StatefulJob(JobOperations):
 
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
-    """Return an operator and its sink as an operator of a job."""
     return JobOperator(
         store=operator.store,
         key=operator.key,

@@ -226,7 +226,6 @@ class _SparseSnapshot:
         self._ranges += joined
 
     def _get(self, span: _Range) -> bytes:
-        """Return a range of the object."""
         return self._reader.fetch_snapshot_range(self._address, self._snapshot, span[0], span[1] - span[0])
 
 

@@ -31,7 +31,6 @@ def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
 
 
 def _words(system: Path, name: str) -> list[bytes]:
-    """Return the words of a file of the system."""
     return (system / name).read_bytes().split()
 
 

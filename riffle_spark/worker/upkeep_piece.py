@@ -234,7 +234,6 @@ class _Piece:
             self._damaged.append(address)
 
     def _keeper(self, folder: Folder, store: str) -> StackKeeper:
-        """Return the keeper of a store's stacks in the folder."""
         order = self._order
         schema = schema_of_text(store, order.schemas[store])
         reader = Reader(store_of(order.home), keys_of(order.home))

@@ -253,7 +253,6 @@ class TopRows:
 
 
 def _can_cast(type: pa.DataType, declared: pa.DataType) -> bool:
-    """Return whether Arrow can cast a type to the declared type."""
     try:
         cast_column(pa.nulls(0, type), declared)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

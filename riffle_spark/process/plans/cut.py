@@ -299,7 +299,6 @@ def _used_columns(plan: PlanNode, path: Path, above: PlanNode | None) -> frozens
 
 
 def _all_attribute_ids(expressions: Iterator[Expression]) -> frozenset[int]:
-    """Return the ids of all attributes in the expressions."""
     return frozenset[int]().union(*map(attribute_ids, expressions))
 
 

@@ -160,7 +160,6 @@ class _JsonReader:
         return handle
 
     def _make_node(self, body: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
-        """Return a node of the plan from its JSON object and its children."""
         kind = _short_name(body)
         fields = dict[str, object]()
         expressions = dict[str, tuple[Expression, ...]]()

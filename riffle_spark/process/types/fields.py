@@ -126,7 +126,6 @@ class Fields:
         return zip(*columns, strict=True)
 
     def _user_values(self, column: pa.ChunkedArray, convert: Convert | None) -> Iterable[object]:
-        """Return a column's values as the user reads them."""
         if types.is_timestamp(column.type):
             return _to_local_times(column) if column.type.tz else to_python_list(column)
         values = to_python_list(column)

@@ -85,7 +85,6 @@ class Unreadable(ValueError):
 
 
 def _unsupported_type_error(name: str, position: int) -> Unreadable:
-    """Return the error for an unsupported type at this position of the text."""
     remedy = find_type_remedy(name, "value", "declared")
     return Unreadable(f"type {name!r} is not supported", position, remedy or _REMEDY)
 
@@ -249,7 +248,6 @@ class _Parser:
         return text
 
     def _parse_type(self) -> pa.DataType:
-        """Parse a type, with nested types."""
         kind, text, start = self._next
         word = text.lower()
         if kind != "word":
@@ -286,7 +284,6 @@ class _Parser:
             raise Unreadable(str(error), start) from error
 
     def _parse_number(self) -> int:
-        """Parse an integer."""
         if self._next.kind != "number":
             raise self._unexpected_error("a number")
         self._index += 1

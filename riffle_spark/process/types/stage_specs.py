@@ -261,7 +261,6 @@ class TableSpec:
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:
-    """Return the buffers as Arrow fields."""
     return [pa.field(buffer.name, buffer.type) for buffer in buffers]
 
 

@@ -210,5 +210,4 @@ def _facts_of_group(name: str, key: _PlacementKey) -> GroupFacts:
 def _positions(
     copies: Mapping[TaskId, Sequence[MemberId]], tasks: Iterable[TaskId], positions: Mapping[MemberId, int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of the members with a copy of each task."""
     return tuple(tuple(positions[member] for member in copies.get(task, ()) if member in positions) for task in tasks)

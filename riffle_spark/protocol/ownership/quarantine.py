@@ -194,7 +194,6 @@ def _choose_copies_to_remove(
 
 
 def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
-    """Return the warning that the disk of a member exceeds a limit."""
     used, _ = situation.members.disks[member]
     executor = situation.members.live[member].executor
     return (

@@ -105,5 +105,4 @@ class RebalanceTriggers:
 
 
 def _racks(situation: Situation) -> dict[MemberId, str | None]:
-    """Return the rack of each live member."""
     return {name: living.rack for name, living in situation.members.live.items()}

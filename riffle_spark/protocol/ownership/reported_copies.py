@@ -265,5 +265,4 @@ def _removed_links(previous: Entry, entry: Entry) -> Entry | None:
 
 
 def _sum_bytes(links: Iterable[Link]) -> int:
-    """Return the number of bytes of links."""
     return sum(link.length for link in links)

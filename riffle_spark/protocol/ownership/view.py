@@ -67,7 +67,6 @@ class Situation:
 
     @cached_property
     def _task_set(self) -> frozenset[model.TaskId]:
-        """Return all tasks as a set."""
         return frozenset(self.tasks)
 
     @cached_property

@@ -252,7 +252,6 @@ class Scans:
         self._work.submit(partial(self._scan, tail, retention.first, *retention.limits))
 
     def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[ScanResult]:
-        """Return the steps of a scan."""
         own_snapshots = self._taken.listable_names
         try:
             return (yield from scan(self._objects, tail, versions, for_ms, first=first, own_snapshots=own_snapshots))

@@ -271,5 +271,4 @@ def _class(spark: SparkSession, names: Sequence[str]) -> Any:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """Return the session's JVM."""
     return handles.context(spark)._jvm

@@ -81,6 +81,5 @@ def _cache_key(value: Value) -> object:
 
 
 def _struct_fields(value: NewExpression, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
-    """Return the (name, value) fields of a struct."""
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
     return list(zip(map(str, value.value), parts, strict=True))

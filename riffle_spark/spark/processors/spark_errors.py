@@ -161,7 +161,6 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
 
 
 def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PySparkRuntimeError:
-    """Return PySpark's error with Spark's error class ``name``."""
     return PySparkRuntimeError(f"Error {doing}: [{name}] {message} SQLSTATE: {sql_state}")
 
 

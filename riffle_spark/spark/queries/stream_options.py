@@ -68,7 +68,6 @@ def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> Da
 
 
 def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
-    """Return the marks in a frame's plan."""
     _, plan = read_frame(frame)
     return find_marks(plan)
 

@@ -289,7 +289,6 @@ def _table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> Give
 
 
 def _create_table(frame: DataFrame, writer_settings: WriterSettings, name: str) -> None:
-    """Create the table ``name`` with the columns of ``frame``."""
     spark = frame.sparkSession
     columns = compat.ddl_of(StructType([StructField(field.name, field.dataType) for field in frame.schema]))
     path = (writer_settings.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")

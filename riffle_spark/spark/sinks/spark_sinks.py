@@ -238,7 +238,6 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
-    """Return a mapping as a Scala map."""
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)

@@ -108,7 +108,6 @@ class RunBlock:
         return (len(self.starts) - 2).bit_length()
 
     def _make_words(self, numbers: Indices, hashes: Hashes) -> Hashes:
-        """Return the words of rows."""
         bits = self._number_bits
         if not bits:
             return hashes

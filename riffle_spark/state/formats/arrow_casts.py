@@ -109,7 +109,6 @@ def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _field_names(kind: pa.StructType) -> list[str]:
-    """Return the names of a struct's fields."""
     return [field.name for field in kind]
 
 

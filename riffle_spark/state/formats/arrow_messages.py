@@ -80,7 +80,6 @@ def check_schema(data: memoryview) -> None:
 
 
 def _is_zstd(message: memoryview, compression: int) -> bool:
-    """Return whether the compression at a position of a message is zstd."""
     codec = _field_positions(message, _follow_offset(message, compression))[0]
     return bool(codec) and message[codec] == _ZSTD
 

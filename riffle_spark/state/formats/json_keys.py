@@ -142,7 +142,6 @@ def _is_text_key(key: pa.Schema) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -367,7 +366,6 @@ def json_of_array(array: pa.Array) -> list[object]:
 
 
 def _null_list(array: pa.Array) -> list[bool]:
-    """Return whether each value is null."""
     nulls: list[bool] = array.is_null().to_pylist()
     return nulls
 

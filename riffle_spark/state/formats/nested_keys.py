@@ -124,7 +124,6 @@ def sort_map_entries(array: pa.Array) -> pa.Array:
 
 
 def _holds_maps(kind: pa.DataType) -> bool:
-    """Return whether a type is a map or contains maps."""
     if pa.types.is_struct(kind):
         return any(_holds_maps(field.type) for field in kind)
     return bool(pa.types.is_map(kind)) or (_is_array(kind) and _holds_maps(kind.value_type))

@@ -86,7 +86,6 @@ def newest_links_to_text(entries: Iterable[tuple[Address, Entry, int | None]]) -
 
 
 def _row(address: Address, entry: Entry) -> _EntryRow:
-    """Return the row of a whole entry."""
     return address, entry.timer_ms, entry.chain, entry.snapshot, entry.cut
 
 
@@ -143,7 +142,6 @@ def _rows_to_text(rows: list[_EntryRow]) -> str:
 
 
 def _snapshot_text(snapshot: Snapshot, indexes: Mapping[Head, int]) -> str:
-    """Return the row of a snapshot, given the index of each head."""
     name, head, length, checksum, count = snapshot
     return f'[{_quoted(name)},{indexes[head]},{length},"{checksum:016x}",{count}]'
 
@@ -328,7 +326,6 @@ def _entries_of(rows: _Rows, tables: _Tables, links: _Links) -> dict[Address, En
 
 
 def _parse_snapshot(row: Sequence[object], heads: Sequence[Head]) -> Snapshot:
-    """Return the snapshot in a row."""
     id, head, length, checksum, count = cast("tuple[str, int, int, str, int]", row)
     return Snapshot(id, heads[head], length, int(checksum, 16), count)
 

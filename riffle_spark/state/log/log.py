@@ -382,7 +382,6 @@ class Log:
         return self._unclear is not None
 
     def _next_sequence(self) -> int:
-        """Return the number of the next record."""
         return self.tail.sequence + 1 if self.tail else 0
 
     def is_full_due(self, kind: Kind) -> bool:

@@ -349,5 +349,4 @@ def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
 
 
 def _count_rows(parts: Iterable[StackedPart]) -> int:
-    """Return the number of rows of all parts."""
     return sum(part.rows for part in parts)
