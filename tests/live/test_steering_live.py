@@ -177,7 +177,7 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     group = next(t.key_group for t, owner in owners.items() if owner == leaving)
     first.job.pin(group, staying)
     first.job.drain(leaving)
-    asked = {"drained": [leaving], "pins": {str(group): staying}}
+    asked: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
     check_drained(first, leaving, asked)
     assert len(first.job.reports) == 1
     assert [record.kind for record in records(first.root)] == ["claim", "batch", "orders"]
@@ -187,7 +187,7 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     second.start()
     check_drained(second, leaving, asked)
     report = second.job.reports[-1]
-    assert [warning for warning in report.warnings if f"drained: {leaving}; pinned: {group} to {staying}" in warning]
+    assert [warning for warning in report.warnings if f"drained: {leaving}, pinned: {group} to {staying}" in warning]
     assert report.fetched_bytes == 0
     assert second.kept.latest("k") == {key: {"rows": 2, "total": 2} for key in KEYS}
     second.job.undrain(leaving)
