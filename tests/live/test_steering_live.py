@@ -1,4 +1,4 @@
-"""Commands in another process steer a query on real executors: while it is idle, while it is busy, and paused."""
+"""Operators steer a query on real executors: while it is idle, while it is busy, and paused, over its drivers too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.protocol.batch.stored_requests import read_requests
+from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.state.log.record import Record
 from tests.kit.folders import CHECKOUT
 from tests.kit.streams.streaming import Feed, Kept, records, running, settings_in, start, wait_for
@@ -39,6 +40,12 @@ class Steered:
         compute = aggregate(rows=count(), total=sum_("v"))
         self.job: StatefulJob = Stateful("totals", "k", compute, settings=self.settings).into(self.kept)
         self.query: StreamingQuery
+
+    @property
+    def root(self) -> str:
+        """Its root."""
+        assert self.settings.root is not None
+        return self.settings.root
 
     def start(self) -> None:
         """Start the query, and run its first batch."""
@@ -73,8 +80,7 @@ class Steered:
 
     def start_command(self, command: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own, which waits for the answer."""
-        assert self.settings.root is not None
-        words = [sys.executable, "-m", "riffle_spark", command, self.settings.root, *arguments, "--wait", "--json"]
+        words = [sys.executable, "-m", "riffle_spark", command, self.root, *arguments, "--wait", "--json"]
         words += ["--conf-file", str(self.conf_file)]
         return subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -90,9 +96,8 @@ class Steered:
 
     def record_of(self, answer: dict[str, object]) -> tuple[Record, int]:
         """Return the record that has the answer first, and how many batches were committed since the request."""
-        assert self.settings.root is not None
         batches = 0
-        for record in records(self.settings.root):
+        for record in records(self.root):
             batches += record.kind == "batch" and record.written_ms > int(str(answer["time_ms"]))
             if any(each.id == answer["id"] for each in read_requests(record.orders).answers):
                 return record, batches
@@ -159,3 +164,45 @@ def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steere
     assert len(steered.job.reports) == 2
     steered.restart()
     steered.wait(lambda: len(steered.job.reports) == 3, "the pause has ended with the run")
+
+
+def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    """Warm, by two tasks beside no batch: the drained member is empty, and stays so under the next driver, as the
+    pinned key-group stays where it is.
+    """
+    first = Steered(spark, tmp_path, control="off")
+    first.start()
+    leaving, staying = sorted(member.id for member in first.job.members())
+    owners = running(first.job).driver.ownership.placement.present.owners
+    group = next(t.key_group for t, owner in owners.items() if owner == leaving)
+    first.job.pin(group, staying)
+    first.job.drain(leaving)
+    asked: dict[str, object] = {"drained": [leaving], "pins": {str(group): staying}}
+    check_drained(first, leaving, asked)
+    assert len(first.job.reports) == 1
+    assert [record.kind for record in records(first.root)] == ["claim", "batch", "orders"]
+    first.query.stop()
+    assert running(first.job)._pulse.ended(30)  # private: the thread that must go
+    second = Steered(spark, tmp_path, control="off")
+    second.start()
+    check_drained(second, leaving, asked)
+    report = second.job.reports[-1]
+    assert [warning for warning in report.warnings if f"drained: {leaving}, pinned: {group} to {staying}" in warning]
+    assert report.fetched_bytes == 0
+    assert second.kept.latest("k") == {key: {"rows": 2, "total": 2} for key in KEYS}
+    second.job.undrain(leaving)
+    second.wait(lambda: [member.owned for member in second.job.members()] == [4, 4], "it has its share again")
+    second.query.stop()
+
+
+def check_drained(query: Steered, member: str, asked: dict[str, object]) -> None:
+    """Wait until a member is empty, and check that the newest record lists what was asked."""
+    query.wait(lambda: of_member(query, member).owned == 0, "the drained member is empty")
+    gone = of_member(query, member)
+    assert (gone.state, gone.standbys, gone.warmups) == ("draining", 0, 0)
+    assert records(query.root)[-1].orders == asked
+
+
+def of_member(query: Steered, name: str) -> MemberState:
+    """Return a member by its folder's name."""
+    return next(member for member in query.job.members() if member.id == name)

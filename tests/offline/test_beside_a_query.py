@@ -21,7 +21,7 @@ from riffle_spark.offline import verify as verification
 from riffle_spark.offline.recovery import Plan, adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.log import paths
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.switched_state import BATCHES, contents, expected, partition_of, tail_of
 from tests.kit.simulated.world import Oracle, World, one
 from tests.kit.state.faulty_store import Fault, FaultyStore

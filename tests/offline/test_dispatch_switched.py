@@ -9,7 +9,7 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, parted
 from tests.kit.simulated.switched_state import partition_of
 from tests.kit.simulated.world import World, one, two_stores

@@ -30,7 +30,7 @@ from tests.kit.process import page_windows
 from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, rows_of
 from tests.kit.processors.catalogue import CASES
 from tests.kit.root_commands import run_command
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.state.drawn_tables import LEAVES, nested
 from tests.kit.state.everything import Everything
 

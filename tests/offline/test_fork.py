@@ -22,7 +22,7 @@ from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
 from tests.kit.root_commands import read_json, run_command
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.servers.object_server import ObjectServer
 from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals, two_stores
 

@@ -12,7 +12,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.verify import verify
 from tests.kit.printed_commands import printed
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import commit_batch, written_checkpoint
 from tests.kit.simulated.world import World, one
 
 BATCHES = 4
@@ -39,8 +39,7 @@ def taken_another_way(world: World, checkpoint: Path) -> None:
     world.start()
     for version in range(BATCHES - 2, BATCHES):
         world.batch(version, one(100 + version), offsets=f"others-{version}")
-        (checkpoint / "offsets" / str(version)).write_text(f"others-{version}")
-        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        commit_batch(checkpoint, version, f"others-{version}")
 
 
 def newest(world: World) -> int:

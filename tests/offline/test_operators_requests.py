@@ -16,7 +16,7 @@ from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.objects.store import ObjectStore
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one, rows_of
 

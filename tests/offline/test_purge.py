@@ -28,8 +28,8 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.testing import Harness
 from riffle_spark.testing.harness import Declared
 from tests.kit.root_commands import run_command
-from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.roots.key_search import find_files, find_objects, made_ids
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.state.everything import Everything
 
 pytestmark = pytest.mark.usefixtures("short_cycles")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -30,6 +29,7 @@ from riffle_spark.state.log.record import encode
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.testing import InlineBackground
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one, totals
@@ -44,14 +44,9 @@ def world(tmp_path: Path) -> World:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint folder as Spark writes it, of the query that ``World`` runs, with batches 0 to 4 committed."""
-    folder = tmp_path / "checkpoint"
-    for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True)
-    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    folder = written_checkpoint(tmp_path / "checkpoint", 5, watermark_ms=7)
     for batch in range(5):
-        (folder / "offsets" / str(batch)).write_text(f"offsets-{batch}")
         (folder / "offsets" / f".{batch}.crc").write_text("x")
-        (folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":7}')
     return folder
 
 

@@ -13,6 +13,7 @@ from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
 from tests.kit.folders import DATA
 from tests.kit.roots.encrypted_root import EncryptedRoot, oracle_of
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.world import Oracle, World, two_stores
 
 ARCHIVE = DATA / "roots" / "0.1-records8"
@@ -49,16 +50,6 @@ class Query(EncryptedRoot):
         return int(json.loads(line)["format"])
 
 
-def checkpoint_of(folder: Path, batches: int) -> str:
-    """Write a checkpoint as Spark would have written it."""
-    for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True)
-        for batch in range(batches):
-            (folder / name / str(batch)).write_text(f"offsets-{batch}" if name == "offsets" else "v1\n{}")
-    (folder / "metadata").write_text(json.dumps({"id": "query"}))
-    return str(folder)
-
-
 @pytest.mark.parametrize("copies", [True, False])
 def test_it_continues_with_blocks(tmp_path: Path, *, copies: bool) -> None:
     """A chain may have parts and blocks. With local copies or without, the state is right after each restart."""
@@ -85,7 +76,7 @@ def test_it_is_rolled_back(tmp_path: Path, batches: int) -> None:
     """To a batch before the upgrade, before and after this version has written, and it continues from there."""
     query = Query(tmp_path, copies=True)
     query.run(batches)
-    checkpoint = checkpoint_of(tmp_path / "checkpoint", query.version)
+    checkpoint = str(written_checkpoint(tmp_path / "checkpoint", query.version))
     rollback(query.root, 38, checkpoint, execute=True)
     query.oracle, query.version = query.oracle_at(38), 39
     query.start()

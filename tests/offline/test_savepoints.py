@@ -25,7 +25,7 @@ from riffle_spark.offline.verify import verify
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from tests.kit.root_commands import read_json, run_command, write_status
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import commit_batch, written_checkpoint
 from tests.kit.simulated.world import Crash, States, World, feed_six_keys, rows_of, totals
 from tests.kit.state.faulty_store import Fault, FaultyStore
 
@@ -47,11 +47,7 @@ def world(tmp_path: Path, states: States) -> World:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """The checkpoint of that query, with the newest entries alone, as Spark keeps them."""
-    folder = written_checkpoint(tmp_path / "checkpoint")
-    for version in range(16, 22):
-        (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
-        (folder / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    return folder
+    return written_checkpoint(tmp_path / "checkpoint", 22, first=16)
 
 
 def missing(world: World) -> list[str]:
@@ -97,8 +93,7 @@ def test_a_savepoint_of_a_rollback_returns_both_offsets(world: World, checkpoint
     feed_six_keys(world, 6, 18)
     for file in [*checkpoint.glob("*/4"), *checkpoint.glob("*/5")]:
         file.unlink()
-    (checkpoint / "offsets" / "18").write_text("offsets-18")
-    (checkpoint / "commits" / "18").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    commit_batch(checkpoint, 18)
     rollback(world.home.root, "savepoint:b", str(checkpoint), execute=True)
     assert {p.name: p.read_text() for p in (checkpoint / "offsets").iterdir()} == {"4": "offsets-4", "5": "offsets-5"}
 
@@ -482,10 +477,7 @@ def test_a_rollback_to_a_savepoint_that_dies_at_any_step_is_finished_by_the_same
         world.memory.delete(world.memory.list(""))
         for name, data in objects.items():
             world.memory.put_if_absent(name, data)
-        folder = written_checkpoint(tmp_path / f"checkpoint-{crash_at}")
-        for version in range(11, 15):
-            (folder / "offsets" / str(version)).write_text(f"offsets-{version}")
-            (folder / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        folder = written_checkpoint(tmp_path / f"checkpoint-{crash_at}", 15, first=11)
         with pytest.MonkeyPatch.context() as patch:
             has_died = at_each_step(patch, world, crash_at)
             with contextlib.suppress(Crash):

@@ -27,7 +27,7 @@ from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, rows_of
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case
 from tests.kit.root_commands import run_command
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.partitioned_query import Played
 from tests.kit.simulated.world import World
 from tests.kit.state.everything import Everything

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark import keygroups
-from riffle_spark.errors import ConfigError, ConflictError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.offline import reshard, switch
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
@@ -29,7 +29,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.folders import CHECKOUT
-from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.roots.spark_checkpoint import written_checkpoint
 from tests.kit.simulated.switched_state import (
     BATCHES,
     PARTITIONS,
@@ -252,22 +252,6 @@ def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> Non
     switch_dispatch(world.home.root, "hashed", partition_of=partition_of, execute=True)
     with pytest.raises(FencedError):
         world.batch(BATCHES, one(1))
-    assert contents(world.home.root) == expected(oracle)
-
-
-def test_a_commit_in_between_wins(world: World, oracle: Oracle) -> None:
-    """A query that was not stopped and commits while its state is read makes the switch void, and that is said."""
-    asked: list[str] = []
-
-    def meanwhile(keys: pa.Table) -> pa.Table:
-        if not asked:
-            asked.append(keys)
-            world.batch(BATCHES, one(1))
-        return partition_of(keys)
-
-    with pytest.raises(ConflictError, match="RIFFLE-0508"):
-        switch_dispatch(world.home.root, "partition", partition_of=meanwhile, execute=True)
-    oracle.feed(one(1))
     assert contents(world.home.root) == expected(oracle)
 
 

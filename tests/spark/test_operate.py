@@ -95,18 +95,6 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
 
 
 @pytest.mark.long
-def test_a_paused_query_can_be_stopped(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
-    """A stop does not wait for somebody to resume, and is no failure; another run begins where it was."""
-    job.pause()
-    feed.add([{"k": "a", "v": 5}])
-    query.awaitTermination(1)
-    query.stop()
-    assert not query.isActive
-    assert query.exception() is None
-    assert len(job.reports) == 1
-
-
-@pytest.mark.long
 def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
     """Fewer slots and more again, between one and the cores; no key-group changes its owner."""
     assert job.reports[-1].slots == 2

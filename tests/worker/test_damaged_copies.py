@@ -20,7 +20,7 @@ def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> N
     """Bits flipped, files cut, zeroed, swapped, put back or removed: rows and state are those of a model, processes
     live, and each damage costs at most the restore of what was damaged.
     """
-    trials = list(run_trials(plan))
+    trials = run_trials(plan)
     assert [trial.number for trial in trials] == list(range(plan.trials))
     fetched = [trial.fetched_bytes for trial in trials]
     print(f"{plan}: {sum(n > 0 for n in fetched)} trials fetched {sum(fetched)} bytes, at most {max(fetched)}")

@@ -1,7 +1,6 @@
 """Damage trials: a query that goes on while its local files are damaged between its batches.
 
-All trials of a call run in one process, which a fault may kill: the caller runs them in a process of its own, hears of
-each trial as it ends, and goes on with the next one in a new process.
+The trials of a plan run in a process of their own, because a damage may kill it. The first fault ends them.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ import multiprocessing
 import os
 import random
 import shutil
+import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,66 +71,48 @@ class Trial:
 class _Workers(SimCluster):
     """Executors whose work is done by processes that live on and take turns."""
 
-    processes: Sequence[tuple[BaseProcess, Connection]] = ()
+    load = ""
+    pools: Sequence[Pool] = ()
     turn = 0
 
     def perform(self, attempt: Attempt) -> pa.Table:
         """Run a slot in the next process."""
-        order = attempt.order.to_json(), attempt.slot
-        return self._asked(("slot", *order, attempt.executor, attempt.rows, attempt.random_bytes(16)))
+        text = attempt.order.to_json(), attempt.slot
+        return self._next().apply(_slot, (self.load, *text, attempt.executor, attempt.rows, attempt.random_bytes(16)))
 
     def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
-        return UpkeepReceipt.from_json(self._asked(("upkeep", text, executor)))
+        return UpkeepReceipt.from_json(self._next().apply(_piece, (text, executor)))
 
-    def _asked(self, what: tuple[object, ...]) -> pa.Table | str:
+    def _next(self) -> Pool:
         self.turn += 1
-        _, pipe = self.processes[self.turn % len(self.processes)]
-        pipe.send(what)
-        answer = pipe.recv()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        return self.pools[self.turn % len(self.pools)]
 
 
-def _work(load: str, pipe: Connection) -> None:
-    """Do what comes, until nothing does."""
-    _name_by(os.getpid())
-    compute = LOADS[load]().operator.compute
-    while True:
-        try:
-            kind, text, *given = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if kind == "slot":
-                slot, executor, rows, name = given
-                order = Order.from_json(text, slot)
-                pipe.send(run_slot(order, compute, slot, executor, rows, partial(_same, name)))
-            else:
-                pipe.send(run_upkeep(UpkeepOrder.from_json(text), *given).to_json())
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
-            pipe.send(error)
+def _slot(load: str, text: str, slot: int, executor: str, rows: pa.Table, name: bytes) -> pa.Table:
+    return run_slot(Order.from_json(text, slot), LOADS[load]().operator.compute, slot, executor, rows, lambda _: name)
 
 
-def _same(name: bytes, _size: int) -> bytes:
-    return name
+def _piece(text: str, executor: str) -> str:
+    return run_upkeep(UpkeepOrder.from_json(text), executor).to_json()
 
 
 class _Query:
     """A query with its model and its damages, of one seed."""
 
-    def __init__(self, folder: Path, plan: Plan, seed: int, workers: Sequence[tuple[BaseProcess, Connection]]) -> None:
+    def __init__(self, folder: Path, plan: Plan, pools: Sequence[Pool]) -> None:
+        seed = plan.seed * 1_000_003
         self.chance = random.Random(seed)
         self.load: Load = LOADS[plan.load]()
         self.folder = folder
-        root = f"file://{folder}/state" if workers else ""
+        root = f"file://{folder}/state" if pools else ""
         self.world = World(
             folder / "local", operators=[self.load.operator], seed=seed, root=root, key_groups=KEY_GROUPS,
             num_standbys=1, retained_versions=3, snapshot_chain_links=6,
         )  # fmt: skip
-        if workers:
+        if pools:
             cluster = _Workers(self.world.home, self.world.store, self.chance.randbytes)
-            cluster.processes = workers
+            cluster.load = plan.load
+            cluster.pools = pools
             for name in ("1", "2"):
                 cluster.add(name)
             self.world.cluster = cluster
@@ -147,6 +128,7 @@ class _Query:
     def trial(self, number: int) -> Trial:
         """Damage a file, run some batches and compare."""
         damage, fetched, late = self.damager.damage(), 0, 0
+        print(f"{number}: {damage}", file=sys.stderr, flush=True)
         self.is_journal_harmed |= journal_file.JOURNAL in damage
         restore = self.restore_bytes()
         if self.chance.random() < LOST_SHARE:
@@ -213,23 +195,17 @@ class _Query:
                 shutil.rmtree(read)
 
 
-def _run(plan: Plan, first: int, told: Connection) -> None:
-    """Run the trials from this one on, and tell of each; a query that went wrong is begun anew."""
-    workers = [_begun(plan.load) for _ in range(plan.processes)]
-    query: _Query | None = None
-    _name_by(plan.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(first, plan.trials):
-            if query is None:
-                query = _Query(Path(folder) / str(number), plan, plan.seed * 1_000_003 + number, workers)
-            told.send(number)
+def _run(plan: Plan, told: Connection) -> None:
+    """Run the trials up to the first fault, and tell of each."""
+    with ExitStack() as stack:
+        pools = [stack.enter_context(FORK.Pool(1, lambda: _name_by(os.getpid()))) for _ in range(plan.processes)]
+        _name_by(plan.seed)
+        query = _Query(Path(stack.enter_context(tempfile.TemporaryDirectory())), plan, pools)
+        for number in range(plan.trials):
             trial = query.trial(number)
             told.send(trial)
             if trial.fault:
-                query = None
-        for process, pipe in workers:
-            pipe.close()
-            process.join(10)
+                break
 
 
 def _name_by(seed: int) -> None:
@@ -238,49 +214,23 @@ def _name_by(seed: int) -> None:
     uuid.uuid4 = lambda: uuid.UUID(int=chance.getrandbits(128), version=4)
 
 
-def _begun(load: str) -> tuple[BaseProcess, Connection]:
-    ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=_work, args=(load, theirs), daemon=True)
+def run_trials(plan: Plan) -> list[Trial]:
+    """Return what became of each trial. The last one has a fault if the process died or stopped in it."""
+    ours, theirs = SPAWN.Pipe(duplex=False)
+    process = SPAWN.Process(target=_run, args=(plan, theirs))
     process.start()
     theirs.close()
-    return process, ours
-
-
-def run_trials(plan: Plan) -> Iterator[Trial]:
-    """Yield what becomes of each trial; of one that kills or stops its process too."""
-    first = 0
-    while first < plan.trials:
-        ours, theirs = SPAWN.Pipe(duplex=False)
-        process = SPAWN.Process(target=_run, args=(plan, first, theirs))
-        process.start()
-        theirs.close()
-        try:
-            for trial in _heard(ours, process):
-                yield trial
-                first = trial.number + 1
-        finally:
-            process.kill() if first < plan.trials else process.join(30)
-            process.join()
-            ours.close()
-
-
-def _heard(pipe: Connection, process: BaseProcess) -> Iterator[Trial]:
-    """Yield trials as they are told of; at last the one at which the process died or stopped, if it did."""
-    at = Trial(0, "", "")
-    while True:
-        waited = time.monotonic()
-        try:
-            if not pipe.poll(SECONDS_MAX):
-                yield replace(at, fault=f"stopped for {time.monotonic() - waited:.0f} s")
-                return
-            told = pipe.recv()
-        except EOFError:
-            process.join(10)
-            if process.exitcode:
-                yield replace(at, fault=f"died: {process.exitcode}")
-            return
-        if isinstance(told, Trial):
-            at = told
-            yield told
-        else:
-            at = Trial(told, "", "")
+    trials: list[Trial] = []
+    fault = ""
+    try:
+        while ours.poll(SECONDS_MAX):
+            trials.append(ours.recv())
+        fault = f"stopped for {SECONDS_MAX} s"
+    except EOFError:
+        process.join(SECONDS_MAX)
+        fault = f"died: {process.exitcode}" if process.exitcode != 0 else ""
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return [*trials, Trial(len(trials), "printed last", fault)] if fault else trials

@@ -59,7 +59,6 @@ class Outcome:
     refused: int = 0
     refusal: str = ""
     traces: list[str] = field(default_factory=list)
-    covered: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     kept_inputs: list[bytes] = field(default_factory=list)
 
@@ -73,7 +72,6 @@ class Judge:
     seed: int
     board: mmap.mmap
     report: TextIO
-    covered: Callable[[], list[int]] = list
     _at: int = 0
     _refused: int = 0
     _why: str = ""
@@ -104,7 +102,7 @@ class Judge:
             self.report.flush()
 
     def _leave(self) -> None:
-        self.report.write(json.dumps({"refused": self._refused, "why": self._why, "covered": self.covered()}) + "\n")
+        self.report.write(json.dumps({"refused": self._refused, "why": self._why}) + "\n")
         self.report.flush()
         forget_scratch()
         os._exit(0)
@@ -124,11 +122,10 @@ def others_in(seeds: Seeds) -> list[bytes]:
     return [data for of in seeds.values() for data in of[:3]]
 
 
-def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, guided: Feed | None = None) -> int:
     """Run the fuzzer; return 1 if a decoder misbehaved. ``guided`` is set if a guided fuzzer is installed."""
     parser = argparse.ArgumentParser("./run fuzz", description=__doc__)
     parser.add_argument("--guided", action="store_true", help="led by the coverage of riffle_spark, with atheris")
-    parser.add_argument("--blind", action="store_true", help="with --guided: count the coverage, but do not follow it")
     parser.add_argument("--inputs", type=int, default=100_000, help="of all decoders together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--decoder", action="append", choices=list(DECODERS), help="this one only; may be repeated")
@@ -143,7 +140,7 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         return _kept_values(options.inputs, options.seed, as_json=options.json)
     if options.guided and guided is None:
         parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
-    feed = guided(options.blind) if options.guided and guided else unguided
+    feed = guided if options.guided and guided else unguided
     chosen = [DECODERS[name] for name in options.decoder or DECODERS]
     if options.replay:
         data = options.replay.read_bytes()
@@ -165,7 +162,6 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         "findings": [f for outcome in outcomes for f in outcome.findings],
         "seconds": round(time.monotonic() - began, 1),
         "by_decoder": {outcome.decoder: outcome.inputs for outcome in outcomes},
-        "covered": {outcome.decoder: outcome.covered for outcome in outcomes if outcome.covered},
     }
     print(
         json.dumps(summary)
@@ -210,8 +206,6 @@ def _replayed(decoder: Decoder, data: bytes) -> int:
 
 def _line(outcome: Outcome) -> str:
     head = f"{outcome.decoder:<20}{outcome.inputs:>10} inputs{outcome.refused:>10} refused"
-    if outcome.covered:
-        head += "{:>8} edges{:>8} features".format(*outcome.covered)
     return "\n".join([head, *(f"  {finding}" for finding in outcome.findings)])
 
 
@@ -259,7 +253,6 @@ def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
         else:
             outcome.refused += entry["refused"]
             outcome.refusal = entry["why"]
-            outcome.covered = entry["covered"]
     if hung or status:
         problem = hung or f"ended its process: {_ending(status)}"
         outcome.findings.append(f"{judge.decoder.name}, input {number} of seed {judge.seed}: {problem}")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
-import re
 import sys
 import tempfile
 import zlib
@@ -23,13 +21,11 @@ import atheris  # type: ignore[import-untyped] # not in the pinned environment
 with atheris.instrument_imports(include=["riffle_spark"]), contextlib.redirect_stderr(io.StringIO()):
     import riffle_spark.state.objects.s3  # noqa: F401 - else it is imported when an address asks for it
     from tests.kit.fuzz.__main__ import main, others_in
-    from tests.kit.fuzz.mutations import mutated, varied
+    from tests.kit.fuzz.mutations import varied
 
 if TYPE_CHECKING:
     from tests.kit.fuzz.__main__ import Feed, Judge, Seeds
 
-_COVERED = re.compile(rb"^#\d+\t.* cov: (\d+) ft: (\d+) ", re.MULTILINE)
-_TAIL_BYTES = 1 << 16
 _SMALLEST_LIMIT = 4096
 _OWN_SIGNALS = ("abrt", "bus", "fpe", "ill", "int", "segv", "term", "usr1", "usr2", "xfsz")
 _NEVER_SECONDS = 1_000_000
@@ -45,7 +41,7 @@ _LEFT_TO_THE_WATCHER = [
 ]
 
 
-def led(folder: Path, blind: bool) -> Feed:
+def led(folder: Path) -> Feed:
     """Return a feed in which libFuzzer makes the inputs. It stores inputs with new coverage in ``folder``, and the next
     child starts with these.
     """
@@ -58,24 +54,21 @@ def led(folder: Path, blind: bool) -> Feed:
             (inputs_folder / f"real-{number}").write_bytes(data)
         longest = max(_SMALLEST_LIMIT, 2 * max(map(len, own)))
         chance = zlib.crc32(f"{judge.seed}/{judge.decoder.name}/{judge.numbers.start}".encode()) or 1
-        judge.covered = covered
         limits = [f"-seed={chance}", f"-max_len={longest}", f"-artifact_prefix={folder}/"]
         arguments = ["fuzz", "-runs=-1", *limits, *_LEFT_TO_THE_WATCHER, str(inputs_folder)]
-        atheris.Setup(arguments, judge, custom_mutator=_mutator(judge, seeds, blind))
+        atheris.Setup(arguments, judge, custom_mutator=_mutator(judge, seeds))
         atheris.Fuzz()
 
     return feed
 
 
-def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, int], bytes]:
+def _mutator(judge: Judge, seeds: Seeds) -> Callable[[bytes, int, int], bytes]:
     own = seeds[judge.decoder.name]
     other_seeds = others_in(seeds)
     sealed = judge.decoder.sealed
 
     def made(data: bytes, size_max: int, number: int) -> bytes:
         chance = random.Random(number)
-        if blind:
-            return mutated(chance, own, other_seeds)[:size_max]
         return varied(
             chance, data, (own, other_seeds), lambda chunk: atheris.Mutate(chunk[:size_max], size_max), sealed
         )[:size_max]
@@ -83,13 +76,6 @@ def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, i
     return made
 
 
-def covered() -> list[int]:
-    """Return the covered edges and features that libFuzzer printed last on this process's standard error."""
-    tail = os.pread(2, _TAIL_BYTES, max(0, os.fstat(2).st_size - _TAIL_BYTES))
-    matches = _COVERED.findall(tail)
-    return [int(number) for number in matches[-1]] if matches else []
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="riffle-fuzz-") as folder:
-        sys.exit(main(guided=lambda blind: led(Path(folder), blind)))
+        sys.exit(main(guided=led(Path(folder))))

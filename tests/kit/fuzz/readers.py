@@ -18,7 +18,7 @@ decoders are `names`, `folder of a member` and `answer of S3`.
 """
 
 _OF_SPARK = "Spark's JVM tells it in this process, and has read it itself"
-_OF_STORE = "the store's answers; tests/state/objects/test_http_stores.py sends damaged ones"
+_OF_STORE = "the store's answers; tests/state/objects/test_cloud_answers.py sends damaged ones"
 _OWN_FUNCTION = "the user's own function, as PySpark pickled it in this process"
 
 READERS: Mapping[str, tuple[str, ...] | str] = {

@@ -1,4 +1,4 @@
-"""Value states without time: a count, and totals of several columns, each written for its form, as users write them."""
+"""Value states without time: a count, written for each form as users write it, and totals of several columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from riffle_spark import StatefulProcessor, StatefulProcessorHandle
-from tests.kit.processors.processor_case import Case, batches_of, seeded
+from tests.kit.processors.both_forms import Logic, Output
+from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 
 __all__ = ["CASES"]
 
@@ -50,34 +51,14 @@ class CountInRows(_Counting):
         yield Row(user=key[0], count=count, total=total)
 
 
-class TotalsInPandas(StatefulProcessor):
+class Totals(Logic):
     """Running totals of several columns with nulls, per shop and item."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self._totals = handle.getValueState("totals", TOTALS)
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Add column by column."""
-        count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
-        for frame in rows:
-            labels = [*frame["label"].dropna(), *([] if least is None else [least])]
-            count, least = count + len(frame), min(labels, default=None)
-            amount, price = amount + int(frame["amount"].sum()), price + float(frame["price"].sum())
-            money = sum(frame["money"].dropna(), money)
-        self._totals.update((count, amount, price, least, money))
-        columns = ("shop", "item", "rows", "amount", "price", "least", "money")
-        yield pd.DataFrame([[*key, count, amount, price, least, money]], columns=columns)
-
-
-class TotalsInRows(StatefulProcessor):
-    """The same over rows."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._totals = handle.getValueState("totals", TOTALS)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Add row by row."""
         count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
         for row in rows:
@@ -88,7 +69,15 @@ class TotalsInRows(StatefulProcessor):
         self._totals.update((count, amount, price, least, money))
         shop, item = key
         # Columns go by name: this order is not the declared one.
-        yield Row(rows=count, shop=shop, item=item, amount=amount, price=price, money=money, least=least)
+        yield {
+            "rows": count,
+            "shop": shop,
+            "item": item,
+            "amount": amount,
+            "price": price,
+            "money": money,
+            "least": least,
+        }
 
 
 def _count_case() -> Case:
@@ -121,14 +110,9 @@ def _totals_case() -> Case:
     batches = [[row() for _ in range(size)] for size in (30, 1, 12, 20)]
     output = f"shop string, item int, {TOTALS}"
     return Case(
-        "totals",
-        TotalsInPandas,
-        TotalsInRows,
-        ("shop", "item"),
-        output,
-        batches_of(fields, batches),
-        {"totals": "value"},
-    )
+        "totals", *forms(Totals), key=("shop", "item"), output=output, batches=batches_of(fields, batches),
+        variables={"totals": "value"},
+    )  # fmt: skip
 
 
 CASES = (_count_case(), _totals_case())

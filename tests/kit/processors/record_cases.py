@@ -1,5 +1,7 @@
 """Records what Spark's own operator makes of every case: what later test runs compare with.
 
+Both forms give the same, so a case has one recording, which lists the version of Spark that gave it in each form.
+
 .venv/bin/python -m tests.kit.processors.record_cases               pandas form, on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.processors.record_cases         Row form: after ./run setup --spark 4.3.0
 """
@@ -23,15 +25,17 @@ from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case
 from tests.kit.streams.sparks_operator import CONF, encoded, run_native
 
-__all__ = ["FOLDER", "digest", "environment", "recorded", "session"]
+__all__ = ["ABOUT", "FOLDER", "digest", "environment", "recorded", "session"]
 
 FOLDER = DATA / "native"
+ABOUT = ("spark", "input")
+"""What a recording has beside what ``run_native`` returned."""
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
 
 
-def recorded(case: Case, form: str) -> dict[str, Any]:
-    """Return a case's recording: what ``run_native`` returned, ``spark``: its version, ``input``: a digest."""
-    found: dict[str, Any] = json.loads(_path(case, form).read_text())
+def recorded(case: Case) -> dict[str, Any]:
+    """Return a case's recording: what ``run_native`` returned, ``spark``: its version by form, ``input``: a digest."""
+    found: dict[str, Any] = json.loads(_path(case).read_text())
     return found
 
 
@@ -42,8 +46,8 @@ def digest(case: Case) -> str:
     return hashlib.sha256(json.dumps(encoded(fed)).encode()).hexdigest()[:16]
 
 
-def _path(case: Case, form: str) -> Path:
-    return FOLDER / f"{case.name}.{form}.json"
+def _path(case: Case) -> Path:
+    return FOLDER / f"{case.name}.json"
 
 
 def _text(recording: dict[str, Any]) -> str:
@@ -107,8 +111,15 @@ def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
     except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
         print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
         return False
-    about = {"spark": pyspark.__version__, "input": digest(case)}
-    _path(case, form).write_text(_text({**about, **found}))
+    versions: dict[str, str] = {}
+    if _path(case).exists() and recorded(case)["input"] == digest(case):
+        before = recorded(case)
+        versions = {other: version for other, version in before["spark"].items() if other != form}
+        if versions and found != {at: before[at] for at in before if at not in ABOUT}:
+            print(f"{name}.{form}: differs from what {versions} gave", file=sys.stderr)
+            return False
+    about = {"spark": {**versions, form: pyspark.__version__}, "input": digest(case)}
+    _path(case).write_text(_text({**about, **found}))
     print(f"{name}.{form}", file=sys.stderr)
     return True
 

@@ -1,5 +1,7 @@
 """Records what Spark makes of every shape: what later test runs compare with.
 
+All versions of Spark give the same, so a shape has one recording, which lists the versions that gave it.
+
 .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
 .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
 
@@ -15,6 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -22,7 +25,7 @@ from pyspark.sql import SparkSession
 from tests.kit.folders import DATA
 from tests.kit.processors.record_cases import QUIET, environment
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import Played, play
+from tests.kit.queries.played_query import Played, difference, play
 from tests.kit.queries.query_shape import Shape
 
 __all__ = ["FOLDER", "VERSIONS", "digest_of", "is_recorded", "recorded", "session"]
@@ -32,24 +35,29 @@ VERSIONS = ("3.5.9", "4.0.5", "4.3.0")
 SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
 
 
-def recorded(shape: Shape, version: str = pyspark.__version__) -> Played:
-    """Return what Spark of a version made of a shape."""
-    found = json.loads(_path(shape, version).read_text())
+def recorded(shape: Shape) -> Played:
+    """Return what Spark made of a shape."""
+    found = _read(shape)
     return Played(found["columns"], found["steps"], found["watermarks"])
 
 
 def is_recorded(shape: Shape, version: str = pyspark.__version__) -> bool:
-    """Return whether there is a recording of a version of Spark: of the installed one unless it is named."""
-    return _path(shape, version).exists()
+    """Return whether a version of Spark gave the recording: the installed one unless it is named."""
+    return _path(shape).exists() and version in _read(shape)["spark"]
 
 
-def digest_of(shape: Shape, version: str) -> str:
+def digest_of(shape: Shape) -> str:
     """Return the digest of what a recording was made of."""
-    return str(json.loads(_path(shape, version).read_text())["input"])
+    return str(_read(shape)["input"])
 
 
-def _path(shape: Shape, version: str) -> Path:
-    return FOLDER / f"{shape.name}.{version}.json"
+def _read(shape: Shape) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_path(shape).read_text())
+    return found
+
+
+def _path(shape: Shape) -> Path:
+    return FOLDER / f"{shape.name}.json"
 
 
 def _text(recording: Mapping[str, object]) -> str:
@@ -90,14 +98,23 @@ def session() -> SparkSession:
 
 
 def _record(spark: SparkSession, shape: Shape, folder: Path) -> bool:
-    """Write one recording; return whether there is one, and print why not."""
+    """Write one recording, or add this version to it; return whether that succeeded, and print why not."""
     try:
         found = play(spark, shape, folder / shape.name)
     except Exception as error:  # noqa: BLE001 - the other shapes are recorded all the same
         print(f"{shape.name}: {str(error)[-1500:]}", file=sys.stderr)
         return False
-    about = {"spark": pyspark.__version__, "input": shape.digest}
-    _path(shape, pyspark.__version__).write_text(_text({**about, **asdict(found)}))
+    versions: set[str] = set()
+    if _path(shape).exists() and digest_of(shape) == shape.digest:
+        versions = set(_read(shape)["spark"]) - {pyspark.__version__}
+    if versions:
+        differs = difference(found, recorded(shape))
+        if differs:
+            print(f"{shape.name}: {differs}, as {', '.join(sorted(versions))} gave", file=sys.stderr)
+            return False
+        found = recorded(shape)
+    about = {"spark": sorted({*versions, pyspark.__version__}), "input": shape.digest}
+    _path(shape).write_text(_text({**about, **asdict(found)}))
     print(f"{shape.name}: {sum(map(len, found.steps))} rows", file=sys.stderr)
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.log.record import encode
+from tests.kit.roots.spark_checkpoint import commit_batch, written_checkpoint
 from tests.kit.simulated.fixtures import full_record_every
 from tests.kit.simulated.world import World, one, totals
 
@@ -28,16 +28,12 @@ KEYS = ("a", "b", "c", "d", "e")
 def grown(folder: Path, seed: int) -> Path:
     """Run batches, each of one row: batch v adds v to a key."""
     world = world_of(folder, seed)
-    checkpoint = folder / "checkpoint"
-    for name in ("offsets", "commits"):
-        (checkpoint / name).mkdir(parents=True)
-    (checkpoint / "metadata").write_text(json.dumps({"id": world.query_id}))
+    checkpoint = written_checkpoint(folder / "checkpoint", query_id=world.query_id)
     with pytest.MonkeyPatch.context() as patch:
         full_record_every(FULL_EVERY, patch)
         for version in range(BATCHES):
             world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
-            (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
-            (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+            commit_batch(checkpoint, version)
     return folder
 
 
@@ -65,16 +61,6 @@ def root_of(world: World) -> Path:
 def checkpoint_of(world: World) -> str:
     """Return the checkpoint beside a world's root."""
     return str(root_of(world).parent / "checkpoint")
-
-
-def written_checkpoint(folder: Path, batches: int = 0, query_id: str = "query") -> Path:
-    """Write the checkpoint of a query, a world's own, in which so many batches are committed; return its folder."""
-    for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for version in range(batches):
-            (folder / name / str(version)).write_text(f"{name}-{version}")
-    (folder / "metadata").write_text(json.dumps({"id": query_id}))
-    return folder
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.kit.servers.scripted_server import Answer, Request, scripted_server
+
 _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>not in the policy</Message></Error>"
+_HOPS = {"content-length", "transfer-encoding", "connection", "server", "date"}
 Allows = Callable[[str, str, bytes], bool]
 """Whether a call may pass, by its method, path with query, and body."""
 
@@ -28,45 +29,19 @@ def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) ->
     """Run a proxy that lets pass what is allowed, without some headers and parameters of queries."""
     behind = urlsplit(endpoint).netloc
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def respond(request: Request) -> Answer:
+        if not allows(request.method, request.path, request.body):
+            return Answer(403, b"" if request.method == "HEAD" else _DENIED)
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in drops}
+        with contextlib.closing(http.client.HTTPConnection(behind, timeout=30)) as server:
+            server.request(request.method, _without(request.path, drops), request.body, headers)
+            answer = server.getresponse()
+            data = answer.read()
+        passed = {name: value for name, value in answer.getheaders() if name.lower() not in _HOPS}
+        return Answer(answer.status, data, headers=passed, length=answer.getheader("Content-Length"))
 
-        def handle_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in drops}
-            if not allows(self.command, self.path, body):
-                self.answer(403, [], b"" if self.command == "HEAD" else _DENIED)
-                return
-            with contextlib.closing(http.client.HTTPConnection(behind, timeout=30)) as server:
-                server.request(self.command, _without(self.path, drops), body, headers)
-                answer = server.getresponse()
-                data = answer.read()
-            self.answer(answer.status, answer.getheaders(), data)
-
-        def answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
-            self.send_response(status)
-            for name, value in headers:
-                if name.lower() not in {"content-length", "transfer-encoding", "connection", "server", "date"}:
-                    self.send_header(name, value)
-            length = next((value for name, value in headers if name.lower() == "content-length"), str(len(data)))
-            self.send_header("Content-Length", length)
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            """Stay silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with scripted_server(respond) as server:
+        yield server.endpoint
 
 
 def _without(path: str, drops: frozenset[str]) -> str:

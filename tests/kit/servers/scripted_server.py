@@ -28,6 +28,8 @@ class Answer:
     broken: bool = False
     silent_seconds: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
+    length: str | None = None
+    """The announced length, if it is not that of the body: an answer to HEAD has no body."""
 
 
 def refusal(status: int, code: str, message: str = "no") -> Answer:
@@ -86,9 +88,7 @@ class ScriptedServer:
         )
 
     def next(self) -> Answer:
-        """Return the answer to the request at hand."""
-        if self.respond is not None:
-            return self.respond(self.seen[-1])
+        """Return the next answer of the list."""
         return self.answers[min(len(self.requests), len(self.answers)) - 1]
 
 
@@ -98,21 +98,22 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def scripted_server() -> Iterator[ScriptedServer]:
+def scripted_server(respond: Callable[[Request], Answer] | None = None) -> Iterator[ScriptedServer]:
     """Run a scripted server on a free loopback port, in a thread; it ends with the block."""
-    script = ScriptedServer()
+    script = ScriptedServer(respond=respond)
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            script.seen.append(Request(self.command, self.path, dict(self.headers), body))
+            request = Request(self.command, self.path, dict(self.headers), body)
+            script.seen.append(request)
             script.requests.append((self.command, self.path, dict(self.headers)))
             script.ports.append(self.client_address[1])
-            answer = script.next()
+            answer = script.next() if script.respond is None else script.respond(request)
             time.sleep(answer.silent_seconds)
             with contextlib.suppress(OSError):
                 self.send_response(answer.status)
-                self.send_header("Content-Length", str(len(answer.body) + 10 * answer.broken))
+                self.send_header("Content-Length", answer.length or str(len(answer.body) + 10 * answer.broken))
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
                 self.end_headers()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.state.copies import journal_file, part_files
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.copies.disk import damaged_copy_error, is_block
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, read_all_rows
@@ -18,6 +18,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
+from tests.kit.state.stack_changes import another_process
 
 __all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
 
@@ -60,14 +61,11 @@ def unremembered() -> Iterator[None]:
     """
     names = ("_files", "_decrypted")
     kept = {name: getattr(part_files, name) for name in names}
-    states = dict(journal_file._states)  # private: what a process keeps
-    part_files._files = OrderedDict()  # private: as above
+    part_files._files = OrderedDict()  # private: what a process keeps
     part_files._decrypted = part_files._DecryptedRows()  # private: as above
-    journal_file._states.clear()  # private: as above
     try:
-        yield
+        with another_process():
+            yield
     finally:
         for name, value in kept.items():
             setattr(part_files, name, value)
-        journal_file._states.clear()  # private: as above
-        journal_file._states.update(states)  # private: as above

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
-from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 __all__ = ["IDIOMS", "found"]
@@ -86,43 +86,14 @@ def _in_pandas(rows: DataFrame) -> DataFrame:
     return rows.union(rows).groupBy((F.col("total") % 2).alias("odd")).applyInPandas(largest, rows.schema)
 
 
-def _with_a_frame_made_of_it(rows: DataFrame) -> DataFrame:
-    made = rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
-    return rows.join(made, ["user", "total"]).exceptAll(made.join(rows, ["user", "total"]).where("total = 3"))
-
-
 IDIOMS: dict[str, Idiom] = {
     "collect": lambda rows: rows,
-    "union with itself": lambda rows: rows.union(rows),
-    "union of two filters": lambda rows: rows.where("total < 3").union(rows.where("total >= 2")),
     "union with itself, filtered": lambda rows: rows.union(rows).where("total > 1").union(rows),
     "self-join": lambda rows: rows.join(rows, "user"),
-    "self-join by alias": lambda rows: rows.alias("a").join(rows.alias("b"), F.expr("a.total = b.total + 1")),
-    "cross join": lambda rows: rows.alias("a").crossJoin(rows.alias("b")),
     "broadcast self-join": lambda rows: rows.join(F.broadcast(rows), "user"),
     "join with its own aggregate": _joined_with_own_aggregate,
-    "except all": lambda rows: rows.exceptAll(rows.where("total < 3")),
-    "intersect": lambda rows: rows.intersect(rows.where("total < 3")),
-    "subtract": lambda rows: rows.subtract(rows.where("total = 1")),
-    "window": lambda rows: rows.withColumn(
-        "rank", F.row_number().over(Window.partitionBy(F.col("total") % 2).orderBy("total", "user"))
-    ),
-    "cube": lambda rows: rows.cube("user", "visits").agg(F.sum("total").alias("sum")),
-    "distinct aggregates": lambda rows: rows.agg(F.countDistinct("user"), F.countDistinct("total"), F.sum("total")),
-    "view joined with itself": lambda rows: _view(
-        rows, "select a.user, b.total from delivered a join delivered b using (visits)"
-    ),
-    "view and in (select)": lambda rows: _view(
-        rows, "select * from delivered where user in (select user from delivered where total > 1)"
-    ),
     "view and scalar subquery": lambda rows: _view(
         rows, "select * from delivered where total > (select avg(total) from delivered)"
-    ),
-    "view and exists": lambda rows: _view(
-        rows, "select * from delivered a where exists (select 1 from delivered b where b.total = a.total + 1)"
-    ),
-    "common table expression": lambda rows: _view(
-        rows, "with t as (select * from delivered) select * from t union all select * from t where total > 1"
     ),
     "count and two writes": _written_twice,
     "merge": _merged,
@@ -136,7 +107,6 @@ IDIOMS: dict[str, Idiom] = {
         rows.orderBy("user").tail(2),
         len(rows.take(1)),
     ],
-    "frame made of it": _with_a_frame_made_of_it,
     "local checkpoint": lambda rows: rows.localCheckpoint().union(rows),
     "cached, then released": _cached,
     "part persisted": _persisted_part,
@@ -144,6 +114,7 @@ IDIOMS: dict[str, Idiom] = {
     "cache cleared": _cleared,
     "cached and cache cleared": _cached_and_cleared,
 }
+"""Ways to have the frame several times in a plan, to run its jobs, and to release what it reads."""
 
 
 def found(idiom: str, rows: DataFrame) -> str:

@@ -63,7 +63,7 @@ def test_a_moved_processor_continues_with_its_variables_timers_and_times_to_live
 ) -> None:
     """Batch by batch, at the last millisecond of a time to live and the one after, and in what is kept at the end."""
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
-    known = recorded(case, form)
+    known = recorded(case)
     half = len(case.batches) // 2
     with configured(spark, PLAYED):
         native = ProcessorQuery(spark, case, form, tmp_path)

@@ -159,9 +159,11 @@ def found(path: Path) -> dict[str, list[str]]:
     return {name: told[0] if told else ["!", "", ""] for name, *told in notes}
 
 
-FOLDER = DATA / "native"
+RECORDED = DATA / "native" / "conversions.json"
+"""What Spark 4.3.0 told. Spark 4.0.5 told the same, but it cannot pickle a ``Row(x, y)`` for a struct, and cuts a tuple
+that is too long for ``update`` and ``appendValue``.
+"""
 NULL = ["NoneType", "None"]
-VERSIONS = ("4.0.5", "4.3.0")
 NUMBERS = {"5", "300", "2**31", "2**63", "np.int64"}
 KEPT_WHERE_SPARK_HAS_NULL = {f"{kind}/{name}" for kind in ("float", "double") for name in NUMBERS} | {
     f"decimal(5,2)/{name}" for name in ("5", "300", "np.int64")
@@ -176,10 +178,6 @@ REFUSED_WHERE_SPARK_KEEPS = {
                                   "map key", "map value")},
 }  # fmt: skip
 """Where Spark keeps something else than what was given, by what it does."""
-
-
-OLD_SPARK_ALONE = {"struct<x:int,y:string>/Row(x, y)", "update/too long", "appendValue/too long"}
-"""What Spark 4.0 cannot pickle, or cuts, where newer ones take it or refuse."""
 OUT_OF_RANGE = REFUSED_WHERE_SPARK_KEEPS["wraps"] | {f"{kind}/2**63" for kind in ("byte", "short", "int", "long")}
 
 
@@ -194,10 +192,10 @@ def utc() -> Iterator[None]:
     time.tzset()
 
 
-def recorded(version: str) -> dict[str, list[str]]:
-    """Return what a version of Spark told, by trial; bytes as they come from 4.1 on, and not as Spark 4.0 has them."""
-    told: dict[str, list[str]] = json.loads((FOLDER / f"conversions-{version}.json").read_text())
-    return {name: ["bytes", one[1][10:-1]] if one[0] == "bytearray" else one for name, one in told.items()}
+def recorded() -> dict[str, list[str]]:
+    """Return what Spark told, by trial."""
+    told: dict[str, list[str]] = json.loads(RECORDED.read_text())
+    return told
 
 
 @pytest.fixture
@@ -210,19 +208,15 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
     return found(tmp_path / "told")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_value_becomes_what_spark_makes_of_it(version: str, ours: dict[str, list[str]]) -> None:
+def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> None:
     """In every type and by every call, except for what is listed above and for texts that Java makes of objects."""
     differing: dict[str, object] = {}
     refused: set[str] = set()
     kept: set[str] = set()
     taken: set[str] = set()
-    for name, told in recorded(version).items():
+    for name, told in recorded().items():
         here = ours[name]
         if (here[0] == "!" and told[0] == "!") or here == told:
-            continue
-        if version == VERSIONS[0] and name in OLD_SPARK_ALONE:
-            assert here[0] == recorded(VERSIONS[-1])[name][0] != told[0], name
             continue
         if told == NULL:
             (refused if here[0] == "!" else kept).add(name)
@@ -238,8 +232,8 @@ def test_a_value_becomes_what_spark_makes_of_it(version: str, ours: dict[str, li
 
 
 def test_what_is_listed_does_differ(ours: dict[str, list[str]]) -> None:
-    """Each entry of the lists is a difference from Spark, in its newest recording."""
-    known = recorded(VERSIONS[-1])
+    """Each entry of the lists is a difference from Spark."""
+    known = recorded()
     for name in KEPT_WHERE_SPARK_HAS_NULL:
         assert (known[name], ours[name][0]) in ((NULL, "float"), (NULL, "Decimal")), name
     for name in set().union(*REFUSED_WHERE_SPARK_KEEPS.values()):

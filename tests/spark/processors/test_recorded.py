@@ -76,7 +76,7 @@ def _forms_of(names: Sequence[str]) -> list[Any]:
 def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:
     """Batch by batch, over a restart, with copies at hand or restored; then what is kept."""
     case = CASES[name]
-    known = recorded(case, form)
+    known = recorded(case)
     with harness(case, form) as query:
         assert list(played(query, case, lose_copies=lose_copies)) == known["steady"]
         assert state_of(query, case) == known["state"]
@@ -86,7 +86,7 @@ def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: 
 def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str) -> None:
     """Under AvailableNow Spark ends with a batch without data; here its timers fire in the same commit."""
     case = CASES[name]
-    known = recorded(case, form)
+    known = recorded(case)
     with harness(case, form) as query:
         query.available_now = True
         outputs = list(played(query, case, lose_copies=False))

@@ -81,6 +81,13 @@ def compare(spark: SparkSession, query: Callable[[SparkSession], Any], folder: P
     )
 
 
+def refusal(spark: SparkSession, query: Callable[[SparkSession], Any], folder: Path) -> ConfigError:
+    """Return the error of a query that is not compared."""
+    with pytest.raises(ConfigError) as raised:
+        compare(spark, query, folder)
+    return raised.value
+
+
 def of_shapes() -> list[object]:
     """Return all shapes that Spark itself runs, as arguments of a test."""
     shapes = [shape for shape in SHAPES.values() if shape.oracle == "stream" and not shape.owed and not shape.differs]
@@ -163,16 +170,6 @@ ODD_QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
         "update",
         lambda e: e.groupBy(F.col("n") % 2).agg(F.min("k"), F.max_by("k", "n"), F.collect_list("k")),
     ),
-    "distinct text": ("append", lambda e: e.dropDuplicates(["k"])),
-    "text in a window": ("update", lambda e: e.groupBy(F.window("at", "20 seconds"), "k").count()),
-    "text in a join": ("append", lambda e: beside_a_join(e, "k")),
-    "structs beside distinct keys": ("append", lambda e: e.withColumn("v", F.expr(STRUCT)).dropDuplicates(["k"])),
-    "structs in aggregates": (
-        "update",
-        lambda e: e.groupBy("k").agg(
-            F.expr(f"max_by({STRUCT}, n)"), F.expr(f"last({STRUCT})"), F.expr(f"max_by(array({STRUCT}), n)")
-        ),
-    ),
     "structs beside a join": ("append", lambda e: beside_a_join(e, STRUCT)),
     "structs of a function": (
         "append",
@@ -182,29 +179,14 @@ ODD_QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
             .applyInPandasWithState(doubled, "n long, s struct<a: long not null>", "c long", "append", "NoTimeout")
         ),
     ),
-    "variants beside distinct keys": (
-        "append",
-        lambda e: e.withColumn("v", F.expr(VARIANT)).dropDuplicates(["k"]),
-    ),
-    "variants in a join": (
-        "append",
-        lambda e: beside_a_join(e, VARIANT),
-    ),
-    "variants in aggregates": (
-        "update",
-        lambda e: e.groupBy("k").agg(F.max_by(F.expr(VARIANT), "n").alias("v")),
-    ),
-    "untyped nulls in aggregates": ("update", lambda e: e.groupBy("n").agg(F.max_by(F.lit(None), "at"))),
+    "variants beside a join": ("append", lambda e: beside_a_join(e, VARIANT)),
     "untyped nulls beside a join": ("append", lambda e: beside_a_join(e, "null")),
-    "collated text beside distinct keys": (
-        "append",
-        lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").dropDuplicates(["n"]),
-    ),
     "collated text in aggregates": (
         "update",
         lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").groupBy("n").agg(F.max_by("v", "n").alias("v")),
     ),
 }
+"""A value of each odd type. The type matrix (``test_type_matrix.py``) has them in all positions."""
 NEEDS_SPARK4 = ("variants", "collated")
 
 
@@ -273,26 +255,41 @@ def counts(folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], Q
         os.utime(path, (FIRST_FILE_AGE + position,) * 2)
 
     def query(session: SparkSession) -> Query:
-        stream = session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet(str(folder))
-        return riffle_spark.on(stream).groupBy("n").count().writeStream.outputMode("update")
+        return riffle_spark.on(numbers_of(session, folder)).groupBy("n").count().writeStream.outputMode("update")
 
     return query
 
 
+def numbers_of(session: SparkSession, folder: Path) -> DataFrame:
+    """Return the numbers as a stream, a list a batch."""
+    return session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def other_on_riffle(
+    query: Callable[[SparkSession], Query], other: Callable[[SparkSession], DataFrame]
+) -> Callable[[SparkSession], Query]:
+    """Return a function whose query is another one when it is called for riffle.
+
+    The first call finds the streams, and the second one is for Spark.
+    """
+    calls: list[None] = []
+
+    def function(session: SparkSession) -> Query:
+        calls.append(None)
+        return query(session) if len(calls) < 3 else other(session).writeStream.outputMode("update")
+
+    return function
+
+
 def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) -> None:
     """The function returns another query on riffle: its batches differ."""
-    calls: list[None] = []
     plain = counts(tmp_path / "in", [[1, 1, 2], [3], [3, 4, 1]])
 
-    def differs(session: SparkSession) -> Query:
-        calls.append(None)
-        if len(calls) < 3:  # To find the streams, and on Spark.
-            return plain(session)
-        stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
-        return riffle_spark.on(stream).where("n != 3").groupBy("n").count().writeStream.outputMode("update")
+    def without_3(session: SparkSession) -> DataFrame:
+        return riffle_spark.on(numbers_of(session, tmp_path / "in")).where("n != 3").groupBy("n").count()
 
     with configured(spark, QUICK):
-        report = compare(spark, differs, tmp_path)
+        report = compare(spark, other_on_riffle(plain, without_3), tmp_path)
     assert not report.is_equal
     assert report.batches == 3
     assert [(d.batch, d.only_spark, d.only_riffle) for d in report.differences] == [(1, 1, 0), (2, 1, 0)]
@@ -302,19 +299,14 @@ def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) ->
 
 def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path) -> None:
     """Equal values under other names are a difference."""
-    calls: list[None] = []
     plain = counts(tmp_path / "in", [[1, 1]])
 
-    def differs(session: SparkSession) -> Query:
-        calls.append(None)
-        if len(calls) < 3:
-            return plain(session)
-        stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
-        frame = riffle_spark.on(stream).groupBy("n").agg(F.count("*").alias("rows"))
-        return frame.writeStream.outputMode("update")
+    def renamed(session: SparkSession) -> DataFrame:
+        stream = riffle_spark.on(numbers_of(session, tmp_path / "in"))
+        return stream.groupBy("n").agg(F.count("*").alias("rows"))
 
     with configured(spark, QUICK):
-        report = compare(spark, differs, tmp_path)
+        report = compare(spark, other_on_riffle(plain, renamed), tmp_path)
     assert not report.is_equal
     assert report.columns == "Spark: struct<n:bigint,count:bigint>; riffle: struct<n:bigint,rows:bigint>"
 
@@ -329,9 +321,8 @@ def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path)
         calls.append(None)
         return [plain(session) for _ in calls][-1]
 
-    with configured(spark, QUICK), pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == "RIFFLE-1685"
+    with configured(spark, QUICK):
+        assert refusal(spark, query, tmp_path).id == "RIFFLE-1685"
 
 
 @pytest.mark.long
@@ -365,11 +356,10 @@ def test_a_function_that_spark_refuses_is_named(spark: SparkSession, tmp_path: P
     def query(session: SparkSession) -> Query:
         return riffle_spark.on(session.readStream.format("rate").load()).where("no_such_column > 1")
 
-    with pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == "RIFFLE-1745"
-    assert "no_such_column" in raised.value.problem
-    assert "\n" not in raised.value.problem.strip()
+    error = refusal(spark, query, tmp_path)
+    assert error.id == "RIFFLE-1745"
+    assert "no_such_column" in error.problem
+    assert "\n" not in error.problem.strip()
 
 
 def test_a_cluster_needs_a_folder_that_executors_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,9 +402,7 @@ def test_other_functions_are_refused(
     spark: SparkSession, tmp_path: Path, query: Callable[[SparkSession], Any], id: str
 ) -> None:
     """A function must return a query that calls riffle_spark.on."""
-    with pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == id
+    assert refusal(spark, query, tmp_path).id == id
 
 
 @pytest.mark.long
@@ -424,12 +412,10 @@ def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path:
 
     def query(session: SparkSession) -> Query:
         plain(session)
-        stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
-        return riffle_spark.on(stream).union(session.readStream.schema("n bigint").parquet(str(tmp_path / "in")))
+        wrapped = riffle_spark.on(numbers_of(session, tmp_path / "in"))
+        return wrapped.union(numbers_of(session, tmp_path / "in"))
 
-    with pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == "RIFFLE-1684"
+    assert refusal(spark, query, tmp_path).id == "RIFFLE-1684"
 
 
 @pytest.mark.long
@@ -442,10 +428,9 @@ def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path
         assert isinstance(writer, DataStreamWriter)
         return writer.outputMode("append")  # Spark refuses it without a watermark.
 
-    with pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == "RIFFLE-1683"
-    assert "Spark's own operators" in str(raised.value)
+    error = refusal(spark, query, tmp_path)
+    assert error.id == "RIFFLE-1683"
+    assert "Spark's own operators" in str(error)
 
 
 @pytest.mark.skipif(not IS_SPARK_35, reason="Spark 4 restarts its joins")
@@ -462,9 +447,6 @@ def test_a_table_of_last_rows_is_refused(spark: SparkSession, tmp_path: Path) ->
 
     def query(session: SparkSession) -> Query:
         plain(session)
-        stream = session.readStream.schema("n bigint").parquet(str(tmp_path / "in"))
-        return riffle_spark.latest(stream, "n", by="n")
+        return riffle_spark.latest(numbers_of(session, tmp_path / "in"), "n", by="n")
 
-    with pytest.raises(ConfigError) as raised:
-        compare(spark, query, tmp_path)
-    assert raised.value.id == "RIFFLE-1680"
+    assert refusal(spark, query, tmp_path).id == "RIFFLE-1680"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -41,15 +40,6 @@ class TestNoAnswer:
         assert endpoint in error.where
         assert "1 attempt:" in error.problem
 
-    def test_a_silent_server_is_given_up_in_bounded_time(self, scripted: ScriptedServer) -> None:
-        """Two attempts of 0.3 s and the pause between them, not botocore's minute."""
-        store = scripted.store(Answer(200, silent_seconds=1.0))
-        began = time.monotonic()
-        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
-        assert time.monotonic() - began < 30
-        assert isinstance(error, UnavailableError)
-        assert "ReadTimeoutError" in error.problem
-
     def test_a_server_that_is_not_s3_is_a_wrong_endpoint(self, scripted: ScriptedServer) -> None:
         """An answer that is no S3 answer names the settings to look at."""
         error = error_of(lambda: scripted.store(Answer(405, b"<html>Not here</html>")).list(""))
@@ -66,14 +56,6 @@ class TestNoAnswer:
         assert code in shown
         assert "AKIASECRET" not in shown
         assert "hunter2" not in shown
-
-    @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", "http://me:hunter2@127.0.0.1:1"])
-    def test_an_endpoint_that_is_no_url_is_refused(self, endpoint: str) -> None:
-        """Nothing is sent, and a password in it is not repeated."""
-        error = error_of(lambda: open_store("s3://riffle/a", StoreOptions(s3=S3Options(endpoint=endpoint))).list(""))
-        assert isinstance(error, ConfigError)
-        assert error.where == "s3_endpoint"
-        assert "hunter2" not in str(error)
 
 
 @pytest.mark.cluster

@@ -10,44 +10,14 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
-from tests.kit.servers.s3_calls import CALLS, error_of
-from tests.kit.servers.scripted_server import Answer, ScriptedServer, put_beside_fork, refusal
+from tests.kit.servers.s3_calls import error_of
+from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_makes_its_own_connections(scripted: ScriptedServer) -> None:
-    """A kept connection serves one process: a child that used its parent's would read the parent's answers."""
-    put_beside_fork(scripted.store(Answer(200)))
-    first, second, of_child, last = scripted.ports
-    assert first == second == last
-    assert of_child != first
-
-
 class TestSentAgain:
     """Requests that are repeated, and how they are counted."""
-
-    @pytest.mark.parametrize("trouble", [refusal(503, "SlowDown"), Answer(502)])
-    def test_a_failure_that_passes_is_not_seen(self, scripted: ScriptedServer, trouble: Answer) -> None:
-        """A call is repeated after a 5xx answer, and both requests are counted."""
-        store = scripted.store(trouble, Answer(200))
-        assert store.put_if_absent("log/1", b"abc")
-        assert store.requests["put"] == len(scripted.requests) == 2
-
-    @pytest.mark.parametrize("call", CALLS)
-    def test_a_failure_that_stays_is_named(self, scripted: ScriptedServer, call: str) -> None:
-        """After its bounded attempts a call raises an error with endpoint, call and attempts; all requests count."""
-        store = scripted.store(Answer(500))
-        error = error_of(lambda: CALLS[call](store))
-        assert isinstance(error, UnavailableError)
-        assert scripted.endpoint in error.where
-        assert scripted.endpoint in error.remedy
-        assert "2 attempts" in error.problem
-        assert call in error.problem
-        lookups = {"head": 2} if call == "delete" else {}  # for the object that the failed delete may have left
-        assert {kind: count for kind, count in store.requests.items() if count} == {call: 2, **lookups}
-        assert len(scripted.requests) == sum(store.requests.values())
 
     def test_calls_before_it_take_no_attempts_from_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In a long outage every call has all of its attempts, whatever a quota of botocore's says."""
@@ -61,18 +31,6 @@ class TestSentAgain:
         assert store.requests["get"] == 7 * 8
         assert all("8 attempts" in one for one in told)
         assert 5 <= max(pauses) <= 20, "the last ones wait for seconds"
-
-    @pytest.mark.parametrize(
-        "trouble", [refusal(503, "SlowDown"), Answer(200, b"ab", broken=True, headers={"Connection": "close"})]
-    )
-    def test_patience_outlasts_attempts(
-        self, scripted: ScriptedServer, trouble: Answer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """An outage that ends within `s3_patience` is not seen, however many requests meet it."""
-        monkeypatch.setattr("time.sleep", lambda _: None)
-        store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), patience_seconds=60)
-        assert store.get("log/1") == b"abc"
-        assert store.requests["get"] == len(scripted.requests) == 8
 
     def test_what_is_waited_for_is_said_and_not_with_each_request(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -100,12 +58,6 @@ class TestSentAgain:
         assert len(scripted.requests) > 2
         assert f"{len(scripted.requests)} attempts" in told
 
-    def test_every_put_is_conditional_and_a_repeated_one_may_meet_itself(self, scripted: ScriptedServer) -> None:
-        """A 412 after a lost answer reads as "not by this call": the caller has to look whose bytes are there."""
-        store = scripted.store(Answer(500), refusal(412, "PreconditionFailed"))
-        assert not store.put_if_absent("log/1", b"abc")
-        assert [headers["If-None-Match"] for _, _, headers in scripted.requests] == ["*", "*"]
-
     @pytest.mark.parametrize("unclear", [503, 408])
     def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
         self, scripted: ScriptedServer, unclear: int
@@ -131,22 +83,6 @@ class TestSentAgain:
         scripted.requests.clear()
         assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
 
-    def test_a_body_that_breaks_off_is_read_again(self, scripted: ScriptedServer) -> None:
-        """Half an object is never returned."""
-        store = scripted.store(Answer(200, b"abc", broken=True), Answer(200, b"abcdef"))
-        assert store.get("log/1") == b"abcdef"
-        assert store.requests["get"] == 2
-
-    def test_a_copy_that_breaks_off_goes_on_from_there(self, scripted: ScriptedServer) -> None:
-        """What has been written is not asked for again, nor written twice."""
-        whole = bytes(range(256)) * 1100
-        store = scripted.store(Answer(206, whole[:270_000], broken=True), Answer(206, whole[PIECE_BYTES:]))
-        pieces: list[bytes] = []
-        assert store.copy_to("log/1", 10, len(whole), pieces.append) == len(whole)
-        assert b"".join(pieces) == whole
-        asked = [headers["Range"] for _, _, headers in scripted.requests]
-        assert asked == [f"bytes=10-{9 + len(whole)}", f"bytes={10 + PIECE_BYTES}-{9 + len(whole)}"]
-
     @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
     def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
         """A call has its attempts once, whether requests fail, bodies break off, or one after the other."""
@@ -167,13 +103,6 @@ class TestSentAgain:
         assert store.copy_to("log/1", 0, len(whole), pieces.append) == len(whole)
         assert b"".join(pieces) == whole
         assert len(scripted.requests) == 5
-
-    @pytest.mark.parametrize("start", [0, 2])
-    def test_a_server_that_ignores_ranges_is_refused(self, scripted: ScriptedServer, start: int) -> None:
-        """A whole object in answer to a range is not taken for the range."""
-        store = scripted.store(Answer(200, b"abcdef"))
-        for call in (lambda: store.get("log/1", start, 3), lambda: store.copy_to("log/1", start, 3, bytes)):
-            assert error_of(call).id == "RIFFLE-0850"
 
     def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
         """A success may hold failures; only what failed is repeated."""

@@ -1,0 +1,469 @@
+"""What all stores of clouds send, and what they make of answers, on a scripted server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.options import AzureOptions, GcsOptions, S3Options, StoreOptions
+from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
+from tests.kit.servers.s3_calls import CALLS, error_of
+from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, put_beside_fork, refusal
+
+PLANTED = "SECRETPLANTED0123456789"
+
+
+def gcs_refusal(status: int, reason: str, message: str = "no") -> Answer:
+    """Return an answer of Google Cloud Storage with an error."""
+    error = {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}
+    return Answer(status, json.dumps({"error": error}).encode(), headers={"Content-Type": "application/json"})
+
+
+def azure_refusal(status: int, code: str, message: str = "no") -> Answer:
+    """Return an answer of Azure's Blob service with an error."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    return Answer(status, body, headers={"x-ms-error-code": code})
+
+
+def header(request: Request, name: str) -> str | None:
+    """Return a header, whatever its case."""
+    return {key.lower(): value for key, value in request.headers.items()}.get(name)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """How a cloud answers."""
+
+    root: str
+    refusal: Callable[..., Answer]
+    taken: Answer
+    no_bucket: Answer
+    empty_page: bytes
+    condition: Callable[[Request], bool]
+
+
+GCS = Cloud(
+    "gs://riffle/root",
+    gcs_refusal,
+    gcs_refusal(412, "conditionNotMet"),
+    gcs_refusal(404, "notFound", "The specified bucket does not exist."),
+    b"{}",
+    lambda request: "ifGenerationMatch=0" in request.path,
+)
+AZURE = Cloud(
+    "abfss://riffle@devstoreaccount1.dfs.core.windows.net/root",
+    azure_refusal,
+    azure_refusal(409, "BlobAlreadyExists"),
+    azure_refusal(404, "ContainerNotFound"),
+    b"<EnumerationResults><Blobs/><NextMarker/></EnumerationResults>",
+    lambda request: request.headers.get("If-None-Match") == "*",
+)
+S3 = Cloud(
+    "s3://riffle/root",
+    refusal,
+    refusal(412, "PreconditionFailed"),
+    refusal(404, "NoSuchBucket"),
+    b"<ListBucketResult></ListBucketResult>",
+    lambda request: request.headers.get("If-None-Match") == "*",
+)
+CLOUDS = {"gcs": (GCS, "google_credentials"), "azure": (AZURE, "azure_credentials"), "s3": (S3, "aws_environment")}
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud(request: pytest.FixtureRequest) -> Cloud:
+    """A cloud, and credentials for it."""
+    cloud, credentials = CLOUDS[request.param]
+    request.getfixturevalue(credentials)
+    return cloud
+
+
+@pytest.fixture(params=["gcs", "azure"])
+def http_cloud(request: pytest.FixtureRequest) -> Cloud:
+    """A cloud whose client is part of riffle_spark, and credentials for it. The client of S3 is boto3."""
+    cloud, credentials = CLOUDS[request.param]
+    request.getfixturevalue(credentials)
+    return cloud
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait between requests."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_makes_its_own_connections(cloud: Cloud, scripted: ScriptedServer) -> None:
+    """A kept connection serves one process."""
+    put_beside_fork(scripted.store(Answer(200), root=cloud.root))
+    first, second, of_child, last = scripted.ports
+    assert first == second == last
+    assert of_child != first
+
+
+def test_a_silent_server_is_given_up(cloud: Cloud, scripted: ScriptedServer) -> None:
+    """Time-outs are bounded."""
+    store = scripted.store(Answer(200, silent_seconds=1), root=cloud.root, attempts=1)
+    assert isinstance(error_of(lambda: store.get("log/1")), UnavailableError)
+
+
+@pytest.mark.usefixtures("no_pauses")
+class TestPuts:
+    """Conditional puts, and what is known after them."""
+
+    def test_every_put_is_conditional_and_carries_the_bytes(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The condition is in each request, a repeated one included."""
+        store = scripted.store(Answer(503), Answer(200), root=cloud.root)
+        assert store.put_if_absent("log/1", b"abc")
+        assert [cloud.condition(request) for request in scripted.seen] == [True, True]
+        assert [request.body for request in scripted.seen] == [b"abc", b"abc"]
+        assert store.requests["put"] == 2
+
+    def test_a_taken_name_is_no_error(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The caller learns that it did not write."""
+        assert not scripted.store(cloud.taken, root=cloud.root).put_if_absent("log/1", b"abc")
+        assert len(scripted.requests) == 1
+
+    def test_a_repeated_put_may_meet_its_own_bytes(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The first answer was lost, the second finds the name taken. The caller reads the object to find out."""
+        store = scripted.store(Answer(500), cloud.taken, Answer(200, b"abc"), root=cloud.root)
+        assert not store.put_if_absent("log/1", b"abc")
+        assert store.get("log/1") == b"abc"
+
+    def test_a_lost_answer_and_then_a_refusal_leave_it_open(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The object may exist, so the error is not that of a put which changed nothing."""
+        store = scripted.store(Answer(500), cloud.refusal(403, "forbidden"), root=cloud.root)
+        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
+        assert isinstance(error, UnavailableError)
+        assert error.id == "RIFFLE-0443"
+
+    def test_a_refusal_at_once_is_clear(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """Nothing was written."""
+        store = scripted.store(cloud.refusal(403, "forbidden"), root=cloud.root)
+        assert isinstance(error_of(lambda: store.put_if_absent("log/1", b"abc")), RefusedError)
+        assert len(scripted.requests) == 2, "once more, with credentials that were read again"
+
+    def test_a_success_whose_body_breaks_is_a_success(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The status has confirmed the put."""
+        assert scripted.store(Answer(200, b"{", broken=True), root=http_cloud.root).put_if_absent("log/1", b"abc")
+
+    @pytest.mark.parametrize("status", [405, 501, 505])
+    def test_a_server_without_conditional_puts_is_refused(
+        self, cloud: Cloud, scripted: ScriptedServer, status: int
+    ) -> None:
+        """At once: a repeat would not help."""
+        store = scripted.store(Answer(status), root=cloud.root, patience_seconds=60)
+        assert error_of(lambda: store.put_if_absent("log/1", b"abc")).id in {
+            "RIFFLE-1071",
+            "RIFFLE-1086",
+            "RIFFLE-0493",
+        }
+        assert len(scripted.requests) == 1
+
+
+@pytest.mark.usefixtures("no_pauses")
+class TestReads:
+    """Ranges, and bodies that end early."""
+
+    def test_an_interrupted_body_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """A get starts again; a copy continues after the last whole piece."""
+        store = scripted.store(Answer(200, b"ab", broken=True), Answer(200, b"abc"), root=cloud.root)
+        assert store.get("log/1") == b"abc"
+        scripted.requests.clear()
+        first = b"a" * PIECE_BYTES
+        scripted.answers[:] = [Answer(206, first + b"b", broken=True), Answer(206, b"bcd")]
+        pieces: list[bytes] = []
+        assert store.copy_to("log/1", 10, PIECE_BYTES + 3, pieces.append) == PIECE_BYTES + 3
+        assert b"".join(pieces) == first + b"bcd"
+        ranges = [headers["Range"] for _, _, headers in scripted.requests]
+        assert ranges == [f"bytes=10-{PIECE_BYTES + 12}", f"bytes={PIECE_BYTES + 10}-{PIECE_BYTES + 12}"]
+
+    def test_a_copy_holds_one_piece_in_memory(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """Large objects arrive piece by piece."""
+        data = bytes(3 * PIECE_BYTES + 5)
+        store = scripted.store(Answer(206, data), root=cloud.root)
+        pieces: list[bytes] = []
+        assert store.copy_to("log/1", 0, len(data), pieces.append) == len(data)
+        assert max(map(len, pieces)) <= PIECE_BYTES
+
+    @pytest.mark.parametrize("start", [0, 2])
+    def test_a_server_that_ignores_ranges_is_refused(self, cloud: Cloud, scripted: ScriptedServer, start: int) -> None:
+        """The whole object is not what was asked for."""
+        store = scripted.store(Answer(200, b"abcdef"), root=cloud.root)
+        for call in (lambda: store.get("log/1", start, 3), lambda: store.copy_to("log/1", start, 3, bytes)):
+            assert error_of(call).id in {"RIFFLE-1060", "RIFFLE-0850"}
+
+    def test_a_range_beyond_the_end_is_empty(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """416 is no error."""
+        assert scripted.store(Answer(416), root=cloud.root).get("log/1", 9) == b""
+
+    @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items": [3]}', b'{"items": [{"name": "elsewhere"}]}'])
+    def test_a_list_that_is_none_is_refused(self, http_cloud: Cloud, scripted: ScriptedServer, body: bytes) -> None:
+        """Another service answers, or a proxy."""
+        store = scripted.store(Answer(200, body), root=http_cloud.root)
+        assert error_of(lambda: store.list("log/")).id == "RIFFLE-1063"
+
+    def test_a_list_that_breaks_is_requested_again(self, cloud: Cloud, scripted: ScriptedServer) -> None:
+        """Half a page is not a page."""
+        broken = Answer(200, cloud.empty_page, broken=True)
+        assert scripted.store(broken, Answer(200, cloud.empty_page), root=cloud.root).list("log/") == []
+        assert len(scripted.requests) == 2
+
+
+@pytest.mark.usefixtures("no_pauses")
+class TestErrors:
+    """What is repeated, and what is said."""
+
+    @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+    def test_a_failure_that_passes_is_not_seen(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
+        """One repeat is enough."""
+        assert scripted.store(Answer(status), Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
+
+    @pytest.mark.parametrize("trouble", [Answer(503), Answer(200, b"ab", broken=True, headers={"Connection": "close"})])
+    def test_patience_outlasts_attempts(self, cloud: Cloud, scripted: ScriptedServer, trouble: Answer) -> None:
+        """A longer outage that ends within `s3_patience` is not seen."""
+        store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), root=cloud.root, patience_seconds=60)
+        assert store.get("log/1") == b"abc"
+        assert store.requests["get"] == len(scripted.requests) == 8
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_a_failure_that_stays_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
+        """After bounded attempts, with endpoint and attempts. All requests count."""
+        store = scripted.store(Answer(500), root=cloud.root)
+        error = error_of(lambda: CALLS[call](store))
+        assert isinstance(error, UnavailableError)
+        assert scripted.endpoint in error.where
+        assert scripted.endpoint in error.remedy
+        assert call in error.problem
+        assert "2 attempts" in error.problem
+        assert store.requests[call] == 2
+        assert len(scripted.requests) == sum(store.requests.values())
+
+    @pytest.mark.parametrize("call", ["put", "get", "list"])
+    def test_a_missing_bucket_is_named(self, cloud: Cloud, scripted: ScriptedServer, call: str) -> None:
+        """It is not an absent object."""
+        store = scripted.store(cloud.no_bucket, root=cloud.root)
+        assert error_of(lambda: CALLS[call](store)).id in {"RIFFLE-1070", "RIFFLE-1085", "RIFFLE-0488"}
+
+    def test_an_absent_object_is_no_error(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+        """For reads, looks and deletes."""
+        store = scripted.store(Answer(404), root=http_cloud.root)
+        assert store.get("log/1") is None
+        assert not store.exists("log/1")
+        store.delete(["log/1", "log/2"])
+
+    def test_one_refused_delete_of_many_is_raised(self, http_cloud: Cloud, scripted: ScriptedServer) -> None:
+        """The others do not hide it."""
+        denied = http_cloud.refusal(403, "forbidden")
+        scripted.respond = lambda request: denied if request.path.split("?")[0].endswith("7") else Answer(204)
+        store = scripted.store(root=http_cloud.root)
+        with pytest.raises(RefusedError):
+            store.delete([f"log/{number}" for number in range(20)])
+
+    @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", f"http://me:{PLANTED}@127.0.0.1:1"])
+    def test_an_endpoint_that_is_no_url_is_refused(self, cloud: Cloud, endpoint: str) -> None:
+        """Nothing is sent, and a password in it is not repeated."""
+        options = StoreOptions(
+            s3=S3Options(endpoint=endpoint),
+            gcs=GcsOptions(endpoint=endpoint),
+            azure=AzureOptions(endpoint=endpoint),
+            max_attempts=1,
+            patience_seconds=0,
+        )
+        error = error_of(lambda: open_store(cloud.root, options).list(""))
+        assert isinstance(error, ConfigError)
+        assert "_endpoint" in f"{error.where} {error.remedy}"
+        assert PLANTED not in "".join(traceback.format_exception(error))
+
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_credentials_are_read_again_once(self, cloud: Cloud, scripted: ScriptedServer, status: int) -> None:
+        """Rotated credentials cost no failed call."""
+        refused = cloud.refusal(status, "AuthenticationFailed")
+        assert scripted.store(refused, Answer(200, b"abc"), root=cloud.root).get("log/1") == b"abc"
+
+    def test_a_refusal_of_credentials_repeats_none(
+        self, http_cloud: Cloud, scripted: ScriptedServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A server may quote what was sent."""
+        store = scripted.store(http_cloud.refusal(401, "AuthenticationFailed", PLANTED), root=http_cloud.root)
+        with caplog.at_level(logging.DEBUG, "riffle_spark"):
+            error = error_of(lambda: store.get("log/1"))
+        assert PLANTED not in "".join(traceback.format_exception(error)) + caplog.text
+
+
+class TestAzureCredentials:
+    """Where the credentials of Azure are found, and that none is repeated."""
+
+    @pytest.fixture(autouse=True)
+    def without(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Remove those of the other tests, and the clients that were opened with them."""
+        request.getfixturevalue("azure_credentials")
+        for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
+
+    def test_a_signature_is_in_each_url_and_in_no_error(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither in that of an answer nor in that of a lost connection."""
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"?sv=2022&sig={PLANTED}")
+        store = scripted.store(azure_refusal(403, "AuthorizationFailure"), root=AZURE.root, attempts=1)
+        refused = error_of(lambda: store.list("log/"))
+        assert all(f"&sig={PLANTED}" in request.path for request in scripted.seen)
+        away = StoreOptions(azure=AzureOptions(endpoint="http://127.0.0.1:9"), max_attempts=1, patience_seconds=0)
+        lost = error_of(lambda: open_store(AZURE.root, away).get("log/1"))
+        assert isinstance(lost, UnavailableError)
+        assert PLANTED not in "".join([*traceback.format_exception(refused), *traceback.format_exception(lost)])
+
+    def test_a_connection_string_names_account_key_and_endpoint(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a host in the root, nothing else is needed."""
+        text = f"AccountName=acc;AccountKey={base64.b64encode(b'key').decode()};BlobEndpoint={scripted.endpoint}/acc"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+        scripted.answers[:] = [Answer(200, b"abc")]
+        assert open_store("az://riffle/root", StoreOptions()).get("log/1") == b"abc"
+        assert scripted.seen[0].path == "/acc/riffle/root/log/1"
+        assert scripted.seen[0].headers["Authorization"].startswith("SharedKey acc:")
+
+    @pytest.mark.parametrize(
+        ("text", "id"),
+        [
+            ("", "RIFFLE-1095"),
+            (f"AccountKey={PLANTED}", "RIFFLE-1096"),
+            (f"AccountName=other;AccountKey={PLANTED}", "RIFFLE-1095"),
+            (f"AccountName=devstoreaccount1;AccountKey=not base64 {PLANTED}", "RIFFLE-1097"),
+        ],
+    )
+    def test_an_account_that_is_not_known_is_refused(self, text: str, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None, a connection string without one, one of another account, and a key that is none."""
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+        error = error_of(lambda: open_store(AZURE.root if text else "az://riffle/root").list(""))
+        assert error.id == id
+        assert PLANTED not in "".join(traceback.format_exception(error))
+
+    def test_a_put_has_the_checksum_of_its_bytes(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The service compares it."""
+        monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
+        assert scripted.store(Answer(201), root=AZURE.root).put_if_absent("log/1", b"abc")
+        digest = hashlib.md5(b"abc", usedforsecurity=False).digest()
+        assert scripted.seen[0].headers["Content-MD5"] == base64.b64encode(digest).decode()
+
+    @pytest.mark.parametrize("root", ["a\\b", "a./b", "a/b."])
+    def test_a_prefix_that_azure_alters_is_refused(self, root: str) -> None:
+        """The objects would have other names."""
+        assert error_of(lambda: open_store(f"az://riffle/{root}")).id == "RIFFLE-1091"
+
+    def test_a_name_that_azure_alters_is_refused(self) -> None:
+        """As with a store whose name ends with a dot."""
+        store: ObjectStore = open_store("az://riffle/root")
+        assert error_of(lambda: store.exists("totals./key_group=0001/snapshot/1")).id == "RIFFLE-1092"
+
+    def test_directories_of_a_hierarchical_namespace_are_no_objects(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A list names them beside the files in them."""
+        monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
+        page = (
+            b"<EnumerationResults><Blobs><Blob><Name>root/log</Name><Properties><ResourceType>directory</ResourceType>"
+            b"</Properties></Blob><Blob><Name>root/log/1</Name><Properties><ResourceType>file</ResourceType>"
+            b"</Properties></Blob></Blobs></EnumerationResults>"
+        )
+        assert scripted.store(Answer(200, page), root=AZURE.root).list("") == ["log/1"]
+
+
+class TestEntraId:
+    """Tokens of a managed identity, from an endpoint on loopback as Azure's App Service has one."""
+
+    @pytest.fixture(autouse=True)
+    def identity(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Name the endpoint, and no other credentials."""
+        for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{scripted.endpoint}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "header")
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+        monkeypatch.setattr("riffle_spark.state.objects.http_store._CLIENTS", {})
+
+    def test_each_request_has_a_token_that_is_fetched_once(self, scripted: ScriptedServer) -> None:
+        """A token serves until shortly before it ends."""
+        pytest.importorskip("azure.identity")
+        token = json.dumps({"access_token": "issued", "expires_on": str(int(time.time()) + 3600), "resource": "r"})
+        as_json = {"Content-Type": "application/json"}
+        scripted.respond = lambda request: (
+            Answer(200, token.encode(), headers=as_json) if request.path.startswith("/msi") else Answer(200, b"abc")
+        )
+        store = scripted.store(root=AZURE.root)
+        assert [store.get("log/1"), store.get("log/2")] == [b"abc", b"abc"]
+        shown = [header(request, "authorization") for request in scripted.seen]
+        assert shown == [None, "Bearer issued", "Bearer issued"]
+
+    def test_an_identity_that_is_refused_is_named(self, scripted: ScriptedServer) -> None:
+        """The error says where credentials are looked for, and repeats no answer of the endpoint."""
+        pytest.importorskip("azure.identity")
+        refused = json.dumps({"error": "invalid_request", "error_description": PLANTED}).encode()
+        store = scripted.store(Answer(400, refused, headers={"Content-Type": "application/json"}), root=AZURE.root)
+        error = error_of(lambda: store.get("log/1"))
+        assert isinstance(error, RefusedError)
+        assert error.id == "RIFFLE-1099"
+        assert "AZURE_STORAGE_KEY" in error.remedy
+        assert PLANTED not in "".join(traceback.format_exception(error))
+        assert store.requests["get"] == 0
+
+    def test_a_missing_package_is_named_with_the_command(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only tokens need it. A key of the account works without."""
+        monkeypatch.setitem(sys.modules, "azure.identity", None)
+        store = scripted.store(Answer(200, b"abc"), root=AZURE.root)
+        error = error_of(lambda: store.get("log/1"))
+        assert error.id == "RIFFLE-0162"
+        assert "pip install 'azure-identity" in error.remedy
+        monkeypatch.setenv("AZURE_STORAGE_KEY", base64.b64encode(b"key").decode())
+        assert store.get("log/1") == b"abc"
+
+
+class TestGoogleCredentials:
+    """The application default credentials."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> None:
+        """They are found by google-auth."""
+        pytest.importorskip("google.auth")
+
+    @pytest.mark.usefixtures("google_credentials")
+    def test_each_request_has_a_token(self, scripted: ScriptedServer) -> None:
+        """One token serves many requests."""
+        store = scripted.store(Answer(200, b"abc"), root=GCS.root)
+        store.get("log/1")
+        store.get("log/2")
+        assert [header(request, "authorization") for request in scripted.seen] == ["Bearer issued"] * 2
+
+    @pytest.mark.parametrize("text", ["", "{}", f'{{"type": "service_account", "client_email": "{PLANTED}"}}'])
+    def test_a_file_without_credentials_is_refused(
+        self, scripted: ScriptedServer, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Nothing is sent, and the error says where credentials are looked for."""
+        path = tmp_path / "wrong.json"
+        path.write_text(text)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+        store = scripted.store(Answer(200, b"abc"), root=GCS.root)
+        error = error_of(lambda: store.get("log/1"))
+        assert isinstance(error, RefusedError)
+        assert error.id == "RIFFLE-1078"
+        assert "GOOGLE_APPLICATION_CREDENTIALS" in error.remedy
+        assert PLANTED not in "".join(traceback.format_exception(error))
+        assert not scripted.requests
