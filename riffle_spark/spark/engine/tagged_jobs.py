@@ -73,7 +73,7 @@ class TaggedJobs:
         self._stopped = False
         try:
             handles.add_pool(spark, pool)
-        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool, with a warning
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool itself
             _logger.debug("Cannot add scheduler pool %s: %s", pool, error)
 
     def run(self, jobs: Callable[[], T], otherwise: T) -> T:
