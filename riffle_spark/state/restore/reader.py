@@ -96,7 +96,7 @@ class Reader:
         """Fetch a run, links of one object with small gaps, with one GET. Return the bytes of each link, or its error.
         Links in a block have its bytes (``open_links``).
 
-        Damaged bytes are fetched once more, because they may have been damaged on their way. Raises
+        Damaged bytes are fetched once more, because they may have been damaged in transit. Raises
         ``CorruptStateError`` if the object is missing.
         """
         parts = self._fetch_run_once(run)

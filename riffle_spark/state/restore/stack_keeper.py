@@ -275,7 +275,7 @@ class StackKeeper:
 
     def _make_base(self, file: SnapshotFile, ranges: Sequence[FetchedRange]) -> StackedPart:
         """Return a fetched snapshot as the lowest part of a stack. If its bytes are damaged, fetch it once more into
-        another file, because they may have been damaged on their way.
+        another file, because they may have been damaged in transit.
 
         Raises the errors of ``StackParts.make_base`` and of ``Reader``.
         """
