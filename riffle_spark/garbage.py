@@ -1,4 +1,4 @@
-"""Collect garbage less often while many objects without cycles are made."""
+"""Collect garbage less often while many objects without cycles are created."""
 
 import gc
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ _OLD_THRESHOLD: Final = 100
 def collect_garbage_rarely() -> Iterator[None]:
     """Run a block, or the function that this decorates, with less frequent garbage collection.
 
-    Python counts new objects, and after so many it reads first the young and then all objects. Rows, values and the
-    entries of a manifest are many objects without cycles. In a driver of 4,096 key-groups reading them took a third of
-    the CPU. Young objects are still collected, so cycles that a user's code makes are freed.
+    After a number of new objects Python searches the young objects for cycles, and more rarely all objects. Rows,
+    values and the entries of a manifest are many objects without cycles. In a driver of 4,096 key-groups this search
+    took a third of the CPU. Young objects are still collected, so cycles that the user's code creates are freed.
 
-    The thresholds are those of the process. If two threads run blocks, the usual ones apply again once the first thread
-    is done.
+    The thresholds apply to the whole process. If two threads run blocks at the same time, the usual thresholds apply
+    again once the first block ends.
     """
     usual = gc.get_threshold()
     young, old, oldest = usual

@@ -1,6 +1,6 @@
 """The messages of a batch: an order from the driver to the slots of an operator, and a receipt from each slot.
 
-Messages are JSON. Of our code, Spark pickles only names of functions.
+Messages are JSON. Spark pickles no objects of this package, only the names of its functions.
 """
 
 import json
@@ -63,9 +63,9 @@ _unpacked = lru_cache(64)(schema_from_text)
 
 @contextmanager
 def reading(message: str) -> Iterator[None]:
-    """Run a block that parses a message.
+    """Run a block that parses a message, which ``message`` names.
 
-    Raise ``ConflictError`` for errors of parsing, because another version wrote the message. ``message`` names it.
+    Raise ``ConflictError`` for errors of parsing, because another version wrote the message.
     """
     try:
         yield
@@ -88,9 +88,9 @@ class Watermark(NamedTuple):
 
 
 class LateRule(NamedTuple):
-    """The rule for rows or keys that are late by the watermark of the batch before, and are dropped.
+    """The rule by which late rows or keys are dropped, given the watermark of the previous batch.
 
-    Rows are late by an event-time column, keys by a timestamp column of the key, such as the end of a window.
+    Rows are late by an event-time column. Keys are late by a timestamp column of the key, such as the end of a window.
     ``Receipt.late_rows`` counts rows or distinct keys.
     """
 
@@ -100,11 +100,11 @@ class LateRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where state is stored: the root and its options, the local folder, and the executors that the driver sees alive.
+    """The location of state: the root and its options, the local folder, and the ids of the live executors.
 
-    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``purged`` separates them
-    from copies from before keys were purged: it is the number of that record, 0 for none. ``encryption_keys`` names
-    where each process finds its keys, ``key`` the key of new parts; both are empty without encryption.
+    Copies are valid only for one ``log_id`` and one ``purged``. ``log_id`` differs if a new log was created on the same
+    root. ``purged`` is the number of the last record that purged keys, 0 for none. ``encryption_keys`` names the place
+    from which each process reads its keys, and ``key`` the key of new parts. Both are empty without encryption.
     """
 
     root: str
@@ -118,7 +118,7 @@ class Home:
     purged: int = 0
 
     def to_json(self) -> str:
-        """Return the message as one line of JSON. All orders of a batch have the same home, so its text is kept."""
+        """Return the message as one line of JSON. The text is cached, because all orders of a batch have one home."""
         return _home_text(self)
 
     @classmethod
@@ -137,31 +137,33 @@ def _home_text(home: Home) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """The batch of an operator: everything that its slots need, except the computation.
+    """The order of a batch to the slots of an operator: everything that they need, except the computation.
 
-    ``claim`` are the digits that the ids of all attempts start with: those of the driver's claim of the log. ``slots``
-    maps a slot's number to its key-groups. ``schema`` is the store's as the log stores it, ``key`` names its
-    columns. Rows are routed by the columns ``routed_by``, or by all key columns. With ``by_key`` a row's key-group is
-    the hash of its key, otherwise it stands for the row's partition.
-
-    The message has ``links_sent`` of the newest links of each of the ``entries`` (``None``: all). They are enough for
-    owners. A slot that needs more reads record ``sequence`` of the log. So an order stays small however long the chains
-    are. ``newest``: the driver has just seen
-    that its base is the newest record, so a copy beyond it belongs to an abandoned attempt and is restored.
-    ``standbys`` names, by key-group, members with a copy that could take over at once: a slot without a copy stops.
-    ``followed_by`` names all members that will read a key-group's deltas, so that their parts are stored next to each
-    other. A store that is not ``durable`` has no objects: its state is empty wherever there is no copy. ``read_by`` is
-    the column with the partition number that rows are counted by.
-
-    Rows whose event time is not after ``late_watermark_ms`` are late and dropped, by ``watermark`` or by the rule
-    ``late``. With ``whole`` the computation gets all keys of the slot's key-groups, not only keys with rows; with
-    ``keyless`` it gets the one key 0. Timers of event time are due by ``watermark_ms``, and in the last batch also by
-    ``last_pass_ms``. Timers of processing time are due by ``time_ms``. With ``initial``, rows have one more column: the
-    columns of the initial state, null for other rows.
-
-    With ``is_combined`` each row stands for several rows of its key. ``combined`` names its combined columns, of which
-    ``sums`` are sent as two columns each. Otherwise the slot counts how many rows would remain if each of
-    ``input_partitions`` combined its rows, unless that is 0.
+    Attributes:
+        key: the names of the key columns.
+        schema: the schema of the store as the log stores it.
+        slots: the key-groups of each slot, by slot number.
+        entries: the log's entries by key-group. The message has only the newest ``links_sent`` links of each (``None``:
+            all), so that it stays small. A slot that needs more links reads record ``sequence`` of the log.
+        newest: whether record ``sequence`` is known to be the newest. Then a copy beyond it belongs to an abandoned
+            attempt and is restored.
+        standbys: the members, by key-group, whose copy could take over at once. A slot without a copy then stops.
+        followed_by: all members, by key-group, that will read its deltas. Parts for one member are stored together.
+        durable: whether the store has objects. If not, a key-group without a local copy is empty.
+        read_by: the column with the partition number by which rows are counted.
+        by_key: whether a row's key-group is the hash of its key. If not, it stands for the row's partition.
+        late_watermark_ms: rows whose event time is not after this are dropped, by ``watermark`` or the rule ``late``.
+        watermark_ms: event-time timers are due up to this, and in the last batch also up to ``last_pass_ms``.
+        time_ms: processing-time timers are due up to this.
+        initial: the columns of the initial state. Rows have one more column for them, which is null in other rows.
+        whole: whether the computation gets all keys of the slot's key-groups, not only the keys with rows.
+        keyless: whether the computation gets the one key 0.
+        routed_by: the columns whose hash selects a row's key-group; empty for all key columns.
+        is_combined: whether each row stands for several rows of its key.
+        combined: the names of the combined columns. Those in ``sums`` are sent as two columns each.
+        input_partitions: if not 0, the slot counts the rows that would remain if each of so many input partitions
+            combined its rows.
+        claim: the digits that the ids of all attempts start with. They identify the driver's claim of the log.
     """
 
     home: Home
@@ -220,7 +222,7 @@ class Order:
 
     @property
     def times(self) -> Times:
-        """The times of the batch, as computations see them."""
+        """The times of the batch for computations."""
         return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms, self.late_watermark_ms)
 
     def to_json(self) -> str:
@@ -236,7 +238,7 @@ class Order:
         return "\n".join([json_line(body), *lines.values()])
 
     def _entries_by_slot(self) -> dict[int | None, str]:
-        """Return the text of the entries of each slot's key-groups, and under ``None`` those of no slot."""
+        """Return the text of the entries by slot. ``None`` has the entries of key-groups without a slot."""
         entries = self.entries
         parts: dict[int | None, list[int]] = {
             slot: [key_group for key_group in sorted(key_groups) if key_group in entries]
@@ -260,7 +262,7 @@ class Order:
 
     @classmethod
     def _read(cls, text: str, slot: int | None) -> "Order":
-        """Return the order that ``to_json`` wrote, with errors of parsing as they are."""
+        """Return the order that ``to_json`` wrote. Raise the errors of parsing."""
         first, *lines = text.split("\n")
         body = json.loads(first)
         slot_lines = [line for n, line in zip(body["entries"], lines, strict=True) if slot is None or n == slot]
@@ -336,17 +338,26 @@ class Receipt:
 
     It is not frozen, because the driver creates one per slot and batch, and that would take five times as long.
 
-    Seconds are of a monotonic clock, bytes as sent to or received from the store. ``rows`` counts all rows received,
-    ``combined_rows`` how many remain if they are combined, 0 if that was not measured. ``late_rows`` counts the dropped
-    rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
-    state that were due. ``rows_added``, ``rows_updated`` and ``rows_removed`` are the ``StateRows`` of the attempt.
-    ``event_time_max_ms`` is the newest event time of all rows. ``dead_rows`` counts dead letters; they are not in
-    ``output_rows``. ``dead_example`` is the error of one. ``restores`` counts copies that were fetched as a whole,
-    ``catch_ups`` copies that fetched deltas, and ``hits`` copies that fetched nothing. ``missing`` are key-groups
-    without a copy here that a standby has. ``partition_rows`` are (key-group, partition number, rows). ``received`` are
-    the columns key-group and rows; ``user_times`` the columns key-group and microseconds in the user's code, if
-    measured. ``disk`` is the used share and size in bytes of the member's disk, ``memory`` the bytes used by the Python
-    worker and the bytes free. ``error`` is as in ``error_fields``.
+    Attributes:
+        rows: the number of all rows received.
+        combined_rows: how many rows remain if they are combined, 0 if that was not measured.
+        late_rows: the number of dropped rows or keys (``LateRule``).
+        timers_fired: the number of due timers.
+        expired: the number of due elements of state.
+        rows_added: with ``rows_updated`` and ``rows_removed``, the ``StateRows`` of the attempt.
+        event_time_max_ms: the newest event time of all rows.
+        dead_rows: the number of dead letters, which ``output_rows`` does not count. ``dead_example`` is one's error.
+        restores: the number of copies that were fetched as a whole.
+        catch_ups: the number of copies that fetched deltas. ``hits`` is the number of those that fetched nothing.
+        missing: the key-groups without a copy on this member that a standby has.
+        partition_rows: (key-group, partition number, rows).
+        received: the columns key-group and rows.
+        user_times: the columns key-group and microseconds in the user's code, if measured.
+        disk: the used share of the member's disk, and its size in bytes.
+        memory: the bytes that the Python worker uses, and the free bytes.
+        fetched_bytes: the bytes received from the store. ``sealed_bytes`` are those sent to it.
+        seconds: the time of each step, by a monotonic clock.
+        error: the fields of ``error_fields``.
     """
 
     store: str
@@ -440,11 +451,11 @@ _RECEIPT_FIELDS: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("error", "missing", "disk", "memory"), tuple),
     **dict.fromkeys(("partition_rows", "received", "user_times"), _tuples),
 }
-"""How the fields of a receipt are read that are not plain JSON."""
+"""The functions that convert fields of a receipt from JSON."""
 
 
 def attempt_number(attempt: str) -> int:
-    """Return the number that stands for an attempt in each row of its result: 64 bits of the hash of its name.
+    """Return the number that identifies an attempt in each row of its result: 64 bits of the hash of its name.
 
     Names have 16 random bytes, so two attempts of a batch never have the same number in practice.
     """
@@ -473,8 +484,9 @@ def without_letters(output: pa.Schema) -> pa.Schema:
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:
-    """Return the schema of the table that a slot returns to Spark: the number of the attempt, receipt (in one row
-    only), then the output columns.
+    """Return the schema of a slot's result for a store: the attempt's number, the receipt, then the output columns.
+
+    Only the last row has a receipt.
     """
     nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
     return pa.schema([pa.field(ATTEMPT, pa.int64()), pa.field(RECEIPT, pa.string()), *nullable])

@@ -187,7 +187,7 @@ def _read_record(verification: _Verification, sequence: int) -> CorruptStateErro
     """Read a record into ``verification``. Return its error if it is missing or damaged, else ``None``."""
     name = paths.record_name(sequence)
     damage: CorruptStateError | None = None
-    for _ in range(2):  # the bytes may have been damaged on their way
+    for _ in range(2):  # the bytes may have been damaged in transit
         data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
         if data is None:
             return missing_object_error(name)
@@ -367,7 +367,7 @@ def _check_snapshot(
     name = paths.snapshot_name(*address, snapshot.id)
     data: bytes | None = None
     is_intact = False
-    for _ in range(2):  # the bytes may have been damaged on their way
+    for _ in range(2):  # the bytes may have been damaged in transit
         data = verification.objects.get(name, 0, snapshot.length + 1)
         is_intact = data is not None and len(data) == snapshot.length
         is_intact = is_intact and part_codec.checksum(data) == snapshot.checksum

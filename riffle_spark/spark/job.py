@@ -225,7 +225,7 @@ class RunningJob:
         """Schedule a batch without rows after this batch, if the watermark or a due time needs one."""
         closing = {operator.store for operator in self._operators.declared if operator.closes}
         by_watermark = any(operator.store in closing and operator.runs_on_watermark for operator in operators)
-        tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
+        tick.schedule_next(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
 
     def _between_batches(self) -> bool:
         """Run the driver's work between batches, and export its facts. Return whether the run of the query continues.

@@ -104,7 +104,7 @@ def _fetch_snapshot(
     address = (store, key_group)
     rows: pa.Table | None = None
     if keys is not None and len(keys.hashes) <= _RANGED_KEYS_MAX and snapshot.length >= ranged_rows.RANGED_FROM_BYTES:
-        # Ranges that turn out to be damaged may have been damaged on their way. The whole object has a checksum.
+        # Ranges that turn out to be damaged may have been damaged in transit. The whole object has a checksum.
         with suppress(CorruptStateError, pa.ArrowInvalid):
             rows = ranged_rows.fetch_rows_of_hashes(reader, address, snapshot, keys.hashes)
     if rows is None:

@@ -1,11 +1,11 @@
 """Pack the result of a slot into few rows, each with an array of output rows.
 
 Spark stores the result row by row. It estimates the size of stored rows, and serialises each row if it keeps two
-copies. Both cost more than the rows' own work, so Spark gets chunks of ``CHUNK_ROWS`` output rows.
+copies. Both take longer than to compute the rows, so Spark gets chunks of ``CHUNK_ROWS`` output rows.
 
 Spark holds a stored row in one array of bytes, of at most 2 GiB. So a result that may be large has chunks of one row.
 
-The results of several stores form one table. Each chunk is of one store, and the columns of the others are null in it.
+The results of several stores form one table. Each chunk belongs to one store. The columns of other stores are null.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,23 +21,23 @@ __all__ = ["chunk_results", "chunked_schema", "letters_column", "rows_column"]
 
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 32 << 20
-"""A result has chunks of one row if its texts, lists and maps may take more bytes."""
+"""If the strings, lists and maps of a result may take more bytes, its chunks have one row."""
 _VALUE_BYTES = 40
-"""The most bytes that Spark adds to a value in a list or map: 8 for its place, and 32 for its length and padding."""
+"""Spark adds at most these bytes to a value in a list or map: 8 for its position, 32 for its length and padding."""
 
 
 def rows_column(place: int) -> str:
-    """Return the name of the column with the output rows of the store at this place, as an array."""
+    """Return the name of the array column with the output rows of a store. ``place`` is its index in the result."""
     return f"__riffle_output_{place}"
 
 
 def letters_column(place: int) -> str:
-    """Return the name of the column with the dead letters of the store at this place, as an array."""
+    """Return the name of the array column with the dead letters of a store. ``place`` is its index in the result."""
     return f"{LETTER}_{place}"
 
 
 def chunked_schema(results: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of results in chunks, from the schemas of the stores' results in rows (``result_schema``)."""
+    """Return the schema of the chunks, given the schema of each store's result (``result_schema``)."""
     fields = [results[0].field(ATTEMPT), results[0].field(RECEIPT)]
     for place, result in enumerate(results):
         rows = without_letters(pa.schema([field for field in result if field.name not in (ATTEMPT, RECEIPT)]))
@@ -48,10 +48,10 @@ def chunked_schema(results: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def chunk_results(results: Iterable[pa.Table], schemas: Sequence[pa.Schema]) -> pa.Table:
-    """Return a slot's results for several stores in chunks. The receipt of each store is a row of its own.
+    """Return a slot's results for several stores in chunks. The receipt of each store is in a row of its own.
 
-    ``schemas`` are those of the results. Chunks are copies. So a caller that passes an iterator and keeps no result
-    holds the rows of one store twice, not those of all.
+    ``schemas`` has the schema of each result. The chunks are copies of the rows. A caller that passes an iterator, and
+    holds no reference to a result, needs the memory for two copies of one store only.
     """
     schema = chunked_schema(schemas)
     parts: list[pa.Table] = []
@@ -61,7 +61,7 @@ def chunk_results(results: Iterable[pa.Table], schemas: Sequence[pa.Schema]) -> 
 
 
 def _parts(result: pa.Table, place: int, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the chunks of the result of the store at this place, then its last row, which is the receipt."""
+    """Yield the chunks of a store's result, then the row with the receipt. ``place`` is the index of the store."""
     count = result.num_rows - 1
     attempt = result.column(ATTEMPT)[count]
     rows = result.slice(0, count).drop_columns([ATTEMPT, RECEIPT])
@@ -87,15 +87,15 @@ def _parts(result: pa.Table, place: int, schema: pa.Schema) -> Iterator[pa.Table
 
 
 def _part(name: str, values: pa.Array | pa.ChunkedArray, attempt: pa.Scalar, schema: pa.Schema) -> pa.Table:
-    """Return rows of an attempt with values of one column. Their other columns are null."""
-    known = {ATTEMPT: pa.repeat(attempt, len(values)), name: values}
+    """Return rows of an attempt with the values of column ``name``. All other columns are null."""
+    columns = {ATTEMPT: pa.repeat(attempt, len(values)), name: values}
     return pa.table(
-        [known[f.name] if f.name in known else pa.nulls(len(values), f.type) for f in schema], schema=schema
+        [columns[f.name] if f.name in columns else pa.nulls(len(values), f.type) for f in schema], schema=schema
     )
 
 
 def _split(structs: Iterable[pa.Array], rows: int, kind: pa.ListType) -> Iterator[pa.Array]:
-    """Yield arrays of lists with at most ``rows`` elements, from non-empty arrays of structs."""
+    """Yield each non-empty array of structs as an array of lists with at most ``rows`` structs."""
     for values in structs:
         if len(values):
             offsets = np.append(np.arange(0, len(values), rows, dtype=np.int32), np.int32(len(values)))
@@ -103,7 +103,7 @@ def _split(structs: Iterable[pa.Array], rows: int, kind: pa.ListType) -> Iterato
 
 
 def _variable_bytes(array: pa.Array) -> int:
-    """Return the most bytes that the texts, lists and maps of an array take in Spark, beyond a constant per row."""
+    """Return an upper bound of the bytes that the strings, lists and maps of an array take in Spark."""
     kind = array.type
     if types.is_struct(kind):
         return sum(_variable_bytes(array.field(index)) for index in range(kind.num_fields))
@@ -117,7 +117,7 @@ def _variable_bytes(array: pa.Array) -> int:
 
 
 def _count_values(kind: pa.DataType) -> int:
-    """Return how many values a value of a type has: a struct has itself and those of its fields."""
+    """Return the number of values in a value of a type: one, and for a struct also those of its fields."""
     if not types.is_struct(kind):
         return 1
     return 1 + sum(_count_values(kind.field(index).type) for index in range(kind.num_fields))

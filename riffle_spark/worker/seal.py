@@ -1,7 +1,7 @@
-"""Seal the changes of an attempt: one object, and a local block with the same rows.
+"""Seal the changes of an attempt as one object, and as a local block with the same rows.
 
-If the key-groups changed little, the object is the block. Otherwise it has one part per key-group, which members can
-read one by one. This member reads the block instead, because it is opened once for all key-groups.
+If the changes are small, the object is the block. Otherwise it has one part per key-group, so that other members can
+read single key-groups. This member reads its local block, which it opens once for all key-groups.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -26,15 +26,15 @@ __all__ = ["DeadRows", "SealedDelta", "SlotResult", "StateChanges", "seal"]
 
 _OUTPUT_PART = -1
 _BLOCK_BYTES_MAX: Final = 1 << 30
-"""The rows of a larger delta are kept as parts, because encryption and Arrow have limits near 2 GiB."""
+"""A larger delta has no local block, because encryption and Arrow have limits near 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
     """Rows of a delta in key-group order, with the key-group of each row.
 
-    ``timers`` has the time (ms) at which each key-group is due next, ``None`` for never. The rows of the key-groups in
-    ``whole`` are their whole state.
+    ``timers`` has the time (ms) at which each key-group is due next, ``None`` for never. Key-groups in ``whole`` have
+    the rows of their whole state.
     """
 
     table: pa.Table
@@ -44,16 +44,16 @@ class StateChanges:
 
 
 class DeadRows(NamedTuple):
-    """The number of dead letters, and the class of the error for the first of them."""
+    """The number of dead letters, and the class of the first one's error."""
 
     rows: int = 0
     error_class: str | None = None
 
 
 class SlotResult(NamedTuple):
-    """The result of a slot's rows: output, changes and counts.
+    """The result of a slot: output, changes and counts.
 
-    ``busy`` has the key-groups that were called one by one, and how long each call took (µs).
+    ``busy`` has the key-groups for which the user's function was called one by one, and how long each call took (µs).
     """
 
     output: pa.Table
@@ -67,10 +67,11 @@ class SlotResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SealedDelta:
-    """The bytes of a delta and the byte ranges of its parts. ``output`` is the part of the output rows, if sealed.
+    """The bytes of a delta, and the byte ranges of its parts.
 
-    ``data`` is empty if nothing changed; then nothing is put. ``block`` is a block file with the rows of all parts. It
-    is empty if there are none or if they are too large. ``stored`` is set if the object starts with the block.
+    ``data`` is empty if the slot changed nothing. ``output`` is the part with the output rows, ``None`` if they are not
+    sealed. ``block`` is the local block file, which is empty without rows or with too large ones. ``stored`` is set if
+    the object starts with this block.
     """
 
     name: str
@@ -81,7 +82,7 @@ class SealedDelta:
     stored: Block | None = None
 
     def put(self, objects: ObjectStore) -> None:
-        """Put the object, unless the slot changed nothing.
+        """Put the object, unless it is empty.
 
         The name contains random bytes. So if the object exists, an earlier try of this put wrote it.
         """
@@ -98,12 +99,13 @@ def seal(
     keys: Keys | None = None,
     lost: Set[int] = frozenset(),
 ) -> SealedDelta:
-    """Return the delta of an attempt, with the output rows last if they are sealed too.
+    """Return the delta of an attempt. The output rows are last in it, if the order seals them.
 
-    ``due`` names the due column, and ``keys`` encrypt the rows. Key-groups in ``lost`` that did not change get a part
-    without rows, so that old copies of lost state are behind it and are not used. Small changes are one block. Of
-    larger ones, parts that one member will read are adjacent, so that one ranged GET reads them all; otherwise
-    key-groups ascend.
+    ``due`` names the due column, and ``keys`` encrypt the rows. The state of the key-groups in ``lost`` was lost. They
+    get a part even without changed rows, so that older copies of their state are behind it and are not used.
+
+    Small changes are one block. Larger changes have a part per key-group. Parts that the same member will read are
+    adjacent, so that one ranged GET reads them all.
     """
     counts = {key_group: end - start for key_group, start, end in spans_of(changes.key_groups)}
     key_groups = sorted(counts.keys() | lost)
@@ -147,7 +149,7 @@ def _join_parts(
     rows: Sequence[int],
     encrypt: Encrypt | None,
 ) -> tuple[bytes, list[Part]]:
-    """Return the bytes of an object with these parts, encrypted if ``encrypt`` is set, and where they are."""
+    """Return the bytes of an object with these parts, encrypted if ``encrypt`` is set, and the parts' byte ranges."""
     if encrypt is not None:
         places = (paths.delta_place(order.store, key_group, order.version, attempt) for key_group in key_groups)
         datas = [encrypt(data, place) for data, place in zip(datas, places, strict=True)]
@@ -171,7 +173,7 @@ def _encode_output(order: Order, output: pa.Table, attempt: str, encrypt: Encryp
 def _make_block_file(
     order: Order, attempt: str, keys: Keys | None, rows: bytes, starts: Offsets, parts: Sequence[Part]
 ) -> bytes:
-    """Return the local block of an object with these parts. ``starts`` are the first rows of its key-groups."""
+    """Return the local block of an object with these parts. ``starts`` has the first row of each key-group."""
     in_order = sorted(parts)
     return _encode_block(
         order,
@@ -195,7 +197,7 @@ def _encode_block(
     part_starts: Offsets | None = None,
     part_checksums: npt.NDArray[np.uint64] | None = None,
 ) -> bytes:
-    """Return the block of an attempt, encrypted if there are keys. Other arguments are as in ``encode_block_file``."""
+    """Return the block of an attempt, encrypted if there are keys. ``encode_block_file`` describes the arguments."""
     if keys is not None:
         name = paths.sealed_block_name(order.version, attempt)
         rows = keys.new_encryption()(rows, paths.block_place(order.store, name))

@@ -2,11 +2,11 @@
 
 docs/architecture.md explains the steps:
 
-1. Bring the touched copies to the head that the driver named.
+1. Advance the copies of the touched key-groups to the heads that the driver ordered.
 2. Read their state and compute in memory.
 3. Seal one delta under a unique name, and return.
 
-The slot does not write to the copies: its delta is used once the log lists it.
+The slot does not write to the copies. A later batch applies the delta, once the log lists it.
 """
 
 import logging
@@ -76,7 +76,7 @@ _logger = logging.getLogger("riffle_spark")
 
 
 class StoreInput(NamedTuple):
-    """What a slot gets for one store: its order, its computation, and the rows with the routing columns."""
+    """The input of a slot for one store: the order, the computation, and the rows with the routing columns."""
 
     order: Order
     computation: Computation
@@ -92,7 +92,7 @@ def run_slot(
     random_bytes: Callable[[int], bytes] = os.urandom,
     later: Callable[[Callable[[], None]], object] = lambda work: work(),
 ) -> pa.Table:
-    """Run one attempt of one slot of one store, as ``run_slots`` does; return the result."""
+    """Run one attempt of a slot for a single store; return the result, as ``run_slots`` does."""
     return run_slots([StoreInput(order, computation, rows)], slot, executor, random_bytes, later)[0]
 
 
@@ -103,12 +103,14 @@ def run_slots(
     random_bytes: Callable[[int], bytes] = os.urandom,
     later: Callable[[Callable[[], None]], object] = lambda work: work(),
 ) -> list[pa.Table]:
-    """Run one attempt of one slot for one store after the other; return a result per store.
+    """Run one attempt of a slot for one store after the other; return a result per store.
 
-    A result has the output rows and, in one more row, the receipt (``result_schema``). A ``RiffleError`` (of the user's
-    function, a copy or the object store) is returned in the receipt, without rows, because Spark's retry of the task
-    would not help. While a store computes, the changes of those before are put. Work that can wait is passed to
-    ``later``. It may run between batches.
+    A result has the output rows and, in a last row, the receipt (``result_schema``). A ``RiffleError`` of the user's
+    function, a copy or the object store is returned in the receipt, without output rows, because Spark's retry of the
+    task would not help.
+
+    While a store computes, the changes of earlier stores are put. Work that may run between batches is passed to
+    ``later``.
     """
     works = []
     keys = KeysOfStores()
@@ -122,15 +124,15 @@ def run_slots(
 
 
 def _put_now(put: Callable[[], None]) -> Future[None]:
-    """Call ``put`` on this thread; return its outcome. A slot with one store has nothing to do meanwhile."""
+    """Call ``put`` on this thread, because a slot with one store has no other work; return a completed future."""
     put()
-    outcome: Future[None] = Future()
-    outcome.set_result(None)
-    return outcome
+    completed: Future[None] = Future()
+    completed.set_result(None)
+    return completed
 
 
 class _StoreWork:
-    """The work of one attempt of a slot for one store. It keeps an error for the receipt."""
+    """The work of one attempt of a slot for one store. An error is kept for the receipt."""
 
     def __init__(self, order: Order, slot: int, executor: str, attempt_id: bytes) -> None:
         """Create the work. ``attempt_id`` makes the attempt's name unique."""
@@ -166,13 +168,13 @@ class _StoreWork:
         return _answer_table(order.output, order.output.empty_table(), receipt)
 
     def count_requests_until(self, following: "_StoreWork") -> None:
-        """Do not count requests that were sent after ``following`` started. Its own receipt counts them."""
+        """Count no requests that were sent after ``following`` started, because its own receipt counts them."""
         if self._attempt is not None and following._attempt is not None:
             self._attempt.requests_after = following._attempt.requests_before
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
-        """Keep an error of the block."""
+        """Run a block, and keep its error for the receipt."""
         try:
             yield
         except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
@@ -180,7 +182,7 @@ class _StoreWork:
 
 
 class _Attempt:
-    """One attempt of a slot: its folder, store and keys, and the content of its future receipt (``facts``)."""
+    """One attempt of a slot: its folder, store and keys, and the fields of its receipt (``facts``)."""
 
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         """Open this executor's folder and store for an attempt. ``attempt_id`` makes its name unique."""
@@ -203,7 +205,7 @@ class _Attempt:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure the block as step ``name``, without the time of steps inside the block."""
+        """Measure the time of the block as step ``name``, without the time of steps inside the block."""
         outer = self._inside
         self._inside = 0.0
         started = time.perf_counter()
@@ -215,7 +217,7 @@ class _Attempt:
             self._inside = outer + took
 
     def timed(self, call: Callable[_Params, _Returned]) -> Callable[_Params, _Returned]:
-        """Return a function that makes the same call and adds the time of the call to the step ``user``."""
+        """Return a function that calls ``call`` and adds the time of the call to the step ``user``."""
 
         def timed_call(*args: _Params.args, **options: _Params.kwargs) -> _Returned:
             with self.step("user"):
@@ -285,10 +287,10 @@ class _Attempt:
             _logger.debug("cannot merge the stacks of %s: %s", self.order.store, error)
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
-        """Run the computation on the slot's rows, and on due keys of the slot. Nothing is sealed yet."""
+        """Run the computation on the slot's rows and on the due keys of the slot."""
         order = self.order
-        visited = {key_group for key_group, _, _ in touched.spans}.union(run_computation.due_key_groups(order, slot))
-        entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
+        key_groups = {key_group for key_group, _, _ in touched.spans}.union(run_computation.due_key_groups(order, slot))
+        entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in key_groups}
         if order.durable:
             self._check_placed(entries)
         else:
@@ -297,7 +299,7 @@ class _Attempt:
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
-        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has one."""
+        """Raise ``Misplaced`` if a key-group has no copy on this member, but a standby on another one."""
         standbys = self.order.standbys
         on_standbys = {kg: entry for kg, entry in entries.items() if {*standbys.get(kg, ())} - {self.folder.member}}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
@@ -314,22 +316,19 @@ class _Attempt:
             )
 
     def _is_buildable(self, entry: Entry) -> bool:
-        """Return whether the key-group is empty, or local files hold all its changes."""
+        """Return whether the key-group is empty, or this member has all its deltas as local files."""
         if entry.head == EMPTY_HEAD:
             return True
         sealed = (self.folder.sealed_path(*link.source) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def full_entry(self, key_group: int) -> Entry:
-        """Return the complete entry of a key-group, read from the record of the order.
-
-        Orders have the newest links only.
-        """
+        """Read the complete entry of a key-group from the record of the order, which has only the newest links."""
         order = self.order
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
-        """Return the receipt of the attempt so far."""
+        """Return the receipt of the attempt, with the facts that are known so far."""
         totals = self.reader.totals
         return Receipt(
             store=self.order.store,
@@ -374,7 +373,7 @@ class _SlotState:
         rows: pa.Table,
         touched: TouchedKeys,
     ) -> SlotResult:
-        """Read the state of the touched keys, call the computation, expire due keys, and complete whole key-groups."""
+        """Read the state of the touched keys, call the computation, expire due keys, and add whole key-groups."""
         attempt = self.attempt
         order = attempt.order
         with attempt.step("read"):
@@ -392,7 +391,7 @@ class _SlotState:
             return result
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
-        """Run a processor over each key-group with rows or due elements, with its copy open for reading."""
+        """Run a processor on each key-group with rows or due elements."""
         stacks = self._stacks(schema)
         order = self.attempt.order
 
@@ -413,21 +412,21 @@ class _SlotState:
             )
 
     def _stacks(self, schema: StoreSchema) -> dict[int, OpenStack]:
-        """Bring the copies to the heads of the entries, and return them open for reading, by key-group."""
+        """Advance the copies to the heads of the entries; return them open for reading, by key-group."""
         attempt = self.attempt
         order = attempt.order
         keeper = StackKeeper(
             attempt.folder, schema, attempt.reader, order.epoch, attempt.full_entry, newest=order.newest
         )
         with attempt.step("fold"):
-            stacks, brought = keeper.advance(self.entries)
-            attempt.facts.update(brought._asdict())
+            stacks, copy_counts = keeper.advance(self.entries)
+            attempt.facts.update(copy_counts._asdict())
             attempt.merges.append(partial(keeper.merge, stacks))
         return stacks
 
 
 def _decoded(order: Order, rows: pa.Table) -> tuple[int, pa.Table]:
-    """Return the number of input rows, and the rows for the computation: combined rows are decoded."""
+    """Return the number of input rows, and the rows for the computation, decoded if they are combined."""
     if not order.is_combined:
         return rows.num_rows, rows
     rows = decode_rows(rows, order.combined, order.sums)
@@ -435,7 +434,7 @@ def _decoded(order: Order, rows: pa.Table) -> tuple[int, pa.Table]:
 
 
 def _count_combined(order: Order, touched: TouchedKeys) -> int:
-    """Return how many rows were received if they are combined, or how many would remain; 0 if that is not measured."""
+    """Return how many combined rows the slot got, or would get if rows were combined; 0 if that is not measured."""
     if order.is_combined:
         return len(touched.codes)
     if not order.input_partitions:
@@ -444,7 +443,7 @@ def _count_combined(order: Order, touched: TouchedKeys) -> int:
 
 
 def _answer_table(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
-    """Return the output rows of an attempt, with the routing columns of the result and the receipt in a last row."""
+    """Return the output rows of an attempt with the columns of ``result_schema``, and the receipt in a last row."""
     schema, count = result_schema(output), rows.num_rows
     number = attempt_number(receipt.attempt)
     answer = pa.table(

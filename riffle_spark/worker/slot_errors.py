@@ -1,4 +1,4 @@
-"""Name the remedies for errors of the system in a slot: memory, threads and local disks."""
+"""Convert errors of memory, threads and local disks in a slot to errors with a remedy."""
 
 from pathlib import Path
 
@@ -50,10 +50,10 @@ def out_of_threads_error() -> ConfigError:
 
 
 def as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
-    """Return an error of the system as a ``RiffleError``. Raises ``error`` itself if it is of another kind.
+    """Return an error of memory, threads or local disks as a ``RiffleError``. Raise any other error.
 
-    Errors in the user's function and in the store are already a ``RiffleError``, so the others concern local files.
-    ``folder`` is the folder of local copies, ``None`` if it was not opened.
+    Errors of the user's function and of the object store are ``RiffleError`` already. So an ``OSError`` concerns local
+    files. ``folder`` is the folder of local copies, ``None`` if it was not opened.
     """
     if isinstance(error, RiffleError):
         return error

@@ -1,12 +1,12 @@
-"""Seal the whole state of key-groups of which a batch changed most rows.
+"""Seal the whole state of key-groups in which a batch changed most rows.
 
-Theory of operation. A delta with the whole state of a key-group needs nothing before it. So the chain of the key-group
-starts again with this delta, and the key-group needs no snapshot and no merge. A snapshot would be due each time the
-changes have as many rows as the state. So if a batch changes half of the rows or more, whole deltas write no more rows
-than deltas and their snapshots.
+Theory of operation. A delta with the whole state of a key-group replaces its snapshot and its earlier links. So the
+chain starts again with this delta, and the key-group needs no snapshot and no merge. Otherwise a snapshot is due each
+time the changes have as many rows as the state. So if a batch changes at least half of the rows, whole deltas write no
+more rows than deltas with snapshots.
 
-A snapshot is taken of one key-group after the other, but the whole deltas of a slot are in memory at the same time, as
-several copies. So a slot completes only as many key-groups as have ``_BYTES_MAX`` of rows. The others get snapshots.
+Snapshots need the memory of one key-group at a time. The whole deltas of a slot are in memory together, and several
+times. So a slot seals whole key-groups only up to ``_BYTES_MAX`` of rows. The others get snapshots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,21 +31,21 @@ from riffle_spark.worker.seal import StateChanges
 __all__ = ["with_whole_groups"]
 
 _ROWS_MIN: Final = 128
-"""Key-groups with fewer changed rows keep their deltas: their chains need few snapshots."""
+"""Key-groups with fewer changed rows get normal deltas, because they need few snapshots."""
 _CHANGED_SHARE: Final = 0.5
 _BYTES_MAX: Final = 64 << 20
-"""The most bytes of rows, stored and changed, of the key-groups that a slot completes. A slot needs about five times as
-much memory for them."""
+"""The limit for the bytes of rows, stored and changed, of the whole key-groups of a slot. They take about five times as
+much memory."""
 
 Spans = Sequence[tuple[int, int, int]]
 KeyGroups = npt.NDArray[np.int32]
 
 
 def with_whole_groups(schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack]) -> StateChanges:
-    """Return the changes with the whole state of each key-group that changed in most rows.
+    """Return the changes, with the whole state of each key-group in which most rows changed.
 
-    ``stacks`` holds the state before the changes. Key-groups with few changed rows stay as they are, and so do those
-    whose rows would take too much memory.
+    ``stacks`` holds the state before the changes. Key-groups with few changed rows, or with too many bytes, are
+    returned unchanged.
     """
     spans = spans_of(changes.key_groups)
     if not spans:
@@ -69,9 +69,9 @@ def with_whole_groups(schema: PlainColumns, changes: StateChanges, stacks: Mappi
 
 
 def _replace_groups(changes: StateChanges, spans: Spans, table: pa.Table, key_groups: KeyGroups) -> StateChanges:
-    """Return the changes with the rows of some key-groups replaced by those of ``table``, their whole state.
+    """Return the changes, with the rows of some key-groups replaced by their whole state in ``table``.
 
-    ``key_groups`` has the key-group of each row of ``table``, and ``spans`` those of the changes.
+    ``key_groups`` has the key-group of each row of ``table``. ``spans`` has the rows of each key-group in the changes.
     """
     starts = {key_group: (start, end) for key_group, start, end in spans_of(key_groups)}
     pieces: list[pa.Table] = []
@@ -86,7 +86,7 @@ def _replace_groups(changes: StateChanges, spans: Spans, table: pa.Table, key_gr
         else:
             pieces.append(changes.table.slice(first[1], last[2] - first[1]))
             groups.append(changes.key_groups[first[1] : last[2]])
-    # One copy in all, because the rows may be large.
+    # The rows may be large, so they are copied only once.
     rows = pa.concat_tables(pieces).combine_chunks()
     return replace(changes, table=rows, key_groups=np.concatenate(groups), whole=frozenset(starts))
 
@@ -94,11 +94,11 @@ def _replace_groups(changes: StateChanges, spans: Spans, table: pa.Table, key_gr
 def _limit_bytes(table: pa.Table, spans: Spans, stacks: Mapping[int, OpenStack]) -> Spans:
     """Return the key-groups of ``spans`` that together have at most ``_BYTES_MAX`` of rows, stored and changed.
 
-    Earlier ones are preferred, so that mostly the same key-groups need snapshots. ``table`` has the changes.
+    The first key-groups are preferred, so that the same key-groups get whole deltas in each batch. ``table`` has the
+    changes.
     """
     changed_bytes = table.nbytes / table.num_rows
-    bytes_per_row: dict[int, float] = {}
-    """The bytes by ``id`` of the rows of a part. Many key-groups share the rows of a block."""
+    bytes_per_row: dict[int, float] = {}  # by id() of the rows, because many key-groups share the rows of a block
     chosen: list[tuple[int, int, int]] = []
     total = 0.0
     for span in spans:
@@ -120,7 +120,8 @@ def _stack_groups(
 ) -> list[RunsOfKeyGroup]:
     """Return the runs of the key-groups of ``whole_spans``, with the changes as the newest run.
 
-    Rows that are due before the next due time of their key-group have expired. ``spans`` are those of all key-groups.
+    ``spans`` has the rows of all key-groups. Rows that are due before the next due time of their key-group have
+    expired, so they are left out.
     """
     rows = cast_table(changes.table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     hashes = changes.table.column(part_codec.HASH).to_numpy()

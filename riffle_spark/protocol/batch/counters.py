@@ -1,4 +1,4 @@
-"""Sums over the batches of a driver, by the names that ``protocol.facts.DriverFacts`` describes."""
+"""Add up figures over the batches of a driver. ``protocol.facts.DriverFacts`` describes the counters."""
 
 import re
 from collections import Counter, deque
@@ -23,7 +23,7 @@ _OF_STORES: Final = {
     "timers_fired": "fired_timers",
     "expired": "expired_elements",
 }
-"""The counters per store, by the names of their fields in ``StoreFigures``."""
+"""The counters per store, by field of ``StoreFigures``."""
 _OF_BATCHES: Final = {
     "runs": "batch_runs",
     "misplaced_runs": "misplaced_runs",
@@ -48,17 +48,17 @@ _OF_BATCHES: Final = {
     "folds": "folds/batch",
     "upkeep_folds": "folds/upkeep",
 }
-"""The counters per batch, by the names of their fields in ``BatchReport``."""
+"""The counters per batch, by field of ``BatchReport``."""
 
 
 class Counters:
-    """Adds up the reports of a driver. They start at zero with the driver's process.
+    """The counters of a driver. They start at zero with the driver's process.
 
-    Counters per executor are dropped when the executor is no longer a member, so that their number is bounded.
+    The counters of an executor are dropped when it is no longer a member, so that their number is bounded.
     """
 
     def __init__(self, *, has_price: bool = True) -> None:
-        """Create counters of nothing. ``has_price`` is whether the store charges for requests."""
+        """Create counters. ``has_price`` is whether the store charges for requests."""
         self._has_price = has_price
         self._counts: Counter[str] = Counter()
         self._requests: deque[tuple[str, Mapping[str, int]]] = deque()
@@ -90,7 +90,7 @@ class Counters:
             self.add_fencing()
 
     def add_fencing(self) -> None:
-        """Count that a newer driver has taken over."""
+        """Count a takeover by a newer driver."""
         self._counts["fencings"] += 1
 
     def add_requests(self, by: str, requests: Mapping[str, int]) -> None:
@@ -98,7 +98,7 @@ class Counters:
         self._requests.append((by, requests))
 
     def values(self) -> Mapping[str, int | float]:
-        """Return a copy of the counters by name. Those of things that have never occurred may be missing."""
+        """Return a copy of the counters by name. A counter that was never increased may be missing."""
         while self._requests:
             by, requests = self._requests.popleft()
             self._counts.update({f"requests/{by}/{kind}": count for kind, count in requests.items()})
@@ -111,12 +111,12 @@ class Counters:
             self._add("requests_price_dollars", price_of(requests))
 
     def _add(self, name: str, amount: float) -> None:
-        """Add to a counter that may be a fraction."""
+        """Add an amount, which may be a fraction, to a counter."""
         self._counts[name] += amount  # type: ignore[assignment]
 
     def _keep_executors(self, executors: Iterable[str]) -> None:
-        """Drop the counters of all other executors."""
-        kept = set(executors)
+        """Drop the counters of all executors that are not in ``executors``."""
+        members = set(executors)
         for name in [name for name in self._counts if name.startswith(f"{_EXECUTOR_SECONDS}/")]:
-            if name.split("/", 2)[2] not in kept:
+            if name.split("/", 2)[2] not in members:
                 del self._counts[name]

@@ -81,9 +81,9 @@ class Driver:
     def process(self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it is a repeat; return the report.
 
-        Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver
-        took over, ``UnavailableError``, and errors of the user's code or the sink. Then nothing of the batch is
-        committed. Only after an error that the commit is unclear may it be; the next call reads the log first.
+        Raises ``ConflictError`` if the batch does not fit the log, ``FencedError`` if a newer driver took over,
+        ``UnavailableError``, and errors of the user's code or the sink. After an error nothing of the batch is
+        committed, unless the error says that the commit is unknown. Then the next call reads the log first.
         """
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
@@ -117,8 +117,8 @@ class Driver:
     def between_batches(self, executors: Sequence[Executor]) -> bool:
         """Do the housekeeping that is due, given the live executors; return whether there was any.
 
-        May be called from any thread. A batch that arrives meanwhile waits for the end. Raises ``FencedError`` if a
-        newer driver took over, ``UnavailableError`` if the store does not answer.
+        May be called from any thread. A batch that arrives at this time waits until the housekeeping ends. Raises
+        ``FencedError`` if a newer driver took over, ``UnavailableError`` if the store does not answer.
         """
         with self._turn:
             operators = self.idle_operators
@@ -140,9 +140,9 @@ class Driver:
                 raise
 
     def facts(self) -> DriverFacts:
-        """Return what the driver knows about the query now. Sends no request.
+        """Return the present figures and settings of the query. Sends no request.
 
-        May be called from any thread. During a batch it waits for the end.
+        May be called from any thread. A call during a batch waits until the batch ends.
         """
         with self._turn:
             answered = last_number(self.mailbox.answers)
@@ -154,20 +154,20 @@ class Driver:
         return self._run_id
 
     def record_failure(self, error: str, error_id: str) -> None:
-        """Record that an error of class ``error`` ended the query, unless one is recorded. A batch revokes it."""
+        """Record the class of the error that ended the query, unless one is recorded. The next batch removes it."""
         if self._facts.failure is None:
             self._facts.failure = FailureFacts(error, error_id, self._clock.wall_ms())
 
     def show_pauses(self, paused_since_ms: Callable[[], int | None]) -> None:
-        """Let the facts show the time that ``paused_since_ms`` returns: since when the query is paused."""
+        """Add the start of a pause to the facts. ``paused_since_ms`` returns it, or ``None`` without a pause."""
         self._facts.paused_since_ms = paused_since_ms
 
     def count_requests(self, by: str, requests: Mapping[str, int]) -> None:
-        """Count requests by kind that ``by`` sent to the store beside the driver. May be called from any thread."""
+        """Count requests by kind that ``by`` sent to the store outside of this driver. Any thread may call it."""
         self._facts.counters.add_requests(by, requests)
 
     def record_source(self, committed: Sequence[str], newest: Sequence[str], now: float) -> None:
-        """Record how far the last committed batch has read, and the newest offsets, as ``SourceLag.record`` does.
+        """Record the offsets that the last committed batch has read, and the newest ones, as ``SourceLag.record`` does.
 
         Must not be called during a batch.
         """
@@ -181,7 +181,7 @@ class Driver:
     def stored_rows(self) -> Mapping[str, int]:
         """Return the number of state rows by store after the last commit.
 
-        A store whose number is unknown has an upper bound: a key counts once for each snapshot and delta that has it.
+        If the number is unknown, it is an upper bound, which counts a key once for each snapshot and delta that has it.
         """
         tail = self._log.tail
         if tail is None:
@@ -192,9 +192,9 @@ class Driver:
         return {**{store: size.rows for store, size in stored.items()}, **tail.row_counts}
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
-        """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.
+        """Return the earliest processing time (ms) at which a key of these operators is due, as of the last commit.
 
-        It is known as of the last commit.
+        Return ``None`` if no key is due.
         """
         stores = {o.store for o in operators if o.declared.time_mode == "ProcessingTime"}
         entries = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if stores else []
@@ -204,10 +204,10 @@ class Driver:
     def clean_up(self) -> None:
         """Remove all local copies of all live members. Must not be called during a batch.
 
-        Raises ``UnavailableError`` if a member does not do so.
+        Raises ``UnavailableError`` if a member fails to.
         """
         with self._turn:
-            self.idle_operators = ()  # or standbys would be fetched again
+            self.idle_operators = ()  # otherwise housekeeping would fetch standbys again
             live = self.ownership.membership.live
             order = UpkeepOrder(
                 self._present_home(), "", 0, 0, {}, wipe=True, timeout_seconds=self._settings.upkeep_timeout
@@ -218,11 +218,11 @@ class Driver:
                 self.ownership.copies.known.remove_member(member)
 
     def _poll_mailbox(self) -> None:
-        """Read and apply the requests from outside."""
+        """Read and apply the operator requests in the mailbox."""
         self._state_changes.poll(lambda: self._settings, self._apply_requests)
 
     def _apply_requests(self) -> None:
-        """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
+        """Apply changed settings. If an operator made a request, let upkeep retry abandoned work."""
         requests = self.operations.requests
         if requests.revision != self._requests_applied:
             self._requests_applied = requests.revision
@@ -233,10 +233,9 @@ class Driver:
             self._upkeep.change_settings(self._settings)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
-        """Decide whether the batch runs or is a repeat.
+        """Decide whether the batch runs or is a repeat. The first batch of a run reads the log and appends a claim.
 
-        The first batch of a run reads the log and appends a claim. Raises ``ConflictError`` and ``ConfigError`` for a
-        batch that does not fit the log.
+        Raises ``ConflictError`` or ``ConfigError`` for a batch that does not fit the log.
         """
         is_new_run = self._run_id != incoming.run_id
         if self._log.is_unclear:
@@ -257,7 +256,7 @@ class Driver:
     def _start_run(self, tail: Record | None, operators: Sequence[Operator]) -> None:
         """Start a new run: forget everything of the earlier run except the operator requests.
 
-        That run may have been rolled back, or another driver may have run batches since.
+        The earlier run may have been rolled back, or another driver may have run batches.
         """
         self._rounds.forget()
         self._caches.forget()
@@ -268,10 +267,10 @@ class Driver:
         self._apply_requests()
 
     def _settle_append(self, *, is_new_run: bool) -> None:
-        """Find out whether an append without an answer was committed.
+        """Find out whether an append with an unknown outcome was committed.
 
-        ``is_new_run`` is whether the query has restarted. Raises ``FencedError`` if another driver has appended, except
-        for a new run, which appends its own claim next.
+        Raises ``FencedError`` if another driver has appended. If ``is_new_run``, ignore that, because the new run reads
+        the log and appends its own claim.
         """
         try:
             tail = self._log.settle_append()
@@ -280,12 +279,12 @@ class Driver:
                 raise
         else:
             if tail.kind == "batch":
-                self._caches.forget()  # they lack the batch that turned out to be committed
+                self._caches.forget()  # they lack the batch, which was committed
             self.ownership.moves.record_append(tail.moves, tail.version)
             self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
-        """Append a claim, and start upkeep after it. From then on older drivers cannot commit."""
+        """Append a claim, after which older drivers cannot commit. Then start upkeep."""
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         previous = self._log.tail
         draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
@@ -338,7 +337,7 @@ class Driver:
         return batch.report_commit(incoming, record, receipts, placement, self._upkeep.take_facts())
 
     def _upkeep_input(self, operators: Sequence[Operator]) -> UpkeepInput:
-        """Return the input of a plan of upkeep as of the newest record."""
+        """Return the input for planning upkeep, as of the newest record."""
         tail = self._log.tail
         assert tail is not None
         durable = [operator for operator in operators if operator.durable]
@@ -349,8 +348,8 @@ class Driver:
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
         """Run the slots and deliver their output; return the slots and their receipts.
 
-        The run is repeated if slots were misplaced, a local disk refused a write or a block was lost, in total at most
-        ``batch_attempts`` times. A sink that was already called then gets the same batch id again.
+        If slots were misplaced, a local disk refused a write or a block was lost, the batch runs again, at most
+        ``batch_attempts`` times in total. A sink that was already called then gets the same batch id again.
         """
         used_executors: set[str] = set()
         for runs_left in range(self._settings.batch_attempts, 0, -1):
@@ -377,16 +376,16 @@ class Driver:
         raise AssertionError("unreachable: batch_attempts is at least 1")
 
     def _check_has_usable_executor(self, error: LocalDiskError) -> None:
-        """Raise a ``LocalDiskError`` if the disks of all executors have refused."""
+        """Raise a ``LocalDiskError`` if the disks of all executors have refused writes."""
         if not self.ownership.discovery.has_usable_executor(self.ownership.membership.executors, self._clock.seconds()):
             raise all_disks_refused_error(error) from error
 
     def _run_once(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
-        """Observe, assign and run the slots once; return the slots and their receipts.
+        """Observe the members, assign and run the slots; return the slots and their receipts.
 
-        Deliver the output to the sink, unless results are delivered after the commit.
+        The output is delivered to the sink, unless results are delivered after the commit.
         """
         with batch.phase("assign"):
             layout = self._layout(work.executors(), operators)
@@ -409,7 +408,7 @@ class Driver:
         return layout, receipts
 
     def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> SlotLayout:
-        """Update the members, and return the slots of the next run on these live executors."""
+        """Update the members from the live executors; return the slots of the next run."""
         self._upkeep.gather(self.ownership)
         durable_stores = tuple(operator.store for operator in operators if operator.durable)
         home = self._home_for(executors)
@@ -418,8 +417,8 @@ class Driver:
     def _check_not_fenced(self) -> None:
         """Raise ``FencedError`` if another driver has appended the next record."""
         if not self._log.next_is_absent():
-            # Cause: Before its sink the driver checks the log, and found a record of another driver or of a command
-            # that ran with --execute.
+            # Cause: The driver checks the log before it calls the sink. It found a record of another driver, or of a
+            # command that ran with --execute.
             raise FencedError(
                 f"Another driver has appended to {self._home.root}.",
                 remedy="Stop this query, because a newer driver owns its state.",
@@ -428,11 +427,11 @@ class Driver:
             )
 
     def _present_home(self) -> Home:
-        """Return the home with the executors of the last membership update as the live ones."""
+        """Return the home with the live executors of the last membership update."""
         return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
-        """Return the home with these executors as the live ones, and with the log's id and newest purge."""
+        """Return the home with these live executors, and with the log's id and newest purge."""
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
         if tail is None:
@@ -458,7 +457,7 @@ class Driver:
     def _commit(
         self, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: BatchMeasures
     ) -> Record:
-        """Append the record of a batch, update members, copies and upkeep by it, and return it."""
+        """Append the record of a batch, and return it. Update members, copies and upkeep."""
         manifest = self._log.manifest
         caches = {operator.store for operator in operators if not operator.durable}
         durable_receipts = [receipt for receipt in receipts if receipt.store not in caches]

@@ -1,10 +1,10 @@
 """Housekeeping while the query is idle, and the handover of operator requests to the next driver.
 
 Theory of operation. Each record that commits a batch stores the operator requests in effect. While no batch arrives, a
-changed request is appended as a record of its own, in the same epoch, so a fenced driver cannot append it. A check runs
-no job, and sends no request except one GET of the mailbox if ``control`` is on. Only if it finds a reason does it
-compute an assignment, plan upkeep and, if the requests have changed, put one record. The driver makes sure that a batch
-and a check never run at the same time.
+changed request is appended in a record of its own, in the same epoch, so a fenced driver cannot append it. A check runs
+no job, and sends no request except one GET of the mailbox if ``control`` is on. If the check finds a reason, the driver
+computes an assignment and plans upkeep. If the requests have changed, it puts one record. A batch and a check never run
+at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from riffle_spark.state.objects.store import sent_since
 __all__ = ["IDLE_SECONDS", "IdleLoop"]
 
 IDLE_SECONDS = 1.0
-"""Housekeeping starts this long after a batch, because the next batch would do the same work."""
+"""The delay of housekeeping after a batch, because a next batch would do the same work."""
 _RECORD = "record"
 
 
@@ -55,7 +55,7 @@ class IdleLoop:
         mailbox: MailboxReader,
         ports: DriverPorts,
     ) -> None:
-        """Create the housekeeping on the parts of a driver. ``operations`` has the requests of operators."""
+        """Create the housekeeping from the parts of a driver. ``operations`` has the operator requests."""
         self._started_settings = settings
         self._log = log
         self._operations = operations
@@ -138,7 +138,10 @@ class IdleLoop:
         )
 
     def _lost_member(self, waiting: AwaitedMember) -> LostMember:
-        """Return an awaited member of a record as a lost member. It counts as lost now if the clock was set back."""
+        """Return an awaited member of a record as a lost member.
+
+        If the clock was set back, so that the loss is in the future, the member counts as lost now.
+        """
         member = waiting.member
         living = LiveMember(member.id, Executor(member.executor, member.host, member.slots), member.rack, member.tags)
         lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
@@ -158,7 +161,7 @@ class IdleLoop:
     ) -> bool:
         """Do the housekeeping that is due; return whether there was any.
 
-        ``upkeep_input`` returns the input of a plan of upkeep for these executors. Raises ``FencedError`` if another
+        ``upkeep_input`` returns the input for planning upkeep on these executors. Raises ``FencedError`` if another
         driver has appended, ``UnavailableError`` if the store does not answer.
         """
         clock_seconds = self._ports.clock.seconds()
@@ -198,7 +201,7 @@ class IdleLoop:
             self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), clock_seconds)
 
     def _write_requests(self) -> bool:
-        """Append the requests if the newest record has others; return whether a record was appended."""
+        """Append a record if the requests differ from those in the newest record; return whether one was appended."""
         tail = self._log.tail
         clock_seconds = self._ports.clock.seconds()
         if tail is None or self._backoff.is_delayed(_RECORD, clock_seconds):
@@ -212,7 +215,7 @@ class IdleLoop:
         return True
 
     def is_delayed(self) -> bool:
-        """Return whether the store has just refused a record, so that the next one waits."""
+        """Return whether the next record has to wait, because the store has just refused one."""
         return self._backoff.is_delayed(_RECORD, self._ports.clock.seconds())
 
     def append_change(self, change: StateChange) -> None:
@@ -223,12 +226,12 @@ class IdleLoop:
         self._append(change)
 
     def _append(self, change: StateChange | None = None) -> None:
-        """Append a record with the operator requests and new snapshots. A change makes it one of kind ``state``."""
+        """Append a record with the operator requests and new snapshots. With a ``change``, its kind is ``state``."""
         tail = self._log.tail
         assert tail is not None, "requests are read after the claim"
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
-        # A snapshot replaces links of the changed entries too.
+        # A snapshot may also replace links of the changed entries.
         changed = manifest if change is None else manifest.with_entries(change.entries)
         snapshots = self._upkeep.entries_with_snapshots(changed, self._ownership)
         changes = snapshots if change is None else {**change.entries, **snapshots}
@@ -255,7 +258,7 @@ class IdleLoop:
         self._ownership.copies.known.record_removed_links(record.sequence, changed, snapshots)
 
     def _settle_append(self, clock_seconds: float) -> None:
-        """Find out whether an append without an answer was committed, and start upkeep at the newest record."""
+        """Find out whether an append with an unknown outcome was committed. Start upkeep at the newest record."""
         try:
             tail = self._log.settle_append()
         except UnavailableError:
@@ -266,7 +269,7 @@ class IdleLoop:
 
 
 def _requests_in_effect(requests: StoredRequests, refused_settings: Mapping[str, object]) -> str:
-    """Return a list of the requests as text for a warning, empty if there are none."""
+    """Return the requests as text for a warning, or ``""`` if there are none."""
     phrases = []
     if requests.drained:
         phrases.append(f"drained: {', '.join(requests.drained)}")

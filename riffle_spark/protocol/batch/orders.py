@@ -1,4 +1,4 @@
-"""Build the orders of one run of a batch. An order tells the slots of one store what to run."""
+"""Build the orders of one run of a batch: one order for the slots of each store."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from riffle_spark.state.log.record import Record
 __all__ = ["BatchRun", "CacheEntries", "claim_digits", "order_for"]
 
 _LINKS_SENT = 2
-"""An owner lacks one link, or two if a batch was repeated. To fetch the record is cheaper than to send more links."""
+"""An owner lacks one link, or two after a repeated batch. If it lacks more, reading the record is cheaper."""
 
 
 @dataclass(frozen=True)
 class BatchRun:
     """The common parts of the orders of one run of a batch.
 
-    ``number`` is 1 for the first run. ``claim`` are the digits of the driver's claim (``claim_digits``). ``caches`` are
-    the entries of stores that are not durable.
+    ``number`` is 1 for the first run. ``claim`` is the result of ``claim_digits``. ``caches`` has the entries of stores
+    that are not durable.
     """
 
     incoming: IncomingBatch
@@ -41,7 +41,7 @@ class BatchRun:
 def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
     """Return the order for the slots of an operator in one run of a batch.
 
-    In the last allowed run slots fetch missing copies instead of giving up the run.
+    In the last allowed run, slots fetch missing copies. In earlier runs they fail as misplaced.
     """
     incoming = run.incoming
     settings = run.settings
@@ -90,15 +90,18 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
 
 
 def claim_digits(commit_id: str) -> str:
-    """Return the digits by which attempts of a claim differ from those of other claims with the same epoch.
+    """Return the digits that the attempt ids of a claim start with: 4 bytes of the hash of the claim's commit id.
 
-    ``commit_id`` is that of the claim's record, which is random. The digits are 4 bytes of its hash.
+    Commit ids are random, so claims with the same epoch have different digits.
     """
     return blake2b(commit_id.encode(), digest_size=CLAIM_DIGITS // 2).hexdigest()
 
 
 def _due_watermark_ms(run: BatchRun, operator: Operator) -> int | None:
-    """Return the watermark by which keys are due: the batch's if the query uses Spark's, else the newest record's."""
+    """Return the watermark by which keys are due.
+
+    This is the batch's watermark if the query uses Spark's, else the watermark in the newest record.
+    """
     by_spark = run.incoming.watermark_source == "spark"
     return _shifted_ms(run.incoming.watermark_ms if by_spark else run.tail.watermark_ms, operator.shift_ms)
 
@@ -109,9 +112,9 @@ def _shifted_ms(watermark_ms: int | None, shift_ms: int) -> int | None:
 
 
 class CacheEntries:
-    """The manifest entries of all caches (stores without objects), each with its newest link only.
+    """The manifest entries of all caches (stores without objects), each with only its newest link.
 
-    No record lists them, so a restart of the driver loses them.
+    Records do not list them, so they are lost when the driver restarts.
     """
 
     def __init__(self) -> None:
@@ -120,12 +123,12 @@ class CacheEntries:
     def forget(self) -> None:
         """Forget all entries, so that all caches start empty.
 
-        They may lack a batch, or contain a batch that was rolled back.
+        Otherwise a cache could lack a batch, or contain a batch that was rolled back.
         """
         self.entries.clear()
 
     def replace_entries(self, receipts: Iterable[Receipt]) -> None:
-        """Replace the entries of the key-groups that a committed batch changed, by the receipts of its caches."""
+        """Replace the entries of the key-groups that a committed batch changed. ``receipts`` are those of caches."""
         for receipt in receipts:
             for part, link in zip(receipt.parts, receipt.links(), strict=True):
                 address = (receipt.store, part.key_group)

@@ -1,4 +1,4 @@
-"""Drafts of the log's records, and the watermark that they carry. The log numbers and chains them."""
+"""Build drafts of log records, with the watermarks in them. The log adds the number and the digest."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A record's unique commit id, and when the driver wrote it (milliseconds since the epoch)."""
+    """A record's unique commit id, and the time of writing (milliseconds since the epoch)."""
 
     commit_id: str
     written_ms: int
@@ -55,7 +55,7 @@ def first_record(query_id: str, total: int, dispatch: str, stamp: Stamp) -> Reco
 
 
 def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
-    """Return the draft by which a driver takes over: the fields of the newest record under the next epoch.
+    """Return the draft of a claim: the fields of the newest record with the next epoch.
 
     ``query_id``, ``total`` and ``dispatch`` are used only if there is no record yet.
     """
@@ -83,9 +83,9 @@ def batch_record(
     after_commit: bool,
     key_id: str = "",
 ) -> Record:
-    """Return the draft that commits a batch. ``key_id`` is the id of the key that its parts are encrypted with.
+    """Return the draft that commits a batch. ``key_id`` is the id of the key that encrypts its parts.
 
-    It keeps the schemas of stores that this batch does not use. The caller sets the weights.
+    The schemas of stores that this batch does not use are kept. The caller sets the weights.
     """
     shards = ownership.placement.shards
     schemas = {
@@ -126,7 +126,7 @@ def _placement_fields(ownership: Ownership) -> dict[str, object]:
 
 
 def _stale_stores(tail: Record, used_stores: Collection[str]) -> dict[str, int]:
-    """Return the stores that the batch after ``tail`` does not use, each with the newest version of its rows."""
+    """Return the stores that the batch after ``tail`` does not use, each with the last batch that it has."""
     return {
         store: tail.stale_stores.get(store, tail.version) for store in sorted(tail.schemas.keys() - set(used_stores))
     }
@@ -137,8 +137,8 @@ def _row_counts(
 ) -> dict[str, int]:
     """Return the number of state rows of each store after a batch, without the stores for which it is unknown.
 
-    It is known for stores that this version has written from their first batch on with the same variables.
-    ``used_schemas`` are the schemas of the batch's durable stores.
+    It is known if all batches of the store had the same variables, and a version of the software that counts rows wrote
+    them. ``used_schemas`` are the schemas of the batch's durable stores.
     """
     counts = dict(tail.row_counts)
     for store, schema in used_schemas.items():
@@ -154,17 +154,18 @@ def _row_counts(
 
 
 def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
-    """Return the draft that follows ``tail``: its fields with these changes."""
+    """Return the draft after ``tail``: the fields of ``tail`` with these changes."""
     fields = {"target": None, "commit_id": stamp.commit_id, "written_ms": stamp.written_ms, **changes}
     return replace(tail, **fields)  # type: ignore[arg-type]
 
 
 def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> IncomingBatch:
-    """Return the batch with the watermark of its own rows, if it may be the last one and has event-time timers.
+    """Return the batch with the watermark of its own rows, if it may be the last batch and has event-time timers.
 
-    Only batches with ``availableNow`` may be the last one. Finding the newest event times runs one job over the input.
-    With Spark's watermark the batch is returned unchanged, because another batch may follow in the run, and its rows
-    may be in time for a window that this batch would close.
+    Only batches with ``availableNow`` may be the last. A job reads the newest event times of the input.
+
+    With Spark's watermark the batch is returned unchanged: the run may have another batch, whose rows may be in time
+    for a window that this batch would close.
     """
     if incoming.watermark_source == "spark" or not incoming.available_now:
         return incoming
@@ -184,7 +185,7 @@ def watermark_fields(
 ) -> dict[str, object]:
     """Return the event-time fields of a batch's record.
 
-    If the query uses Spark's watermark, this batch's watermark makes rows late in the next batch.
+    If the query uses Spark's watermark, rows of the next batch are late by the watermark of this batch.
     """
     if incoming.watermark_source == "spark":
         spark_watermark_ms = incoming.watermark_ms or 0
@@ -205,7 +206,7 @@ def watermark_fields(
 def _watermark_ms(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], event_times: Mapping[str, int]
 ) -> int:
-    """Return our own watermark after a batch, given the newest event time of each store. It never moves back."""
+    """Return riffle_spark's watermark after a batch, given the newest event time of each store. It never decreases."""
     delays_ms = {operator.store: operator.watermark.delay_ms for operator in operators if operator.watermark}
     watermarks = [event_times[store] - delay_ms if store in event_times else 0 for store, delay_ms in delays_ms.items()]
     chosen = max if incoming.watermark_policy == "max" else min

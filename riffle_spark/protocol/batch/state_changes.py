@@ -1,9 +1,9 @@
 """Changes of state that operators request from a running query, each committed by a record of its own.
 
-Theory of operation. A change is put as a delta between two batches. The record that lists it also has the answer to the
-request, so both are committed together. If the driver crashes before the record, the next driver applies the request
-again, and deletes the delta that no record lists. If it is unknown whether the record was written, no request is read
-until that is known.
+Theory of operation. The driver puts a change as a delta between two batches. The record that lists the delta also
+contains the answer to the request, so both are committed together. If the driver crashes before the record, the next
+driver applies the request again, and deletes the unlisted delta. While it is unknown whether the record was written,
+the driver reads no request.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ __all__ = ["StateChanges"]
 
 
 class StateChanges:
-    """Applies the requests in a mailbox. ``home`` returns the home of the newest record."""
+    """Applies the requests in a mailbox that change state. ``home`` returns the home as of the newest record."""
 
     def __init__(
         self, ports: DriverPorts, log: Log, mailbox: MailboxReader, idle_loop: IdleLoop, home: Callable[[], Home]
     ) -> None:
-        """Let ``mailbox`` make changes of state, if the ports can. Sends no request."""
+        """Let ``mailbox`` prepare changes of state, if the ports support them. Sends no request."""
         self._ports = ports
         self._log = log
         self._mailbox = mailbox
@@ -40,8 +40,9 @@ class StateChanges:
     def poll(self, settings: Callable[[], Settings], apply: Callable[[], None]) -> None:
         """Read and apply the requests, and append a record per change of state.
 
-        ``settings`` returns the settings in effect, and ``apply`` makes requests effective that were applied. Raises
-        ``FencedError`` if another driver has appended, ``UnavailableError`` if the outcome of a record is unknown.
+        ``settings`` returns the settings in effect. ``apply`` passes applied requests to the driver's components.
+        Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the outcome of a record is
+        unknown.
         """
         while not (self._log.is_unclear or self._idle_loop.is_delayed()):
             answers = self._mailbox.answers
@@ -58,7 +59,7 @@ class StateChanges:
                 raise
 
     def _edit(self, edit_state: EditState, request: MailboxRequest) -> StateChange:
-        """Put the delta of a requested change, and return the change with its operator."""
+        """Put the delta of a requested change. Return the change, with the user, host and reason of the request."""
         tail = self._log.tail
         assert tail is not None, "requests are read after the claim"
         attempt = f"{tail.epoch}-{self._ports.new_id()}"

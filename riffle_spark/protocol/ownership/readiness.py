@@ -156,7 +156,7 @@ class LagTrend:
         self._lags.append(lags)
 
     def of(self, member: MemberId) -> tuple[int, int, int]:
-        """Return what a member's copies lack as (records, bytes), and the growth of the records as the third value."""
+        """Return the lag of a member's copies as (records, bytes, growth of the records over the last ten batches)."""
         newest = self._lags[-1].get(member, NO_LAG)
         oldest = next((lags[member] for lags in self._lags if member in lags), newest)
         return newest.records, newest.bytes, newest.records - oldest.records
@@ -232,7 +232,7 @@ def _behind(situation: Situation, copies: Mapping[TaskId, tuple[MemberId, ...]])
 def all_copies(present: Assignment, live: Set[MemberId], lagging: Iterable[Readiness]) -> tuple[Readiness, ...]:
     """Return the readiness of every standby and warm-up on ``live`` members, standbys first, by key-group.
 
-    Those that are not in ``lagging`` lack nothing.
+    Copies that are not in ``lagging`` have no lag.
     """
     known = {(copy.role, copy.task, copy.member): copy for copy in lagging}
     roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
@@ -251,9 +251,9 @@ def all_copies(present: Assignment, live: Set[MemberId], lagging: Iterable[Readi
 def ready_standbys(situation: Situation, store: str, acceptable_lag: int) -> dict[int, tuple[MemberId, ...]]:
     """Return, by key-group of a store, the live standbys with a copy that lags at most ``acceptable_lag`` records.
 
-    A slot that finds no copy on its disk stops if such a standby exists, and the batch runs again. So a key-group is
-    left out unless its live owner reported a copy: otherwise its slot would stop in each run, instead of fetching a
-    copy.
+    If such a standby exists, a slot without a copy on its disk fails as misplaced, and the batch runs again. So
+    key-groups whose live owner has reported no copy are left out. Otherwise the slots of this owner would fail in each
+    run, instead of fetching copies.
     """
     ready: dict[int, tuple[MemberId, ...]] = {}
     owners = situation.present.owners
@@ -288,7 +288,7 @@ def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
 
 
 def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[str, str, int], ...]:
-    """Return (store, snapshot id, version) of the newest snapshot of each store of which a standby has no copy."""
+    """Return (store, snapshot id, version) of the newest snapshot of each store that a standby has no copy of."""
     heads = situation.copies.of_member(member)
     return tuple(
         (store, entry.snapshot.id, entry.snapshot.head.version)

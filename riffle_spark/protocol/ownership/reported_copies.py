@@ -1,16 +1,16 @@
-"""Track the place and the lag of every reported copy.
+"""Track the head and the lag of every reported copy.
 
 Theory of operation.
 
-1. A copy's head is a point in the history of its key-group. The copy lacks the links from there to the head in the log.
-   Their rows are its lag in records, their lengths its lag in bytes.
-2. A snapshot or a merged delta removes links from the chain. A copy that is behind can still fold them while their
-   objects are retained. So the newest of them are kept here as a *trail*, for the life of this driver. It ends at a
-   head on the chain. A copy on the trail lacks fewer bytes than the merged delta has. A copy that is further behind
-   fetches the merged delta or the whole state.
+1. A copy's head is a point in the history of its key-group. The copy lacks the links from this head to the head in the
+   log. The rows of these links are its lag in records, and their lengths are its lag in bytes.
+2. A snapshot or a merged delta removes links from the chain. A copy that is behind can still apply these links while
+   their objects are retained. So the driver remembers the newest removed links as a *trail*, which ends at a head on
+   the chain. A copy on the trail lacks fewer bytes than the merged delta has. A copy that is further behind fetches the
+   merged delta or the whole state.
 3. A copy whose head is neither on the chain nor on the trail lacks the whole state, like a member without a copy. If
    there is no snapshot, the links are the whole state, and the member may have sealed some of them.
-4. A member has the deltas that it sealed itself as local files, so they do not count as missing.
+4. A member has the deltas that it sealed as local files, so they do not count as missing.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ __all__ = ["CopyLag", "ReportedCopies", "lag_without_copy"]
 
 _SEALED_REMEMBERED = 256
 _TRAIL_LINKS = 64
-"""The most links of a trail. Standbys are a few batches behind. All links of an hour would be thousands a key-group."""
+"""The most links of a trail. Standbys are a few batches behind, and all links of an hour would take much memory."""
 
 
 class CopyLag(NamedTuple):
@@ -63,9 +63,9 @@ class _Trail:
         return self.links[-1].head if self.links else self.base
 
     def add(self, sequence: int, removed: Entry) -> None:
-        """Add the links of an entry that were removed by record ``sequence``, as far as the trail does not end later.
+        """Add the links of an entry that record ``sequence`` removed, except those that the trail has.
 
-        If they do not follow the trail, it is replaced by them.
+        If the links do not follow the trail, they replace it.
         """
         place = 0 if removed.base == self.head else removed.find_head(self.head)
         if place is None:
@@ -78,7 +78,7 @@ class _Trail:
         self.forget_first(len(self.links) - _TRAIL_LINKS)
 
     def forget_first(self, count: int) -> None:
-        """Forget the first ``count`` links; none if that is not positive."""
+        """Forget the first ``count`` links. Do nothing if ``count`` is not positive."""
         if count > 0:
             self.base = self.links[count - 1].head
             del self.links[:count]
@@ -91,7 +91,7 @@ class ReportedCopies:
     def __init__(self) -> None:
         self._heads: dict[str, dict[Address, Head]] = {}
         self._sealed: dict[str, dict[str, None]] = {}
-        """The attempts of the last deltas that each member sealed, oldest first. A dict, because many are looked up."""
+        """The attempts of the last deltas that each member sealed, oldest first, as the keys of a dict."""
         self._trails: dict[Address, _Trail] = {}
 
     def record_census(self, census: Census) -> None:
@@ -111,7 +111,7 @@ class ReportedCopies:
             heads[store, key_group] = head
 
     def remove(self, member: str, address: Address) -> None:
-        """Forget a member's copy that is missing or being removed."""
+        """Forget a member's copy, because it is missing or will be removed."""
         self._heads.get(member, {}).pop(address, None)
 
     def remove_member(self, member: str) -> None:
@@ -154,9 +154,9 @@ class ReportedCopies:
                 heads[address] = entries.get(address, EMPTY).head
 
     def record_removed_links(self, sequence: int, manifest: Manifest, changes: Mapping[Address, Entry]) -> None:
-        """Keep the links that snapshots and merged deltas of record ``sequence`` remove from the chains.
+        """Add to the trails the links that snapshots and merged deltas of record ``sequence`` remove from the chains.
 
-        ``manifest`` is the manifest before its ``changes``.
+        ``manifest`` is the manifest before the ``changes`` of the record.
         """
         for address, entry in changes.items():
             previous = manifest.entries.get(address, EMPTY)
@@ -179,14 +179,17 @@ class ReportedCopies:
                 del self._trails[address]
 
     def missing_links(self, member: str, address: Address, entry: Entry) -> tuple[Link, ...] | None:
-        """Return the links that a member's copy lacks, or ``None`` if it has no copy that can be brought up to date."""
+        """Return the links that a member's copy lacks, or ``None`` if the member needs the whole state."""
         head = self._heads.get(member, {}).get(address)
         if head is None:
             return None if entry.head != EMPTY_HEAD else ()
         return self._links_after(head, address, entry)
 
     def _links_after(self, head: Head, address: Address, entry: Entry) -> tuple[Link, ...] | None:
-        """Return the links from ``head`` to the head of ``entry``, or ``None`` if ``head`` is on no known chain."""
+        """Return the links from ``head`` to the head of ``entry``.
+
+        Return ``None`` if ``head`` is neither on the chain nor on the trail.
+        """
         after_head = entry.find_head(head)
         if after_head is not None:
             return entry.chain[after_head:]
@@ -202,9 +205,9 @@ class ReportedCopies:
         return by_trail if links is None or _sum_bytes(by_trail) <= _sum_bytes(links) else links
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
-        """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state.
+        """Return the lag of a member's copy: the links that it lacks, or the whole state if they do not suffice.
 
-        A copy that is off a chain without a snapshot starts again with its links, which the member may have sealed.
+        Without a snapshot the links of the chain are the whole state. Links that the member sealed do not count.
         """
         head = self._heads.get(member, {}).get(address)
         if head == entry.head:
@@ -217,13 +220,13 @@ class ReportedCopies:
         return self._lag_of_links(member, links) if links else NO_LAG
 
     def _lag_of_links(self, member: str, links: Iterable[Link]) -> CopyLag:
-        """Return the records and bytes of those links that the member did not seal itself."""
+        """Return the records and bytes of the links that the member did not seal."""
         sealed = self._sealed.get(member, {})
         remote_links = [link for link in links if link.source.attempt not in sealed]
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
     def follow_of(self, member: str, address: Address, entry: Entry) -> Follow | None:
-        """Return the order by which upkeep brings a member's copy up to date, ``None`` if the copy lacks nothing."""
+        """Return the upkeep order that updates a member's copy, or ``None`` if the copy lacks nothing."""
         heads = self._heads.get(member)
         head = heads.get(address, EMPTY_HEAD) if heads else EMPTY_HEAD
         if entry.head in (head, EMPTY_HEAD):
@@ -235,9 +238,9 @@ class ReportedCopies:
         return None if missing is None else Follow(*address, missing)
 
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry | None:
-        """Return the entry by which upkeep brings a member's copy up to date, ``None`` if the copy lacks nothing.
+        """Return the entry with the state that a member's copy lacks, or ``None`` if the copy lacks nothing.
 
-        It has the links that the copy lacks, or the whole state if that is fewer bytes.
+        The entry has the missing links, or the whole state if that has fewer bytes.
         """
         head = self._heads.get(member, {}).get(address, EMPTY_HEAD)
         if head == entry.head:
@@ -251,7 +254,7 @@ class ReportedCopies:
 
 
 def _removed_links(previous: Entry, entry: Entry) -> Entry | None:
-    """Return the links of ``previous`` that a snapshot or merged delta of the next ``entry`` replaced, cut before them.
+    """Return the links of ``previous`` that a snapshot or merged delta of ``entry`` replaced, as a cut entry.
 
     Return ``None`` if ``entry`` does not follow ``previous``.
     """

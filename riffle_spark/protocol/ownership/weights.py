@@ -2,14 +2,14 @@
 
 Theory of operation.
 
-1. The work of a task is counted in microseconds of a core per batch: the rows and bytes it reads and writes, its share
-   of snapshots, and the time in the user's code.
-2. Counted work is a fading mean over batches. Time in the user's code is the median of the last batches, and counts
-   only beyond a threshold, because short times are noise.
-3. Assignments use the weights ``in_use``. They are replaced by the measured weights only if work was outside its band
-   for some batches, so noise moves nothing.
-4. Rows are counted by task and, if slots count them, by partition. With the racks of the partitions' replicas they give
-   the traffic of each task by rack.
+1. The work of a task is estimated in microseconds of a core per batch: for the rows and bytes that it reads and writes,
+   for its share of snapshots, and for the time in the user's code.
+2. The work for rows, bytes and snapshots is a fading mean over batches. The time in the user's code is the median over
+   the last batches. It counts only beyond a threshold, because short times are noise.
+3. Assignments use the weights ``in_use``. The measured weights replace them only if work was outside its band for some
+   batches. So noise moves no key-group.
+4. Rows are counted by task and, if slots count them, by partition. The traffic of each task by rack is computed from
+   these counts and the racks of the partitions' replicas.
 """
 
 from collections import deque
@@ -31,19 +31,19 @@ _Key = TypeVar("_Key")
 _Column: TypeAlias = npt.NDArray[np.float64]
 _NOTHING: _Column = np.zeros(0)
 _PRIOR_ROWS = 50.0
-"""As many rows with the racks of the whole input are added to a task's own, because few rows are a poor sample."""
+"""Few rows are a poor sample. So as many rows with the average racks of the input are added to a task's rows."""
 _ROW_US = 1.0
 _BYTE_US = 0.005
-"""The time of a core for a row, and for a byte read or written: about 1 µs, and 200 MB a second."""
+"""The time of a core for a row, about 1 µs, and for a byte read or written, about 200 MB per second."""
 _SNAPSHOT_SHARE = 1 / 32
-"""The share of its state that a changing key-group writes per batch, as a snapshot every so many batches."""
+"""The share of its state that a changing key-group writes per batch, with a snapshot every 32 batches."""
 _TIMED_US = 50_000.0
 """Time in the user's code counts beyond this much per slot and batch."""
 _TIMED_BATCHES = 5
 _FADING = 0.8
 """The weight of earlier batches in a fading mean."""
 _LEAST = 1e-3
-"""Fading values up to this are forgotten."""
+"""Fading means up to this value are dropped."""
 _PARTS = 1000
 """The parts of the mean traffic of a task."""
 _SCALE = 1000
@@ -52,9 +52,9 @@ _SCALE = 1000
 class Weights:
     """The measured work, memory and traffic of each task.
 
-    ``measured`` is the work in microseconds of a core per batch, ``in_use`` the weights of assignments. ``memory`` is
-    the bytes of Python workers by task, shared out by rows. ``racks_of`` has the racks with a replica of each partition
-    number, ``racks_of_shards`` of each (topic, partition).
+    ``measured`` is the work in microseconds of a core per batch, ``in_use`` the weights of assignments. ``memory`` has
+    the bytes of Python workers, divided among their tasks by rows. ``racks_of`` has the racks with a replica of each
+    partition number, ``racks_of_shards`` the racks with a replica of each (topic, partition).
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class Weights:
         self._partition_rows: dict[TaskId, dict[int, float]] = {}
 
     def record_batch(self, receipts: Sequence[Receipt], manifest: Manifest, groups: Groups) -> None:
-        """Record a batch by its receipts.
+        """Record the receipts of a batch.
 
-        ``manifest`` is the manifest before it, ``groups`` are the groups of the stores.
+        ``manifest`` is the manifest before the batch, ``groups`` has the co-location groups of the stores.
         """
         work = _Amounts()
         rows = _Amounts()
@@ -116,10 +116,11 @@ class Weights:
         ]
 
     def _time_of(self, receipt: Receipt, task_of: Callable[[int], TaskId]) -> dict[int, float]:
-        """Return the microseconds in the user's code by key-group, as far as they exceed the threshold.
+        """Return by key-group the microseconds in the user's code that exceed the threshold.
 
-        If a slot did not measure them by key-group, they are shared out like the typical times before, at first by
-        rows. Over batches with different key-groups this finds the slow key-groups.
+        If a slot did not measure the time by key-group, it is divided among them like their typical times, or by rows
+        for key-groups without a typical time. Slots of different batches have different key-groups, so this finds the
+        slow ones.
         """
         if not receipt.user_times[0] and receipt.seconds.get("compute", 0.0) * 1e6 <= _TIMED_US:
             return {}
@@ -137,20 +138,20 @@ class Weights:
         return {key_group: time * (1 - _TIMED_US / total) for key_group, time in times.items()}
 
     def _typical_times(self) -> dict[TaskId, float]:
-        """Return the median of each task's last times, empty before there are enough batches."""
+        """Return the median of each task's last times. Return none before there are enough batches."""
         if len(self._times) < _TIMED_BATCHES:
             return {}
         tasks = sorted({t for times in self._times for t in times})
         return {t: sorted(times.get(t, 0.0) for times in self._times)[_TIMED_BATCHES // 2] for t in tasks}
 
     def to_record(self, *, with_measured: bool = True) -> dict[str, object]:
-        """Return the weights as JSON for a record: the work as measured, and as the last assignment used it."""
+        """Return the weights as JSON for a record: the measured ones, and those of the last assignment."""
         by_name: dict[str, Mapping[TaskId, float]] = {"measured": self.measured} if with_measured else {}
         by_name["assigned"] = self.in_use
         return {name: {task_name(t): round(load, 3) for t, load in loads.items()} for name, loads in by_name.items()}
 
     def resume(self, recorded: Mapping[str, object], groups: Groups) -> None:
-        """Use the assignment weights that an earlier driver ``recorded``, as far as their groups exist."""
+        """Use the assignment weights that an earlier driver ``recorded``, except those of groups that do not exist."""
         loads = recorded.get("assigned", {})
         if not self.in_use and isinstance(loads, dict):
             weights = {parse_task(name): load for name, load in loads.items() if isinstance(load, int)}
@@ -163,8 +164,8 @@ class Weights:
     def set_partition_racks(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Set the racks of the input's partitions, by (topic, partition).
 
-        Slots count rows by the number of the partition. With several topics, a rack has a replica of a number if it has
-        one in any topic.
+        Slots count rows by partition number, without the topic. So with several topics, a rack has a replica of a
+        number if it has a replica of this partition of any topic.
         """
         self.racks_of_shards = dict(racks)
         by_number: dict[int, set[str]] = {}
@@ -173,10 +174,10 @@ class Weights:
         self.racks_of = {partition: tuple(sorted(replicas)) for partition, replicas in by_number.items()}
 
     def traffic(self, groups: Groups, shards: Sequence[tuple[str, int]] | None = None) -> dict[TaskId, Traffic]:
-        """Return each task's traffic: its rows, and for how many of them each rack has a replica.
+        """Return each task's traffic: its rows, and the number of its rows of which each rack has a replica.
 
-        Rows are counted in thousandths of the mean of tasks. ``shards`` are the partitions of key-groups with dispatch
-        by partition. Empty if no racks are known.
+        Rows are counted in thousandths of the mean of all tasks. ``shards`` has the partitions of key-groups with
+        dispatch by partition. Return no traffic if no racks are known.
         """
         if not self.racks_of:
             return {}
@@ -211,7 +212,7 @@ class Weights:
         return Traffic(total, local, _PARTS)
 
     def _local_shares(self, counts: Mapping[int, float]) -> dict[str, float]:
-        """Return the share of rows of which each rack has a replica, given the rows by partition number."""
+        """Return for each rack the share of rows of which it has a replica, given the rows by partition number."""
         total = sum(counts.values())
         shares: dict[str, float] = {}
         for partition, count in sorted(counts.items()):
@@ -240,7 +241,8 @@ def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[Member
 def _memory_by_group(receipts: Iterable[Receipt], groups: Groups) -> dict[str, _Column]:
     """Return the bytes of Python workers by key-group of each group.
 
-    A slot's bytes are shared out by the rows of its key-groups. Of several stores of a slot the largest share counts.
+    A slot's bytes are divided among its key-groups by their rows. If a slot has several stores, the largest share of a
+    key-group counts.
     """
     shares = _Amounts()
     for receipt in receipts:
@@ -289,7 +291,7 @@ class _Means:
         self._tasks: dict[str, list[TaskId]] = {}
 
     def fade(self, batch: Mapping[str, _Column]) -> None:
-        """Add the amounts of a batch, unless it has none. The first batch counts as the mean of earlier ones."""
+        """Add the amounts of a batch, unless it has none. The first batch sets the means."""
         if not self._columns:
             self._columns = dict(batch)
         elif batch:
@@ -310,7 +312,7 @@ class _Means:
 
 
 def _fade(mean: _Column, batch: _Column) -> _Column:
-    """Return the fading mean after a batch, with zeros for values near zero. ``mean`` is the mean before it."""
+    """Return the fading mean after a batch, with values near zero as zero. ``mean`` is the mean before the batch."""
     faded = np.zeros(max(len(mean), len(batch)))
     faded[: len(mean)] = _FADING * mean
     faded[: len(batch)] += (1 - _FADING) * batch
@@ -324,6 +326,6 @@ def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:
 
 
 def _fading_sum(total: Mapping[int, float], batch: Mapping[int, float]) -> dict[int, float]:
-    """Return the fading sum after a batch, without values near zero. ``total`` is the sum before it."""
+    """Return the fading sum after a batch, without values near zero. ``total`` is the sum before the batch."""
     faded = {n: _FADING * total.get(n, 0.0) + batch.get(n, 0.0) for n in sorted({*total, *batch})}
     return {n: value for n, value in faded.items() if value > _LEAST}

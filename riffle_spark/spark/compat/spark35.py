@@ -1,5 +1,5 @@
 # mypy: disable-error-code="attr-defined,call-arg,arg-type,operator"
-"""What Spark 3.5 has. ``spark4`` defines the same names for Spark 4, which mypy checks this module against."""
+"""Implement for Spark 3.5 what ``spark4`` implements for Spark 4. mypy checks that both have the same signatures."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -79,10 +79,10 @@ _MESSAGES: Final = {
     "Expected: {expected} Actual: {actual}",
     "UDF_RETURN_TYPE": "Return type of the user-defined function should be {expected}, but is {actual}.",
 }
-"""The messages of the error classes that ``error_of_class`` gets. Spark 3.5 lacks most of them."""
+"""The messages of the error classes that ``error_of_class`` accepts. Spark 3.5 lacks most of them."""
 _EXECUTION: Final = "org.apache.spark.sql.execution"
 _COMPILED: Final = "WholeStageCodegenExec"
-"""The node above a join that Spark compiles. An adaptive plan gets it later."""
+"""The node above a join that Spark compiles. Spark adds it to an adaptive plan only when it runs the plan."""
 _JOIN: Final = "ShuffledHashJoinExec"
 _MAP: Final = "PythonMapInArrowExec"
 _logger = logging.getLogger("riffle_spark")
@@ -94,7 +94,7 @@ class VariantType:
 
 
 def slot_udf(function: Any) -> Any:
-    """Return a slot's function in the form that ``cogrouped`` calls: for ``mapInArrow`` on the rows of one slot."""
+    """Return a slot's function as a function for ``mapInArrow``. ``cogrouped`` calls it with the rows of a slot."""
     return partial(_call_on_partition, function)
 
 
@@ -113,14 +113,14 @@ def _call_on_partition(function: Any, batches: Iterator[pa.RecordBatch]) -> Iter
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
     """Return the frame of a ``slot_udf``'s results, called per value of column ``by`` with the rows of both frames.
 
-    Spark 3.5 cannot cogroup in Arrow. ``left`` has one row per partition. So the join leaves each slot in its
-    partition, with its preferred executor. It looks up the single row of the slot for each of the slot's rows.
+    Spark 3.5 cannot cogroup in Arrow, so the frames are joined. ``left`` has one row per partition, so the join leaves
+    each slot in its partition, with its preferred executor.
 
-    Spark reads the preferences of the inputs that a join reads directly. A finished shuffle prefers hosts. So a column
-    of ``right`` is renamed, which keeps a node between the shuffle and the join. See also ``_prefer_slots``.
+    A join has the preferred executors of its direct inputs, and a finished shuffle prefers hosts. So a column of
+    ``right`` is renamed, which puts a node between the shuffle and the join. See also ``_prefer_slots``.
 
-    Each row has a slot, so the full outer join has the rows of a left one. For other joins than a full outer one Spark
-    infers filters from all constraints of the rows, whose number can grow exponentially with the columns.
+    The join is a full outer one, although a left one would have the same rows, because each row has a slot. For a left
+    join Spark infers filters from all constraints of the rows, which can grow exponentially with the columns.
     """
     places = left.withColumnRenamed(by, _PLACE).hint("shuffle_hash")
     rows = right.withColumnRenamed(by, _ROUTED)
@@ -135,7 +135,7 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
 
 
 class SlotCall:
-    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+    """The node that calls Python in the physical plan of ``cogrouped``, and the nodes below it.
 
     Raise ``LookupError`` if the plan has another form.
     """
@@ -150,13 +150,13 @@ class SlotCall:
         self._join = join.leftKeys(), join.rightKeys(), join.joinType(), join.buildSide(), join.condition()
 
     def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
-        """Return a node that calls another function on the rows of other nodes."""
+        """Return a copy of the node with another function and other nodes below it."""
         join = looked_up(jvm, f"{_EXECUTION}.joins.{_JOIN}")(*self._join, slots, rows, False)
         return looked_up(jvm, f"{_EXECUTION}.python.{_MAP}")(udf, self.output, join, False)
 
 
 def ddl_of(schema: StructType) -> str:
-    """Return a schema in DDL, as PySpark 4 does it."""
+    """Return a schema as DDL, as PySpark 4 writes it."""
     context: Any = SparkContext._active_spark_context
     return str(looked_up(context._jvm, "org.apache.spark.sql.types.DataType", "fromJson")(schema.json()).toDDL())
 
@@ -186,11 +186,12 @@ def no_stream(none: Any) -> list[Any]:  # noqa: ARG001 - the signature of all li
 
 
 def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> DataFrame:
-    """Return a frame whose rows are stored on the executors. An eager one computes them now.
+    """Return a frame whose rows are stored on the executors. With ``eager`` they are computed now.
 
     Spark 3.5 has no argument for the level, but an RDD that is marked for a local checkpoint accepts another level.
-    The plan of the checkpoint has the partitioning of ``cogrouped``, with a column that the frame does not have. Spark
-    3.5 cannot join such a frame with itself. So the returned frame has another plan of the same RDD.
+
+    The checkpoint's plan has the partitioning of ``cogrouped``, by a column that the frame does not have. Spark 3.5
+    cannot join such a frame with itself, so the returned frame has a new plan for the same RDD.
     """
     spark = frame.sparkSession
     plan = frame.localCheckpoint(eager=False)._jdf
@@ -204,16 +205,16 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def row_copier(jvm: Any, frame: DataFrame) -> Any:  # noqa: ARG001 - the signature of all lines
-    """Return ``None``: each result is stored by ``local_checkpoint``, which changes its RDD and its plan."""
+    """Return ``None``. Only ``local_checkpoint`` may store a result, because it changes the result's RDD and plan."""
     return None
 
 
 def _prefer_slots(spark: SparkSession, rdd: Any) -> None:
-    """Let each task of a result of ``cogrouped`` prefer the executor of its slot.
+    """Make each task of a result of ``cogrouped`` prefer the executor of its slot.
 
-    A task prefers what the first of its inputs prefers. For a hash join that is the larger one: here the shuffled rows,
-    and a shuffle prefers the hosts of its map tasks. So the order of the join's dependencies is reversed. Only the
-    scheduler reads it.
+    A task has the preferred executors of its first input. The first input of the join is the shuffled rows, and a
+    shuffle prefers the hosts of its map tasks. So the order of the join's dependencies is reversed. Only the scheduler
+    reads this order.
     """
     jvm: Any = spark.sparkContext._jvm
     try:

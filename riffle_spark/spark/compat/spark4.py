@@ -1,4 +1,4 @@
-"""What Spark 4.0 to 4.3 have. ``spark35`` defines the same names for Spark 3.5."""
+"""Implement for Spark 4.0 to 4.3 what differs between versions. ``spark35`` implements the same for Spark 3.5."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -71,7 +71,7 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
 TO_PANDAS: Final[Mapping[str, bool]] = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
-"""The options with which PySpark makes pandas' columns of Arrow's for a user's function."""
+"""The options with which PySpark converts Arrow columns to pandas for a user's function."""
 _PYTHON: Final = "org.apache.spark.sql.execution.python"
 _COGROUP: Final = "FlatMapCoGroupsInArrowExec"
 _Error = TypeVar("_Error", bound=PySparkException)
@@ -101,7 +101,7 @@ def cogrouped_in_jvm(jvm: Any, left: DataFrame, right: DataFrame, by: str, funct
 
 
 class SlotCall:
-    """The call of Python in the physical plan of ``cogrouped``, and the nodes below it.
+    """The node that calls Python in the physical plan of ``cogrouped``, and the nodes below it.
 
     Raise ``LookupError`` if the plan has another form.
     """
@@ -114,12 +114,12 @@ class SlotCall:
         self._groups = node.leftGroup(), node.rightGroup()
 
     def copied(self, jvm: Any, udf: Any, slots: Any, rows: Any) -> Any:
-        """Return a node that calls another function on the rows of other nodes."""
+        """Return a copy of the node with another function and other nodes below it."""
         return looked_up(jvm, f"{_PYTHON}.{_COGROUP}")(*self._groups, udf, self.output, slots, rows)
 
 
 def ddl_of(schema: StructType) -> str:
-    """Return a schema in DDL."""
+    """Return a schema as DDL."""
     return schema.toDDL()
 
 
@@ -129,7 +129,7 @@ def has_python_source(state: Any, name: str) -> bool:
 
 
 def kept_without_rows(frame: DataFrame) -> DataFrame:
-    """Return a frame that Spark counts as a source also in a batch in which it has no rows."""
+    """Return the frame. Spark 4 counts the source's rows even in a batch in which it has none."""
     return frame
 
 
@@ -154,9 +154,9 @@ def local_checkpoint(frame: DataFrame, level: StorageLevel, *, eager: bool) -> D
 
 
 def row_copier(jvm: Any, frame: DataFrame) -> Any:
-    """Return the JVM's function with which Spark copies the rows of a local checkpoint, found once per JVM.
+    """Return the JVM's function that copies the rows of a local checkpoint. It is read once per JVM.
 
-    ``frame`` is any frame. It is not computed.
+    ``frame`` may be any frame. It is not computed.
     """
     cache = cache_of(jvm)
     if "row copier" not in cache:

@@ -1,4 +1,4 @@
-"""Keep the facts of a query's run that never change, because each costs a call to the JVM."""
+"""Cache the properties of a query's run that never change, because reading them takes calls to the JVM."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def active_run(query_id: str, find_execution: Callable[[], Any]) -> ActiveRun | 
 
 
 def _is_active(run: ActiveRun) -> bool:
-    """Return whether a run has not ended. A run of a JVM that is gone has ended."""
+    """Return whether a run has not ended. It has ended if its JVM does not answer."""
     try:
         return bool(run.execution.isActive())
     except Exception as error:

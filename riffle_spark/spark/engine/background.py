@@ -1,4 +1,4 @@
-"""Provide threads, clock and random ids: the upkeep thread, the gate before a batch, an alarm and a pulse."""
+"""Provide the clock, random ids and threads: the upkeep thread, an alarm, a pulse, and the gate before a batch."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ _LONGEST_WAIT_SECONDS = 600.0
 
 
 def _warn(work: str, error: BaseException) -> None:
-    """Log an error of background ``work``, with its traceback. Otherwise it would end the thread silently."""
+    """Log an error of background ``work`` with its traceback, because otherwise the thread would end silently."""
     # Cause: A background thread raised an error. Batches continue.
     _logger.warning(
         "[RIFFLE-0273] %s failed with %r and is retried later.\n"
@@ -73,14 +73,14 @@ class Alarm:
                 self._timer.start()
 
     def stop(self) -> None:
-        """Cancel the call, and make none any more. May be called more than once."""
+        """Cancel the call, and accept no new one. May be called more than once."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
                 self._timer.cancel()
 
     def _wake(self, until_ms: int) -> None:
-        """Call the function if its time has come, else set the timer again. Retry after an error."""
+        """Call the function if it is due, else set the timer again. Retry after an error."""
         if self._clock.wall_ms() < until_ms:
             self.set(until_ms)
             return
@@ -99,7 +99,7 @@ class Pulse:
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
-        """Create a pulse that is not started. The class describes the arguments."""
+        """Create a pulse that is not started."""
         self._beat = beat
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Pulse:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start the calls, again if ``beat`` returned ``False``, but not after ``stop``.
+        """Start the calls, or start them again after ``beat`` returned ``False``. After ``stop`` do nothing.
 
         May be called more than once.
         """
@@ -197,7 +197,7 @@ class BackgroundThread:
             self._changed.notify_all()
 
     def ended(self, seconds: float) -> bool:
-        """Wait up to ``seconds``, after ``stop``, for the end of the current piece, and return whether it ended."""
+        """Wait up to ``seconds`` for the end of the current piece; return whether it ended. Call it after ``stop``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
 
@@ -245,7 +245,7 @@ class Gate:
 
     @property
     def closed_since_ms(self) -> int | None:
-        """Since when the gate is closed, in milliseconds since the epoch; ``None`` if it is open."""
+        """The time at which the gate was closed, in milliseconds since the epoch; ``None`` if it is open."""
         return self._closed_since_ms
 
     @property
@@ -267,9 +267,9 @@ class Gate:
 
     @contextmanager
     def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
-        """Hold the gate during the block, once it is open and no other batch holds it.
+        """Wait until the gate is open and no other batch holds it, and hold it during the block.
 
-        Raise ``Stopped`` if ``is_stopping`` returns true meanwhile.
+        Raise ``Stopped`` if ``is_stopping`` returns true while it waits.
         """
         with self._changed:
             self._waiting += 1
@@ -290,7 +290,7 @@ class Gate:
 
     @contextmanager
     def quiet(self, seconds: float) -> Iterator[None]:
-        """Hold the closed gate during the block, once no batch runs.
+        """Wait until no batch runs, and hold the closed gate during the block.
 
         Raise ``UnavailableError`` if the current batch does not end within ``seconds``.
         """

@@ -1,18 +1,19 @@
-"""Combine the rows of each input partition by key before the shuffle, where that reduces them.
+"""Combine the rows of each input partition by key before the shuffle, if that reduces them.
 
 Theory of operation. ``CanCombine`` computations accept one row for many rows of a key
 (``process/blocks/combining.py``). Grouping by key normally needs a shuffle of its own. So Spark gets the rows of a
 batch as a frame that claims to be partitioned by key. Spark then groups within each partition only. The slots merge the
 rows that a key has in several partitions.
 
-Grouping takes time on rows that are all different. So it depends on the batch before, per store:
+Grouping saves nothing if most keys are different. So the previous batch decides, per store:
 
-1. Slots count how many rows would remain (``Receipt.combined_rows``), or after combining how many they got.
-2. Combining starts if at least 40 % of the rows would go, and ends if less than 30 % of them goes. If a third goes,
-   combining takes as long as it saves.
-3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. The fast map is
-   given room for as many rows as remained in a partition, up to a million. If more remain, combining starts if two
-   thirds of the rows would go, and ends if less than half of them goes.
+1. Slots count how many rows combining would leave (``Receipt.combined_rows``). If the rows are combined, this is the
+   number of rows that they got.
+2. Combining starts if it would remove at least 40 % of the rows, and ends if it removes less than 30 %. If it removes a
+   third, it takes as long as it saves.
+3. Spark groups up to 65,536 keys of a partition in a fast hash map, and further keys in a slower one. This module sizes
+   the fast map for the rows that a partition had after combining, up to a million. If there are more, combining starts
+   at two thirds of the rows, and ends below one half.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,13 +44,13 @@ from riffle_spark.spark.engine.kept_plan import plain_plan
 __all__ = ["Reductions", "combinable", "combined_order", "combined_rows"]
 
 _MIN_ROWS: Final = 10_000
-"""Batches of fewer rows are not combined, because that would save less than it costs."""
+"""Smaller batches are not combined, because that would cost more than it saves."""
 _FAST_KEY_BITS: Final = 20
-"""Spark's fast hash map gets room for at most 2**20 keys. Empty, it then takes 8 MB."""
+"""Spark's fast hash map gets room for at most 2**20 keys. It then takes 8 MB even if it is empty."""
 _DEFAULT_KEY_BITS: Final = 16
 _KEY_BITS: Final = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
-_PARTITIONS_FOR: Final = 32
-"""For so many batches the number of input partitions is taken as unchanged."""
+_BATCHES_PER_COUNT: Final = 32
+"""The number of input partitions is read again after so many batches."""
 _IS_KEY_TYPE: Final = (
     types.is_signed_integer,
     types.is_string,
@@ -58,11 +59,11 @@ _IS_KEY_TYPE: Final = (
     types.is_date32,
     types.is_timestamp,
 )
-"""Types of keys that Spark groups as slots do: not floats, decimals and structs."""
+"""The types of keys that Spark and the slots group alike. Floats, decimals and structs are not among them."""
 
 
 class _Shares(NamedTuple):
-    """The largest shares of remaining rows at which combining starts, and at which it does not end."""
+    """Combining starts if at most ``start`` of the rows remain, and goes on while at most ``end`` of them remain."""
 
     start: float
     end: float
@@ -73,7 +74,7 @@ _SLOW: Final = _Shares(1 / 3, 1 / 2)
 
 
 class Reductions:
-    """Whether the rows of stores are combined, by what was measured in the batch before."""
+    """Decides which stores' rows are combined, from the counts of the previous batch."""
 
     def __init__(self) -> None:
         self._combines: set[str] = set()
@@ -86,21 +87,21 @@ class Reductions:
         return store in self._combines
 
     def partitions(self, store: str, frame: DataFrame) -> int:
-        """Return the number of partitions of a store's input; 0 if nothing is to be measured, or if it is unknown."""
+        """Return the number of partitions of a store's input; 0 if it is unknown or the last batch was too small."""
         if self._rows.get(store, 0) < _MIN_ROWS:
             return 0
         number, uses = self._partitions.get(store, (0, 0))
         if not uses:
             number = _partition_count(frame)
-            uses = _PARTITIONS_FOR
+            uses = _BATCHES_PER_COUNT
         self._partitions[store] = number, uses - 1
         return number
 
     @contextmanager
     def room_for_keys(self, store: str, spark: SparkSession) -> Iterator[None]:
-        """Give Spark's fast hash map room for the keys of a partition of the store's input, if the block groups them.
+        """Size Spark's fast hash map for the keys of a partition of the store's input, unless the user has set a size.
 
-        A size that the user has set remains.
+        The size holds for plans that are made within the block.
         """
         bits = min(self._key_bits.get(store, _DEFAULT_KEY_BITS), _FAST_KEY_BITS)
         if bits == _DEFAULT_KEY_BITS:
@@ -110,7 +111,7 @@ class Reductions:
                 yield
 
     def record(self, receipts: Sequence[Receipt]) -> None:
-        """Decide for the next batch by the receipts of all slots of a batch's stores."""
+        """Decide for the next batch, from the receipts of all slots of a batch."""
         for store in {receipt.store for receipt in receipts}:
             of_store = [receipt for receipt in receipts if receipt.store == store]
             rows = sum(receipt.rows for receipt in of_store)
@@ -127,15 +128,15 @@ class Reductions:
 
 
 def _key_bits(rows: int, partitions: int) -> int:
-    """Return the size of the hash map for the keys of a partition, as a power of two. A quarter is spare.
+    """Return the logarithm to base two of the size of the hash map for the keys of a partition. A quarter is spare.
 
-    ``rows`` are the rows that remain in all partitions. Each has one key of one partition.
+    ``rows`` is the number of combined rows in all partitions. A partition has one combined row per key.
     """
     return max(_DEFAULT_KEY_BITS, (rows * 5 // (4 * max(partitions, 1))).bit_length())
 
 
 def _partition_count(frame: DataFrame) -> int:
-    """Return the number of partitions of a batch, or 0 if it is more than the rows of a query."""
+    """Return the number of partitions of a batch, or 0 if the batch is not a plain RDD."""
     try:
         return int(plain_plan(frame).rdd().getNumPartitions())
     except LookupError:
@@ -170,7 +171,7 @@ def combined_order(order: Order, combined: Combined) -> Order:
 def combined_rows(batch: DataFrame, order: Order, combined: Combined) -> tuple[DataFrame, Order]:
     """Return a batch with one row per key and partition, and an order that routes these rows.
 
-    ``order`` is that of the rows as they are. Raise ``LookupError`` if the batch is more than the rows of a query.
+    ``order`` is the order of the uncombined rows. Raise ``LookupError`` if the batch is not a plain RDD.
     """
     frame = _as_partitioned(batch, order.key)
     aggregates = [F.expr(sql).alias(name) for column in combined.columns for name, sql in _aggregates(column)]
@@ -182,7 +183,7 @@ def combined_rows(batch: DataFrame, order: Order, combined: Combined) -> tuple[D
 
 
 def _as_partitioned(batch: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return the rows of a batch as a frame that Spark takes as partitioned by ``key``."""
+    """Return the rows of a batch as a frame that claims to be partitioned by ``key``."""
     spark = batch.sparkSession
     plan = plain_plan(batch)
     jvm = handles.context(spark)._jvm
@@ -190,8 +191,8 @@ def _as_partitioned(batch: DataFrame, key: Sequence[str]) -> DataFrame:
     columns = [output.apply(batch.columns.index(name)) for name in key]
     hashing = handles.looked_up(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
     partitioning = hashing(handles.scala_seq(jvm, columns), plan.rdd().getNumPartitions())
-    taken = handles.logical_rdd(jvm, output, plan.rdd(), partitioning, handles.session(spark))
-    return handles.frame_of(spark, taken)
+    partitioned_plan = handles.logical_rdd(jvm, output, plan.rdd(), partitioning, handles.session(spark))
+    return handles.frame_of(spark, partitioned_plan)
 
 
 def _aggregates(column: CombinedColumn) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """The session of the user in the process that runs ``foreachBatch`` for Spark Connect.
 
-Spark Connect pickles the job and calls it in a process of its own, one for each query. Up to Spark 4.2 its batches
-belong to the session of the user. From 4.3 on each batch belongs to a copy of that session, which knows no queries.
-While the job is unpickled, the active session is the one of the user.
+Spark Connect pickles the job and calls it in a separate process for each query. Up to Spark 4.2 the batches belong to
+the session of the user. Since 4.3 each batch belongs to a copy of that session, which does not list queries. While the
+job is unpickled, the active session is that of the user.
 """
 
 from pyspark.sql import SparkSession
@@ -16,7 +16,7 @@ _sessions: list[SparkSession] = []
 
 
 def remember_session() -> None:
-    """Keep the active session. Call it while the job is unpickled. Without Spark Connect it does nothing."""
+    """Remember the active session, if it is one of Spark Connect. Call this while the job is unpickled."""
     active = SparkSession.getActiveSession()
     if active is not None and not is_classic(active):
         _sessions[:] = [active]

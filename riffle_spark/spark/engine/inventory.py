@@ -76,7 +76,7 @@ def application_id(spark: SparkSession) -> str:
 
 @lru_cache(maxsize=1)
 def _id_of_application(context: SparkContext) -> str:
-    """Return the id of an application, read once per context, because it never changes."""
+    """Return the id of an application. It never changes, so it is read once per context."""
     return str(context.applicationId)
 
 
@@ -101,7 +101,7 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
 
 @dataclass(slots=True)
 class _ApplicationCache:
-    """Facts of an application that never change.
+    """Properties of an application and its executors that never change.
 
     ``excludes`` is whether Spark excludes failing executors. ``executors`` has the known executors by id.
     """
@@ -116,7 +116,7 @@ _caches: list[_ApplicationCache] = []
 
 
 def _cache_of(spark: SparkSession) -> _ApplicationCache:
-    """Return the cache of the session's application, a new one for a new application."""
+    """Return the cache of the session's application. It is empty for a new application."""
     application = application_id(spark)
     if not _caches or _caches[-1].application != application:
         excludes = any(str(spark.conf.get(name, "false")).lower() == "true" for name in _EXCLUDING)
@@ -125,9 +125,9 @@ def _cache_of(spark: SparkSession) -> _ApplicationCache:
 
 
 def _scheduled(context: Any, cache: _ApplicationCache) -> list[str]:
-    """Return the ids of executors that get tasks, or of all executors if the scheduler has no such call.
+    """Return the ids of the executors that get tasks, or of all executors if the scheduler does not report these.
 
-    It runs every batch, so it makes one call per executor, and two if Spark excludes failing executors.
+    Every batch calls this, so it makes one JVM call per executor, and two if Spark excludes failing executors.
     """
     backend = context._jsc.sc().schedulerBackend()
     store = context._jsc.sc().statusStore()
@@ -157,7 +157,7 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def connected(spark: SparkSession) -> frozenset[str]:
-    """Return the ids of the executors that are connected to the scheduler, also those that no longer get tasks.
+    """Return the ids of all executors that are connected to the scheduler, with those that no longer get tasks.
 
     Raise the JVM's error if the scheduler does not list them.
     """
@@ -165,7 +165,7 @@ def connected(spark: SparkSession) -> frozenset[str]:
 
 
 def _listed(backend: Any) -> list[str]:
-    """Return the ids of the executors that a scheduler's backend lists."""
+    """Return the ids of the executors in a scheduler backend."""
     return [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
 
 
@@ -211,9 +211,10 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
 
 
 def _executor(context: Any, name: str) -> Executor | None:
-    """Return an executor's host and slots, or ``None`` if it just started or ended. Both never change.
+    """Return an executor with its host and slots, or ``None`` if it has just started or ended.
 
-    The number of slots is Spark's number of concurrent tasks, by ``spark.task.cpus`` and other resources of a task.
+    The number of slots is the number of tasks that Spark runs on it at once, given ``spark.task.cpus`` and other
+    resources of a task.
     """
     try:
         summary = context._jsc.sc().statusStore().executorSummary(name)
@@ -257,21 +258,21 @@ def offsets_before(batch: DataFrame, version: int) -> str | None:
 
 
 def query_name(batch: DataFrame) -> str:
-    """Return the name of a micro-batch's query, empty if it has none or is unknown."""
+    """Return the name of a micro-batch's query, or ``""`` if the query has no name or is unknown."""
     execution = running_query(batch)
     return str(execution.name() or "") if execution is not None else ""
 
 
 def checkpoint_location(batch: DataFrame) -> str:
-    """Return the URL of the checkpoint of a micro-batch's query, empty if it is unknown."""
+    """Return the URL of the checkpoint of a micro-batch's query, or ``""`` if the query is unknown."""
     execution = running_query(batch)
     return "" if execution is None else str(execution.resolvedCheckpointRoot())
 
 
 def offset_sources(batch: DataFrame) -> list[Any]:
-    """Return the sources of a micro-batch's query that may keep their newest offsets, as handles of the JVM.
+    """Return the sources of a micro-batch's query that can report their newest offsets, as handles of the JVM.
 
-    Return none if they are unknown, as with Spark Connect.
+    Return an empty list if they are unknown, as with Spark Connect.
     """
     execution = running_query(batch)
     if execution is None:
@@ -281,10 +282,10 @@ def offset_sources(batch: DataFrame) -> list[Any]:
 
 
 def newest_offsets(sources: Iterable[Any]) -> list[str]:
-    """Return the newest offsets that ``offset_sources`` saw when Spark made the current batch, as text.
+    """Return the newest offsets of ``sources`` when Spark made the current batch, as text.
 
-    Spark has asked the sources, so this sends no request. A source that does not keep them is left out. So is Kafka in
-    a batch that Spark runs again after a restart, because Spark has not asked it yet. Both may raise an error.
+    The sources keep these offsets since Spark requested them, so this sends no request. A source that raises an error
+    is left out, such as Kafka in a batch that Spark repeats after a restart, because Spark has requested none yet.
     """
     texts = []
     for source in sources:
@@ -299,7 +300,7 @@ def newest_offsets(sources: Iterable[Any]) -> list[str]:
 
 
 def running_query(batch: DataFrame) -> Any:
-    """Return the JVM's query of a micro-batch, or ``None`` if the query is unknown, as with Spark Connect."""
+    """Return the running query of a micro-batch in the JVM, or ``None`` if it is unknown, as with Spark Connect."""
     query_id = _query_of(batch)
     return _execution(batch.sparkSession, query_id) if query_id else None
 
@@ -311,15 +312,15 @@ def _query_of(batch: DataFrame) -> str | None:
 
 
 def _execution(spark: SparkSession, query_id: str) -> Any:
-    """Return the running query from the state that all sessions share, because the batch's session is a clone."""
+    """Return the running query with this id from the state that all sessions share. A batch's session is a clone."""
     uuid = handles.looked_up(handles.context(spark)._jvm, "java.util.UUID", "fromString")(query_id)
     return handles.session(spark).sharedState().activeStreamingQueries().get(uuid)
 
 
 def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> bool:
-    """Return whether a query runs and, if ``run_id`` is given, whether it is that run. Any thread may call it.
+    """Return whether a query runs and, if ``run_id`` is set, whether this run of it does. Any thread may call it.
 
-    Return ``True`` if it is unknown, and for batches without a query.
+    Return ``True`` with Spark Connect, which does not show it, and for batches without a query.
     """
     if not handles.is_classic(spark) or query_id == DIRECT:
         return True
@@ -330,9 +331,9 @@ def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> 
 
 
 def failure_of(query: Any) -> tuple[str, str] | None:
-    """Return the error that ended a query of ``running_query``: the class of its first cause, and our id in its text.
+    """Return the error that ended a query of ``running_query``: the class of its first cause, and its ``RIFFLE`` id.
 
-    Return ``None`` if the query runs or was stopped, and if it is unknown. Errors of other packages have an empty id.
+    The id is empty for errors of other packages. Return ``None`` for a query that runs, was stopped or is unknown.
     """
     failure = None if query is None else query.exception()
     if failure is None or not failure.isDefined():
@@ -345,7 +346,7 @@ def failure_of(query: Any) -> tuple[str, str] | None:
 
 
 def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:
-    """Return whether the query may be idle after this batch, and executors can be listed meanwhile."""
+    """Return whether the query may be idle after this batch, and ``is_active`` shows when it ends."""
     return has_observable_end(spark, incoming) and not incoming.available_now
 
 
@@ -409,7 +410,7 @@ def latest_offsets(batch: DataFrame) -> list[str]:
 
 
 def find_planned_removals(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
-    """Return which of these executors Spark removes or has removed on purpose. They no longer get tasks."""
+    """Return which of these executors, which no longer get tasks, Spark removed or is removing on purpose."""
     deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
 

@@ -113,7 +113,7 @@ def session(spark: SparkSession) -> Any:
 def active(spark: SparkSession) -> Iterator[None]:
     """Make ``spark`` the active session of this thread within the block.
 
-    Threads that a caller has started have none.
+    A thread that the caller started has no active session.
     """
     sessions = looked_up(context(spark)._jvm, f"{compat.CLASSIC}.SparkSession")
     previous = sessions.getActiveSession()
@@ -127,15 +127,15 @@ def active(spark: SparkSession) -> Iterator[None]:
 def in_session(spark: SparkSession, call: Callable[[], T]) -> T:
     """Return the result of a call. If it fails, call again with ``spark`` as the active session of this thread.
 
-    Threads that a caller has started have no active session. To make one active takes calls to the JVM, so it is not
-    done first. An interruption of the batch is raised at once.
+    A thread that the caller started has no active session. Setting it takes calls to the JVM, so the first call is made
+    without. An interruption of the batch is raised at once.
     """
     try:
         return call()
     except Exception as error:
         if is_interruption(error):
             raise
-        _logger.debug("A call fails, perhaps because this thread has no active session: %s", error)
+        _logger.debug("Call again with an active session after an error: %s", error)
         with active(spark):
             return call()
 
@@ -149,7 +149,7 @@ def session_conf(spark: SparkSession) -> dict[str, str]:
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Change a setting of Spark within the block."""
+    """Set a Spark setting within the block."""
     conf = session(spark).sessionState().conf()
     previous = conf.getConfString(name) if conf.contains(name) else None
     conf.setConfString(name, value)
@@ -161,7 +161,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def default_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Give a setting of Spark another default within the block. A value that the user has set remains."""
+    """Set a Spark setting within the block, unless the user has set it."""
     if session(spark).sessionState().conf().contains(name):
         yield
         return
@@ -177,7 +177,8 @@ def sent_files(spark: SparkSession) -> tuple[str, ...]:
 def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output: StructType) -> DataFrame:
     """Return the frame of a slot function's results, called per value of column ``by`` with the rows of both frames.
 
-    PySpark's own way makes up to ten JVM calls per column. It is used without a JVM, and if the JVM refuses.
+    PySpark makes up to ten JVM calls per column for it, so the JVM's methods are called directly. PySpark builds the
+    frame with Spark Connect, and if such a call fails.
     """
     spark = left.sparkSession
     if is_classic(spark):
@@ -189,10 +190,9 @@ def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, output:
 
 
 def observed(frame: DataFrame, name: str) -> int | None:
-    """Return the number that a computed frame has observed under ``name``, ``None`` if it is unknown.
+    """Return the metric ``name`` that a computed frame observed, or ``None`` if it is unknown, as with Spark Connect.
 
-    It is read from the plan that ran, because Spark's listener bus may drop events under load. With Spark Connect it is
-    unknown.
+    It is read from the plan that ran, because Spark's listener bus may drop events under load.
     """
     if not is_classic(frame.sparkSession):
         return None
@@ -206,27 +206,27 @@ def rdd_of(frame: DataFrame) -> Any:
 
 
 def release(spark: SparkSession, rdd: Any) -> None:
-    """Drop the blocks of a local checkpoint, given its RDD."""
+    """Drop the blocks of a local checkpoint on the executors. ``rdd`` is the checkpoint's RDD."""
     _scala_context(context(spark)).unpersistRDD(rdd.id(), False)
 
 
 @lru_cache(maxsize=1)
 def _scala_context(context: SparkContext) -> Any:
-    """Return the Scala context of a context. It is asked for once, because each call to the JVM takes time."""
+    """Return the Scala SparkContext behind PySpark's. It is cached, because each call to the JVM takes time."""
     return context._jsc.sc()
 
 
 def add_pool(spark: SparkSession, name: str) -> None:
-    """Add a pool to Spark's fair scheduler. Spark warns of a pool that it has to add itself."""
+    """Add a pool to Spark's fair scheduler. Spark logs a warning for each pool that it has to add itself."""
     jvm = context(spark)._jvm
     pools = context(spark)._jsc.sc().taskScheduler().rootPool()
     if str(pools.schedulingMode()) == _FAIR and pools.getSchedulableByName(name) is None:
-        first_in = looked_up(jvm, f"{_SCHEDULER}.SchedulingMode$", MODULE).FIFO()
-        pools.addSchedulable(looked_up(jvm, f"{_SCHEDULER}.Pool")(name, first_in, 0, 1))
+        fifo = looked_up(jvm, f"{_SCHEDULER}.SchedulingMode$", MODULE).FIFO()
+        pools.addSchedulable(looked_up(jvm, f"{_SCHEDULER}.Pool")(name, fifo, 0, 1))
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
-    """Return the logical plan of an RDD of rows. Its constructor has a tenth parameter since Spark 4.3."""
+    """Return the logical plan of an RDD of internal rows. The constructor has a tenth parameter since Spark 4.3."""
     none = looked_up(jvm, "scala.None$", MODULE)
     arguments = [output, rdd, partitioning, nil(jvm), False, *compat.no_stream(none), session, none, none, False]
     return looked_up(jvm, _LOGICAL_RDD)(*arguments[: parameter_count(jvm, _LOGICAL_RDD)])
@@ -235,7 +235,7 @@ def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any
 def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
     """Return an RDD that applies a function of the JVM to each partition of an RDD of internal rows.
 
-    The constructor has a further option since Spark 4.3.
+    The constructor has one more option since Spark 4.3.
     """
     tag = row_tag(jvm)
     options = [False] * (parameter_count(jvm, _MAPPED_RDD) - 4)
@@ -243,7 +243,7 @@ def mapped_rdd(jvm: Any, rdd: Any, function: Any) -> Any:
 
 
 def row_tag(jvm: Any) -> Any:
-    """Return Scala's tag of the class of Spark's internal rows, which a new RDD of them needs."""
+    """Return the Scala class tag of Spark's internal rows. The constructor of an RDD needs it."""
     cache = cache_of(jvm)
     if "row tag" not in cache:
         row_class = looked_up(jvm, "java.lang.Class", "forName")(_ROW)
@@ -262,7 +262,7 @@ def is_in_execution(spark: SparkSession) -> bool:
 def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
     """Compute an RDD and store its rows on the executors at a storage level, as a local checkpoint of a frame does.
 
-    If a task fails, drop what the other tasks stored.
+    If a task fails, drop the rows that other tasks stored.
     """
     if level != StorageLevel.MEMORY_AND_DISK:
         rdd.persist(context(spark)._getJavaStorageLevel(level))
@@ -270,7 +270,7 @@ def store_rdd(spark: SparkSession, rdd: Any, level: StorageLevel) -> None:
     try:
         rdd.doCheckpoint()
     except Exception:
-        with suppress(Exception):  # The JVM may raise any error, which must not hide that of the tasks.
+        with suppress(Exception):  # An error of the JVM must not hide the error of the tasks.
             release(spark, rdd)
         raise
 
@@ -282,28 +282,28 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
 
 
 def rdd_frame_of(spark: SparkSession, rdd_plan: Any) -> DataFrame:
-    """Return the plan of an RDD as a DataFrame. It is marked as analysed, so Spark does not analyse it."""
+    """Return the logical plan of an RDD as a DataFrame. The plan is marked as analysed, so Spark skips the analysis."""
     rdd_plan.setAnalyzed()
     return frame_of(spark, rdd_plan)
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
-    """Return, per executor, the seconds of its longest running task of the jobs with a tag.
+    """Return by executor how long its longest-running task of the jobs with a tag has run, in seconds.
 
-    Raise the JVM's error if Spark cannot list them.
+    Raise the JVM's error if Spark cannot list the tasks.
     """
     jvm = context(spark)._jvm
     scala_context = context(spark)._jsc.sc()
     tracker = scala_context.statusTracker()
-    running = looked_up(jvm, "java.util.ArrayList")()
-    running.add(looked_up(jvm, f"{_STATUS}.TaskStatus", "RUNNING"))
-    sorting = looked_up(jvm, f"{_STATUS}.TaskSorting", "ID")
+    statuses = looked_up(jvm, "java.util.ArrayList")()
+    statuses.add(looked_up(jvm, f"{_STATUS}.TaskStatus", "RUNNING"))
+    sort_by = looked_up(jvm, f"{_STATUS}.TaskSorting", "ID")
     stages = [stage for job in tracker.getJobIdsForTag(tag) for stage in tracker.getJobInfo(job).get().stageIds()]
     longest: dict[str, float] = {}
     for attempt in filter(lambda info: info.isDefined(), map(tracker.getStageInfo, stages)):
         stage = attempt.get()
         tasks = scala_context.statusStore().taskList(
-            stage.stageId(), stage.currentAttemptId(), 0, _TASKS, sorting, running
+            stage.stageId(), stage.currentAttemptId(), 0, _TASKS, sort_by, statuses
         )
         for task in items(tasks):
             executor = str(task.executorId())
@@ -313,9 +313,9 @@ def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
 
 
 def removals_since(spark: SparkSession, seconds: float) -> list[str]:
-    """Return Spark's reasons for the removals of executors since a Unix time in seconds.
+    """Return Spark's reasons for removing executors since a Unix time in seconds.
 
-    Raise the JVM's error if Spark cannot list them.
+    Raise the JVM's error if Spark cannot list the executors.
     """
     listed = items(context(spark)._jsc.sc().statusStore().executorList(False))
     removed = [executor for executor in listed if executor.removeReason().isDefined()]
@@ -327,10 +327,10 @@ def removals_since(spark: SparkSession, seconds: float) -> list[str]:
 
 
 class Py4JJavaError(Exception):
-    """An error that Spark recognises, by its traceback, as an interruption of ``foreachBatch``."""
+    """An error that Spark takes for an interruption of ``foreachBatch``, because of its class name and its text."""
 
     def __str__(self) -> str:
-        """Return a text that Spark recognises as an interruption."""
+        """Return the text of an interruption in Spark."""
         return "An error occurred while calling foreachBatch.\n: java.lang.InterruptedException: the query was stopped"
 
 
@@ -338,7 +338,7 @@ Py4JJavaError.__module__ = "py4j.protocol"
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an error, or a cause of it, is Spark's interruption of the batch."""
+    """Return whether Spark raised an error, or a cause of it, to interrupt the batch."""
     return any(mentions(error, name) for name in _INTERRUPTIONS)
 
 

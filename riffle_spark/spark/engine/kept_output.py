@@ -1,16 +1,17 @@
 """Keep the plan that passes the rows of a stored result to a sink, so that Spark analyses it once for many batches.
 
-Theory of operation. A sink gets the rows of the attempts that the receipts name. ``rows_of`` expresses that in SQL.
-Spark parses, analyses and optimises this SQL again in each batch. Only two things differ between batches: the RDD with
-the result, and the numbers of the attempts. So the physical node of the first batch is kept: a generator that passes
-the output rows in chunks of these attempts, and raises an error for a chunk of another attempt.
+Theory of operation. A sink gets the rows of the attempts that the receipts name. ``rows_of`` selects them in SQL, which
+Spark would parse, analyse and optimise in each batch. Only two things differ between batches: the RDD of the result,
+and the attempt numbers. So the expressions of the first batch are kept. They belong to a generator, which returns the
+rows of each chunk of these attempts, and raises an error for a chunk of another attempt.
 
-Each batch puts a copy on top of a leaf with its own RDD. The sink gets the RDD of the generator. Spark cannot move a
-sink's own filter below it, so no row is read before its attempt is checked.
+Each batch builds the generator on top of a leaf with its own RDD. The sink gets a frame of the generator's RDD. Spark
+cannot move a filter of the sink below that RDD, so no row is read before its attempt is checked.
 """
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -18,22 +19,19 @@ from pyspark.sql import DataFrame
 from riffle_spark.messages.slot_orders import attempt_number
 from riffle_spark.spark.compat.java import checked, nil
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.kept_plan import elements, result_or_none
+from riffle_spark.spark.engine.kept_plan import TRIES, constructor_arguments, result_or_none
 from riffle_spark.spark.engine.stage_frames import StoredResult, rows_of
 
 __all__ = ["KeptOutputs"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
-_TRIES = 3
-"""The number of batches in a row that may fail with a kept plan."""
 
 
 class KeptOutputs:
-    """The plans of sinks' rows by store. A plan is kept while the columns of the result are equal.
+    """The plans of the sinks' rows by store. A plan is reused while the columns of the result are equal.
 
-    ``fallbacks`` counts the calls of ``rows`` for which Spark analysed a plan although a plan was kept or cannot be
-    kept.
+    ``fallbacks`` counts the batches whose rows Spark planned because the kept plan failed or no plan can be kept.
     """
 
     def __init__(self) -> None:
@@ -46,35 +44,28 @@ class KeptOutputs:
         if not handles.is_classic(frame.sparkSession):
             return rows_of(frame, column, attempts)
         columns = [*result.outputs.items()]
-        kept_columns, plan, tries = self._plans.get(store, (None, None, _TRIES))
+        kept_columns, plan, tries = self._plans.get(store, (None, None, TRIES))
         if kept_columns != columns:
             plan = None
-            tries = _TRIES
+            tries = TRIES
         if plan is None and tries:
             plan = result_or_none(store, lambda: _KeptOutput(frame, column))
-        rows = None if plan is None else _rows(store, plan, frame, result.rdd, attempts)
-        if rows is not None:
-            self._plans[store] = columns, plan, _TRIES
-            return rows
+        if plan is not None:
+            reuse = partial(plan.rows, frame, result.rdd, attempts)
+            rows = result_or_none(store, lambda: handles.in_session(frame.sparkSession, reuse))
+            if rows is not None:
+                self._plans[store] = columns, plan, TRIES
+                return rows
         self._plans[store] = columns, None, max(tries - 1, 0)
         self.fallbacks += 1
         return rows_of(frame, column, attempts)
-
-
-def _rows(store: str, plan: "_KeptOutput", frame: DataFrame, rdd: Any, attempts: Sequence[str]) -> DataFrame | None:
-    """Return the rows by a kept plan, or ``None`` if the JVM refuses."""
-    rows = result_or_none(store, lambda: plan.rows(frame, rdd, attempts))
-    if rows is None:  # The caller's thread may have no session. Setting one costs calls.
-        with handles.active(frame.sparkSession):
-            rows = result_or_none(store, lambda: plan.rows(frame, rdd, attempts))
-    return rows
 
 
 class _KeptOutput:
     """The generator of the output rows in a column of a result."""
 
     def __init__(self, frame: DataFrame, column: str) -> None:
-        """Take the analysed plan of ``rows_of`` apart. Raise ``LookupError`` if it has another form."""
+        """Keep the expressions in the plan of ``rows_of``. Raise ``LookupError`` if it has another form."""
         self._jvm = handles.context(frame.sparkSession)._jvm
         project = checked(rows_of(frame, column, [""])._jdf.queryExecution().analyzed(), "Project")
         generate = checked(project.child(), "Generate")
@@ -85,7 +76,7 @@ class _KeptOutput:
         self._output = generate.generatorOutput()
         with handles.active(frame.sparkSession):
             scan = frame._jdf.queryExecution().sparkPlan()
-            self._leaf_output, _, *self._leaf = elements(checked(scan, "RDDScanExec"))
+            self._leaf_output, _, *self._leaf = constructor_arguments(checked(scan, "RDDScanExec"))
         self._partitioning = self._class("org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")(0)
         self._mapper = self._class("com.fasterxml.jackson.databind.ObjectMapper")()
         self._longs = self._class("java.lang.Class").forName("[J")

@@ -1,19 +1,20 @@
 """Keep the physical plan of an operator's slots, so that Spark analyses and plans it once for many batches.
 
-Theory of operation. A plan consists of a leaf with the batch's rows, a leaf with the placed slots, and nodes between
-them and the result: a projection, a count, an exchange and the call of Python. These nodes depend only on the columns.
+Theory of operation. A plan has two leaves: the batch's rows and the placed slots. The nodes above them are a
+projection, a count, an exchange and the node that calls Python. These nodes depend only on the columns.
 
-1. The first batch makes the plan through PySpark. Its nodes are kept, without the sort by slot, because a partition has
-   the rows of a single slot, and without the projection that repeats the slot for the grouping. The projection below
-   the exchange does that too.
-2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function. Spark sends the nodes
-   below that call to each task, so the exchanged rows are another leaf.
-3. Spark reuses the object of a row, so copies of the rows are stored. A local checkpoint of a frame would copy them,
-   but Spark would plan that frame. So only the function that copies rows is taken from such a checkpoint.
+1. PySpark plans the first batch. The nodes of that plan are kept, except two. The sort by slot is not needed, because a
+   partition has the rows of a single slot. The projection above the exchange only repeats the slot column for the
+   grouping, so the projection below the exchange does that instead.
+2. Each later batch copies the nodes on top of a new leaf, and gives the Python node a new function. Spark sends all
+   nodes below the Python node to each task. So the RDD of the exchange becomes a leaf of its own, without nodes below.
+3. The result is stored as an RDD. Spark reuses one object for all rows, so the rows have to be copied before.
+   ``DataFrame.localCheckpoint`` copies them, but also plans the frame. So only its function that copies rows is used.
 4. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
-   the exchange. So the batch after a loss needs no planning either.
+   the exchange. So Spark does not plan the batch after the loss of an executor either.
 
-If the JVM refuses, the batch is planned by PySpark. After three such batches in a row no plan is kept any more.
+If the JVM raises an error, PySpark plans the batch. After three such batches in a row, PySpark plans all batches with
+these columns.
 """
 
 import logging
@@ -32,7 +33,7 @@ from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, items, kind
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame", "elements", "plain_plan", "result_or_none"]
+__all__ = ["TRIES", "KeptPlans", "PlacedSlots", "PlanFrame", "constructor_arguments", "plain_plan", "result_or_none"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -49,16 +50,16 @@ _PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
 _MAX_FUNCTION_BYTES = 1 << 20
 """PySpark broadcasts larger functions."""
-_TRIES = 3
-"""The number of batches in a row that may fail with a kept plan."""
+TRIES = 3
+"""After so many failures in a row, a plan is no longer kept."""
 _logger = logging.getLogger("riffle_spark")
 T = TypeVar("T")
 
 
 class PlanFrame(NamedTuple):
-    """A frame that is not yet computed, and a function for the number of its input rows once it is.
+    """An uncomputed frame. Once it is computed, ``rows`` returns the number of its input rows.
 
-    ``rdd`` is the JVM's RDD of the frame if it can be stored as it is.
+    ``rdd`` is the JVM's RDD of the frame if ``store_rdd`` can store it, else ``None``.
     """
 
     frame: DataFrame
@@ -67,8 +68,9 @@ class PlanFrame(NamedTuple):
 
 
 class PlacedSlots(NamedTuple):
-    """A layout: a frame with slot i in partition i, the number of slots, and a function for the slot of each key-group
-    as JSON.
+    """A layout as a frame with slot i in partition i.
+
+    ``slot_by_key_group`` returns a JSON array with the slot of each key-group.
     """
 
     frame: DataFrame
@@ -77,20 +79,19 @@ class PlacedSlots(NamedTuple):
 
 
 class KeptPlans:
-    """The plans of a job's operators by name. A plan is kept while its ingredients are equal.
+    """The plans of a job's operators by name. A plan is reused while its key is equal.
 
-    ``fallbacks`` counts the calls of ``planned`` that made a new plan although the ingredients were equal, or a plan
-    that cannot be kept.
+    ``fallbacks`` counts the batches that Spark planned although their key was unchanged, or whose plan cannot be kept.
     """
 
     def __init__(self) -> None:
         self.fallbacks = 0
         self._plans: dict[str, tuple[object, _KeptPlan | None, int]] = {}
 
-    def planned(
+    def plan_batch(
         self,
         name: str,
-        ingredients: object,
+        plan_key: object,
         slots: PlacedSlots,
         batch: DataFrame,
         function: object,
@@ -99,35 +100,35 @@ class KeptPlans:
     ) -> PlanFrame:
         """Return the uncomputed result of a batch, from the kept plan or else from ``plan_by_spark``.
 
-        ``name`` names the stores. The plan that ``plan_by_spark`` makes is kept while ``ingredients`` are equal. A
-        batch that is not a plain RDD leaves the kept plan unchanged.
+        ``name`` names the stores. ``plan_key`` is everything that the nodes of the plan depend on. A batch that is not
+        a plain RDD leaves the kept plan unchanged.
         """
-        kept_ingredients, plan, tries = self._plans.get(name, (None, None, 0))
-        if kept_ingredients != ingredients:
+        kept_key, plan, tries = self._plans.get(name, (None, None, 0))
+        if kept_key != plan_key:
             plan = None
-            tries = _TRIES
+            tries = TRIES
         rows = result_or_none(name, lambda: plain_plan(batch).rdd()) if tries else None
         if rows is None:
             self.fallbacks += 1
             return plan_by_spark()
         if plan is not None:
-            replan = partial(plan.planned, slots, batch, rows, function, output)
-            result = result_or_none(name, lambda: handles.in_session(batch.sparkSession, replan))
+            reuse = partial(plan.plan_batch, slots, batch, rows, function, output)
+            result = result_or_none(name, lambda: handles.in_session(batch.sparkSession, reuse))
             if result is not None:
-                self._plans[name] = ingredients, plan, _TRIES
+                self._plans[name] = plan_key, plan, TRIES
                 return result
         new_frame = plan_by_spark()
         new_plan = result_or_none(name, lambda: _KeptPlan(slots, new_frame.frame))
         if plan is not None or new_plan is None:
             self.fallbacks += 1
-        self._plans[name] = ingredients, new_plan, tries - 1
+        self._plans[name] = plan_key, new_plan, tries - 1
         return new_frame
 
 
 def result_or_none(name: str, call: Callable[[], T]) -> T | None:
-    """Return the result of a call, or ``None`` if it fails with anything but an interruption.
+    """Return the result of a call, or ``None`` if it fails. An interruption of the batch is raised.
 
-    ``name`` is for the log.
+    ``name`` names the stores in the log.
     """
     try:
         return call()
@@ -139,30 +140,30 @@ def result_or_none(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """A kept plan: its nodes, and the arguments of the nodes that are made again for each batch."""
+    """The nodes of a plan, and the constructor arguments of the nodes that each batch replaces."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
-        """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form, or is adaptive."""
+        """Keep the nodes of a frame of ``cogrouped``. Raise ``LookupError`` if its plan has another form."""
         # An adaptive plan is compiled stage by stage while it runs, so the nodes that it starts with are not compiled.
         with handles.setting(frame.sparkSession, _ADAPTIVE, "false"):
             self._call = SlotCall(frame._jdf.queryExecution().executedPlan())
-        leaf, *above = _up(self._call.rows)
+        leaf, *above = _nodes_from_leaf(self._call.rows)
         if [kind(node) for node in above[:2]] == [_PROJECTION, _COMPILED]:
             del above[1]  # Spark would generate code for a single projection on the driver, in each batch.
         self._spark = frame.sparkSession
-        self._slots, *self._above_slots = _up(self._call.slots)
-        self._leaf = elements(leaf)
+        self._slots, *self._above_slots = _nodes_from_leaf(self._call.slots)
+        self._leaf = constructor_arguments(leaf)
         self._rows_output = self._call.rows.output()
         self._counting = 1 + [kind(node) for node in above].index(_COUNTING)
         self._udf, self._command = _udf_arguments(self._call.udf)
-        self._above = self._without_last_projection(self._grouped_once(above))
+        self._above = self._without_last_projection(self._with_one_grouping(above))
         with handles.active(self._spark):
-            # New copies, because nodes that ran keep their shuffle.
+            # Copies, because nodes that ran keep their shuffle.
             self._above = self._copy_nodes(self._slots.rdd())[1:]
             self._row_copier = compat.row_copier(handles.context(self._spark)._jvm, slots.frame)
-            self._move(slots)  # Fails now if the plan cannot take another layout.
+            self._set_layout(slots)  # A plan that cannot take another layout fails here, not in a later batch.
 
-    def planned(
+    def plan_batch(
         self,
         slots: PlacedSlots,
         batch: DataFrame,
@@ -170,17 +171,17 @@ class _KeptPlan:
         function: object,
         output: StructType,
     ) -> PlanFrame:
-        """Return the uncomputed result for the rows of a batch.
+        """Return the uncomputed result of a batch, whose RDD is ``rows``.
 
-        Raise ``LookupError`` if the function would be broadcast.
+        Raise ``LookupError`` if PySpark would broadcast the function.
         """
         if slots.frame is not self._placed.frame:
-            self._move(slots)
+            self._set_layout(slots)
         udf = self._python_udf(function, output)
         session = handles.session(batch.sparkSession)
         jvm = handles.context(batch.sparkSession)._jvm
         nodes = self._copy_nodes(rows)
-        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._leaf_of(nodes[-1].execute())).execute()
+        rdd = self._call.copied(jvm, udf, self._top_of_slots, self._exchanged_leaf(nodes[-1].execute())).execute()
         is_storable = self._row_copier is not None and handles.is_in_execution(batch.sparkSession)
         if is_storable:
             rdd = handles.mapped_rdd(jvm, rdd, self._row_copier)
@@ -192,26 +193,27 @@ class _KeptPlan:
             rdd if is_storable else None,
         )
 
-    def _grouped_once(self, above: list[Any]) -> list[Any]:
-        """Return nodes with a projection in place of the second of two groupings of the same rows, if there are two.
+    def _with_one_grouping(self, above: list[Any]) -> list[Any]:
+        """Return the nodes, with a projection instead of the second of two groupings of the same rows.
 
-        The projection takes the results from the output of the first grouping. The nodes remain as they are if a
-        function has several columns there, as an average has a sum and a count.
+        Spark plans a partial and a final grouping. Combined rows have no exchange between the two, so the partial
+        grouping has the results already. An average stays grouped twice, because its partial result is a sum and a
+        count.
         """
         for place, (first, second) in enumerate(pairwise(above), start=1):
             if kind(first) == kind(second) == _GROUPING:
-                columns = _first_results(first, second)
+                columns = _results_of_first(first, second)
                 projection = None if columns is None else self._node(_PROJECTION, columns, first)
                 return above if projection is None else [*above[:place], projection, *above[place + 1 :]]
         return above
 
     def _without_last_projection(self, above: list[Any]) -> list[Any]:
-        """Return nodes without the projection above the exchange, if that only repeats the slot as the first column.
+        """Return the nodes without the projection above the exchange if it only repeats the slot as the first column.
 
-        ``above`` are the nodes of ``_up`` without the leaf. The projection that computes the slot then has it twice.
+        The projection that computes the slot then has this column twice. ``above`` are the nodes above the leaf.
         """
         exchange = [kind(node) for node in above].index(_EXCHANGE)
-        projection, places = _slots_in(above)
+        projection, places = _find_slot_columns(above)
         if [kind(node) for node in above[exchange + 1 :]] != _COMPILED_PROJECTION:
             return above
         columns = above[projection].projectList().toBuffer()
@@ -224,29 +226,26 @@ class _KeptPlan:
         above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         return above
 
-    def _leaf_of(self, rdd: Any) -> Any:
-        """Return a leaf with exchanged rows.
-
-        Spark serialises the nodes below the call of Python with each of its tasks. A leaf has no nodes below it.
-        """
+    def _exchanged_leaf(self, rdd: Any) -> Any:
+        """Return a leaf with the exchanged rows, which are an RDD."""
         _, _, *rest = self._leaf
         return self._node(_LEAF, self._rows_output, rdd, *rest)
 
-    def _move(self, slots: PlacedSlots) -> None:
-        """Replace the layout: the slots, the look-up of their numbers and the exchange.
+    def _set_layout(self, slots: PlacedSlots) -> None:
+        """Replace the leaf of slots, the array with the slot of each key-group, and the exchange.
 
         Raise ``LookupError`` if a node has another form.
         """
         placed = slots.frame._jdf.queryExecution().analyzed()
-        output, _, name, _, *rest = elements(self._slots)
+        output, _, name, _, *rest = constructor_arguments(self._slots)
         leaf = self._node(_LEAF, output, placed.rdd(), name, placed.outputPartitioning(), *rest)
         above = list(self._above)
-        projection, places = _slots_in(above)
+        projection, places = _find_slot_columns(above)
         columns = above[projection].projectList()
         slot = columns.apply(places[0])
         by = handles.scala_seq(handles.context(self._spark)._jvm, [slot.toAttribute()])
         exchange = [kind(node) for node in above].index(_EXCHANGE)
-        _, *rest = elements(above[exchange])
+        _, *rest = constructor_arguments(above[exchange])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.slot_count)
         above[exchange] = self._node(f"exchange.{_EXCHANGE}", partitioning, *rest)
         columns = columns.toBuffer()
@@ -255,13 +254,13 @@ class _KeptPlan:
             columns.update(place, slot)
         above[projection] = self._node(_PROJECTION, columns.toList(), above[projection].child())
         self._slots = leaf
-        self._top_of_slots = _stacked(leaf, self._above_slots)[-1]
+        self._top_of_slots = _copy_above(leaf, self._above_slots)[-1]
         self._partitioning = placed.outputPartitioning()
         self._above = above
         self._placed = slots
 
     def _slot_column(self, column: Any, slot_by_key_group: str) -> Any:
-        """Return the column of slots with another array of slot numbers."""
+        """Return the slot column with another array of slots by key-group."""
         element_at = checked(checked(column, "Alias").child(), "ElementAt")
         ints = self._class("java.lang.Class").forName("[I")
         array = self._class("com.fasterxml.jackson.databind.ObjectMapper")().readValue(slot_by_key_group, ints)
@@ -270,7 +269,7 @@ class _KeptPlan:
         return column.withNewChildInternal(element_at.withNewChildrenInternal(literal, element_at.right()))
 
     def _node(self, name: str, *arguments: Any) -> Any:
-        """Return a new node of an executed plan, by the name of its class."""
+        """Return a new node of a physical plan, given the name of its class."""
         return self._class(f"{_EXECUTION}.{name}")(*arguments)
 
     def _class(self, name: str) -> Any:
@@ -278,12 +277,12 @@ class _KeptPlan:
         return handles.looked_up(handles.context(self._spark)._jvm, name)
 
     def _copy_nodes(self, rdd: Any) -> list[Any]:
-        """Return copies of the nodes on top of other rows, the leaf first."""
+        """Return a leaf with the rows of an RDD, and copies of the nodes above it."""
         output, _, *rest = self._leaf
-        return _stacked(self._node(_LEAF, output, rdd, *rest), self._above)
+        return _copy_above(self._node(_LEAF, output, rdd, *rest), self._above)
 
     def _python_udf(self, function: object, output: StructType) -> Any:
-        """Return the node's expression that calls ``function``. Raise ``LookupError`` if PySpark would broadcast it."""
+        """Return the expression that calls ``function``. Raise ``LookupError`` if PySpark would broadcast it."""
         pickled = cloudpickle.dumps((function, output))  # type: ignore[no-untyped-call]
         if len(pickled) > _MAX_FUNCTION_BYTES or list(handles.context(self._spark)._pickled_broadcast_vars):
             raise LookupError("PySpark broadcasts the function, or something in it")
@@ -293,9 +292,9 @@ class _KeptPlan:
 
 
 def plain_plan(batch: DataFrame) -> Any:
-    """Return the plan of a batch. Raise ``LookupError`` if it is more than an RDD, or cached by the user.
+    """Return the plan of a batch that is a plain RDD. Raise ``LookupError`` for other batches.
 
-    Reading the RDD would bypass the cache.
+    A batch that the user cached is not plain, because reading its RDD would bypass the cache.
     """
     plan = batch._jdf.queryExecution().analyzed()
     if plan.nodeName() != _ROWS or batch._jdf.storageLevel().isValid():
@@ -311,31 +310,31 @@ def _udf_arguments(udf: Any) -> tuple[list[Any], list[Any]]:
     return arguments, [*environment, function.broadcastVars(), function.accumulator()]
 
 
-def _up(node: Any) -> list[Any]:
-    """Return the nodes from the leaf with rows up to a node, without sorts."""
+def _nodes_from_leaf(node: Any) -> list[Any]:
+    """Return a node and all nodes below it, the leaf first, without sorts."""
     nodes = [node]
     while kind(nodes[-1]) != _LEAF:
         nodes.append(nodes[-1].child())
     return [node for node in reversed(nodes) if kind(node) != _SORT]
 
 
-def _stacked(leaf: Any, above: list[Any]) -> list[Any]:
-    """Return a leaf, and copies of the nodes above it."""
+def _copy_above(leaf: Any, above: list[Any]) -> list[Any]:
+    """Return a leaf, and copies of the nodes ``above`` on top of it."""
     nodes = [leaf]
     for node in above:
         nodes.append(node.withNewChildInternal(nodes[-1]))
     return nodes
 
 
-def elements(node: Any) -> list[Any]:
+def constructor_arguments(node: Any) -> list[Any]:
     """Return the constructor arguments of a node."""
     return [node.productElement(index) for index in range(node.productArity())]
 
 
-def _first_results(first: Any, second: Any) -> Any:
-    """Return the columns of the second of two groupings, from the output of the first.
+def _results_of_first(first: Any, second: Any) -> Any:
+    """Return the result columns of the second of two groupings, taken from the output of the first.
 
-    Return ``None`` if a column of the second is not one of the first.
+    Return ``None`` if the first has no such column.
     """
     output = first.output()
     results = second.aggregateAttributes()
@@ -353,10 +352,10 @@ def _first_results(first: Any, second: Any) -> Any:
     return columns.toList()
 
 
-def _slots_in(nodes: list[Any]) -> tuple[int, list[int]]:
-    """Return the index of the node that computes the slot, and the indices of the column in it.
+def _find_slot_columns(nodes: list[Any]) -> tuple[int, list[int]]:
+    """Return the index of the node that computes the slot, and the indices of the slot column in this node.
 
-    Raise ``LookupError`` if no node does.
+    Raise ``LookupError`` if no node computes the slot.
     """
     for index, node in enumerate(nodes):
         columns = node.projectList() if kind(node) == _PROJECTION else None

@@ -2,10 +2,10 @@
 
 Theory of operation.
 
-1. A source has a name and a registry of gauges. Spark reads the gauges whenever a sink of it does: JMX, the Prometheus
-   servlet, Graphite, StatsD, or the agents of Databricks and Datadog. So no port or thread of our own is needed.
-2. The source is the one that Spark makes for the metrics of a plugin, because it accepts a name and a registry.
-3. The gauges are values that are set. All are set in a single call, in which Jackson reads a JSON object into them.
+1. A source has a name and a registry of gauges. Spark's sinks of metrics read the gauges: JMX, the Prometheus servlet,
+   Graphite, StatsD, or the agents of Databricks and Datadog. So riffle_spark needs no port or thread for metrics.
+2. The source is of the kind that Spark creates for a plugin, because it accepts a name and a registry.
+3. All gauges are set in a single call, in which Jackson reads a JSON object into them.
 
 The MetricsSystem has no labels, so the values are totals (``observe.totals``).
 """
@@ -39,8 +39,8 @@ _lock: Final = threading.Lock()
 def source_name(query_id: str, query_name: str) -> str:
     """Return the name of a query's source without Spark's prefix ``plugin.``, such as ``riffle-clicks-0a1b2c3d``.
 
-    It is the name of the query, or ``query``, and the start of its id. No name is the beginning of another, because
-    Spark removes all metrics whose name begins with that of the source.
+    It has the name of the query, or ``query``, and the first digits of its id. No name is a prefix of another, because
+    Spark removes all metrics that start with the name of the source.
 
     >>> source_name("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "clicks per page")
     'riffle-clicks_per_page-0a1b2c3d'
@@ -80,7 +80,7 @@ class MetricsSource:
 
 
 class _Source:
-    """A registered source, and the means to set its gauges."""
+    """A registered source and its gauges."""
 
     def __init__(self, spark: SparkSession, name: str) -> None:
         jvm = handles.context(spark)._jvm
@@ -108,7 +108,7 @@ class _Source:
         self._context = context
 
     def set(self, values: dict[str, int | float]) -> None:
-        """Set all gauges. Those without a value are removed: a metric that is unknown now is absent."""
+        """Set all gauges. Remove gauges without a value, so that unknown metrics are absent."""
         for name in values.keys() - self._names:
             gauge = looked_up(self._jvm, _GAUGE)(0)
             self._gauges.put(name, gauge)
@@ -131,7 +131,7 @@ class _Source:
             _registered[self._name] = self
 
     def remove(self) -> None:
-        """Remove the source and its gauges from the MetricsSystem, unless another has taken its place."""
+        """Remove the source and its gauges from the MetricsSystem, unless another source has replaced it."""
         with _lock:
             if _registered.get(self._name) is self:
                 del _registered[self._name]

@@ -1,4 +1,4 @@
-"""Build the DataFrame of a layout: its partition i is slot i, and prefers the executor of slot i."""
+"""Build the DataFrame of a layout: partition i is slot i, and Spark prefers the executor of slot i for its task."""
 
 import logging
 from collections import OrderedDict
@@ -38,7 +38,7 @@ def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 
 
 def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
-    """Return an RDD with one row per partition. The JVM gets all numbers as one text, and all executors, too."""
+    """Return an RDD with one row per partition. All slot numbers are one text, and so are all executors."""
     rows = _wrapped(jvm, _number_rows(spark, jvm, [slot.number for slot in layout.slots]))
     tag = handles.row_tag(jvm)
     context = handles.context(spark)._jsc.sc()
@@ -49,7 +49,7 @@ def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
 
 
 def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
-    """Return a Java array of Spark's internal rows with a number each."""
+    """Return a Java array of Spark's internal rows, each with one of the numbers."""
     text = handles.looked_up(jvm, "org.apache.spark.sql.Encoders", "STRING")()
     lines = handles.session(spark).createDataset(_lines(jvm, list(map(str, numbers))), text)
     frame = lines.selectExpr(handles.scala_seq(jvm, ["cast(value as int)"]))
@@ -68,19 +68,19 @@ def _wrapped(jvm: Any, array: Any) -> Any:
 
 
 def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
-    """Return the layout as a DataFrame with the same partitions and no preference: plain hash placement."""
+    """Return the layout as a DataFrame whose partitions have no preferred executor."""
     numbers = [(slot.number,) for slot in layout.slots]
     return spark.createDataFrame(numbers, f"{SLOT} int").repartition(len(numbers), F.col(SLOT))
 
 
 class PlacedFrames:
-    """Caches the frames of the last ``capacity`` layouts of a session.
+    """Caches the frames of the last layouts of a session, and the kept plans of a job.
 
-    ``placeable`` is false once placement has failed. ``silent`` logs that at level debug instead of a warning.
+    ``placeable`` is false once placement on executors has failed.
     """
 
     def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
-        """Create an empty cache. The class describes the arguments."""
+        """Create a cache for ``capacity`` layouts. ``silent`` logs a failed placement at level debug."""
         self._capacity = capacity
         self._silent = silent
         self._spark: SparkSession | None = None
@@ -91,7 +91,7 @@ class PlacedFrames:
         self.placeable = True
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
-        """Return the layout as a frame, from the cache if it holds an equal layout of this session."""
+        """Return the layout as a frame, from the cache if possible. A new session empties the cache."""
         if not handles.is_same(spark, self._spark):
             self._frames.clear()
             self.plans = KeptPlans()
@@ -104,7 +104,7 @@ class PlacedFrames:
         return frame
 
     def _build(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
-        """Return a new frame of a layout, placed on executors if possible and else by hash."""
+        """Return a new frame of a layout, placed on executors if possible, else by hash."""
         if self.placeable and not handles.is_classic(spark):
             self._disable_placement("Spark Connect has no JVM handle")
         if self.placeable:
@@ -115,7 +115,7 @@ class PlacedFrames:
         return hash_placed(spark, layout)
 
     def _disable_placement(self, reason: str) -> None:
-        """Place by hash from now on, for this ``reason``, and log that."""
+        """Place all later layouts by hash, and log the ``reason``."""
         self.placeable = False
         level = logging.DEBUG if self._silent else logging.WARNING
         # Cause: Spark Connect has no JVM handle, or this version of Spark lacks a private class that placement needs.

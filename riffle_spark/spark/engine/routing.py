@@ -41,7 +41,7 @@ __all__ = [
     "watermark_in",
 ]
 
-# Spark 4.1 requires the time zone of timestamps. Before, it was always UTC.
+# Since 4.1 Spark requires the time zone of timestamps. Earlier versions always used UTC.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 _UNKNOWN = (
     "riffle: dispatch is by partition, but a row has a partition that the query does not read. Topic and partition "
@@ -72,7 +72,7 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> 
     """Return the Arrow field of a Spark field. Raise ``ConfigError`` for a type that Spark cannot pass to Python."""
     try:
         arrow = to_arrow_schema(T.StructType([field]), **_ZONE)  # type: ignore[arg-type] # 4.0 has no such argument
-    except (PySparkTypeError, ValueError) as refused:  # pyarrow raises the latter
+    except (PySparkTypeError, ValueError) as refused:  # pyarrow raises ValueError
         name = shown.get(field.name, field.name)
         raise ConfigError(
             f"Column {name!r} has type {field.dataType.simpleString()}, which Spark cannot pass to Python.",
@@ -101,10 +101,10 @@ def _spark_field(field: pa.Field) -> T.StructField:
 
 
 def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
-    """Return the rows of a batch as slots get them: slot, key-group, key hash, and the columns that an order needs.
+    """Return the rows of a batch for the slots: slot, key-group, key hash, and the columns that an order needs.
 
-    The columns are renamed to ``__riffle_<number>``. Spark's path to Python looks columns up by name, and fails if the
-    name has a dot or a backtick in it.
+    The columns are renamed to ``__riffle_<number>``, because Spark finds columns by name when it passes them to Python,
+    and fails for names with a dot or a backtick.
     """
     if layout.shards is None:
         key_group = keygroups.spark_expression(order.routing, order.total)
@@ -114,15 +114,15 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
         key_group = KEY_GROUP
     names = [*order.rows.names, *([] if order.initial is None else [INITIAL])]
     columns = [f"{quoted(name)} as __riffle_{index}" for index, name in enumerate(names)]
-    # SQL texts in one frame: each frame is analysed again, and each `Column` costs ten JVM calls. The array of slots is
-    # one literal that Spark folds once per query, so no call is made per key-group.
+    # One frame with SQL texts, because each frame is analysed, and each `Column` takes ten JVM calls. The array of
+    # slots is one literal that Spark folds once per query, so there is no call per key-group.
     slot = f"element_at(from_json('{slot_by_key_group(layout, order.total)}', 'array<int>'), {key_group} + 1) as {SLOT}"
     hashed = f"{keygroups.spark_hash(order.key)} as {HASH}"
     return batch.selectExpr(slot, f"{key_group} as {KEY_GROUP}", hashed, *columns)
 
 
 def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
-    """Return the batch with unique column names, and with the struct fields that operators use as columns.
+    """Return the batch with unique column names, and with a column for each struct field that operators use.
 
     Raise ``ConfigError`` if two operators use fields with the same name.
     """
@@ -177,7 +177,7 @@ def has_partition_columns(frame: DataFrame) -> bool:
 
 
 def _partition_sources(frame: DataFrame) -> list[Column | None]:
-    """Return the columns of topic and partition in a frame, ``None`` for a missing one."""
+    """Return the columns of topic and partition in a frame, with ``None`` for a missing column."""
     rows = arrow_schema(frame)
     case_sensitive = is_case_sensitive(frame.sparkSession)
     return [source_of(name, rows, "dispatch", case_sensitive=case_sensitive) for name in PARTITION_COLUMNS]
@@ -207,10 +207,10 @@ def partitions_of(batch: DataFrame, limit: int) -> list[Partition]:
 
 
 def _shard(shards: Shards, columns: tuple[str, str]) -> str:
-    """Return the SQL of a row's shard: a look-up by partition in a literal array per topic.
+    """Return the SQL of a row's shard, which is looked up by partition in a literal array per topic.
 
-    ``columns`` are the SQL of the topic and partition. A row of an unregistered partition raises an error that names
-    the partition.
+    ``columns`` are the SQL of the topic and partition. A row of an unregistered partition raises an error with the
+    partition.
     """
     topic, partition = columns
     number = f"try_cast({partition} as int)"
@@ -225,7 +225,7 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
 
 
 def slot_by_key_group(layout: SlotLayout, total: int) -> str:
-    """Return as JSON the list of slot numbers by key-group. ``total`` is the number of key-groups."""
+    """Return a JSON array with the slot number of each key-group. ``total`` is the number of key-groups."""
     numbers = [0] * total
     for slot in layout.slots:
         for key_group in slot.key_groups:
@@ -258,7 +258,7 @@ def watermark_in(schema: T.StructType, store: str) -> Watermark:
 def policy_in(spark: SparkSession) -> WatermarkPolicy:
     """Return whether Spark uses the minimum or the maximum of several watermarks.
 
-    In a batch's session it is the value from the checkpoint.
+    The session of a batch has the value from the checkpoint.
     """
     policy = spark.conf.get(_POLICY, "min") or "min"
     return "max" if policy.lower() == "max" else "min"

@@ -57,7 +57,7 @@ class DeliverySink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The sinks by store. Results of other stores are not delivered.
+    """The sinks by store. Results of stores without a sink are not delivered.
 
     ``late`` is called with a watermark (ms) and the delivery if slots that read the batch dropped late rows.
     ``letters`` are the sinks of dead letters by store.
@@ -76,8 +76,8 @@ _LINK = "version long, attempt string, start long, length long, checksum string,
 class SparkWork:
     """Implements ``protocol.ports.Work`` for a call of ``foreachBatch``.
 
-    ``reads`` has the inputs of the stores that read results of other stores, or a part of the batch. All others read
-    the batch.
+    ``reads`` has the inputs of the stores that read results of other stores, or a part of the batch. All other stores
+    read the whole batch.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class SparkWork:
             for stage in self._stages(layout, orders):
                 store = stage[0].store
                 if store not in self._reads:
-                    receipts += self._run(layout.of(store), stage, several=len(executors) > 1)
+                    receipts += self._run(layout.of(store), stage, is_replicated=len(executors) > 1)
                 elif not any(receipt.error for receipt in receipts):
                     with raising_stale_rows():
                         self._inputs[store] = self._input(stage[0], receipts)
-                        receipts += self._run(layout.of(store), stage, several=len(executors) > 1)
+                        receipts += self._run(layout.of(store), stage, is_replicated=len(executors) > 1)
         self._dead_stores = {receipt.store for receipt in receipts if receipt.dead_rows}
         self._frames.reductions.record(receipts)
         if self._sinks.late is not None:
@@ -149,51 +149,55 @@ class SparkWork:
         return receipts
 
     def _stages(self, layout: SlotLayout, orders: Sequence[Order]) -> list[list[Order]]:
-        """Return the orders by stage: stores with the same key share the shuffled rows and the tasks of their slots.
+        """Return the orders by stage. Stores with the same key share a stage: its shuffled rows and its tasks.
 
-        A store whose rows are combined, or that reads a part of the batch or other stores, has a stage of its own.
+        A store has a stage of its own if it reads a part of the batch or other stores, or if its rows are combined.
         """
         stages: dict[object, list[Order]] = {}
         for order in orders:
-            is_alone = order.store in self._reads or order.initial is not None
-            is_alone = is_alone or self._frames.reductions.combines(order.store)
-            by = order.store if is_alone else (layout.of(order.store).slots, order.key, order.routing, order.total)
-            stages.setdefault(by, []).append(order)
+            is_alone = (
+                order.store in self._reads or order.initial is not None or self._frames.reductions.combines(order.store)
+            )
+            shared_by = (layout.of(order.store).slots, order.key, order.routing, order.total)
+            stages.setdefault(order.store if is_alone else shared_by, []).append(order)
         return [*stages.values()]
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
-        """Return the rows of an order that reads a part of the batch, or results of other stages by their receipts."""
+        """Return the rows of an order that reads a part of the batch, or results of other stages.
+
+        ``receipts`` are those of the stages that have run.
+        """
         reads = self._reads[order.store]
         answers = {store: self._rows(store, receipts) for store in reads.after}
         frame = reads.frame(self._batch, answers, order.time_ms)
         return routing.prepared(frame, [self._operators[order.store]])
 
-    def _run(self, layout: SlotLayout, orders: Sequence[Order], *, several: bool) -> list[Receipt]:
+    def _run(self, layout: SlotLayout, orders: Sequence[Order], *, is_replicated: bool) -> list[Receipt]:
         """Run the slots of a stage, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
         for order in orders:
             self._routing[order.store] = partial(self._route, layout, order)
         try:
             plan = self._plan_stage(layout, orders, channel)
-            result = StoredResult(plan, {order.store: order.output for order in orders}, several=several)
+            outputs = {order.store: order.output for order in orders}
+            result = StoredResult(plan, outputs, is_replicated=is_replicated)
         finally:
             accumulated = [] if channel is None else channel.accumulator.value.pop(channel.run_id, [])
         self._results |= dict.fromkeys(result.outputs, result)
         return [Receipt.from_json(text) for text in result.receipts(accumulated, len(orders[0].slots))]
 
     def _plan_stage(self, layout: SlotLayout, orders: Sequence[Order], channel: ReceiptChannel | None) -> PlanFrame:
-        """Return the uncomputed result of a stage. Combine rows if that reduced those of the last batch."""
+        """Return the uncomputed result of a stage. Rows are combined if that reduces them enough (``Reductions``)."""
         if not handles.is_classic(self._batch.sparkSession):
             return self._plan_result(layout, orders, channel, None)
         reductions = self._frames.reductions
-        computes = [self._operators[order.store].compute for order in orders]
-        ways = [combinable(order, compute, layout) for order, compute in zip(orders, computes, strict=True)]
+        combinations = [combinable(order, self._operators[order.store].compute, layout) for order in orders]
         rows = self._inputs.get(orders[0].store, self._batch)
         orders = [
-            order if way is None else replace(order, input_partitions=reductions.partitions(order.store, rows))
-            for order, way in zip(orders, ways, strict=True)
+            order if each is None else replace(order, input_partitions=reductions.partitions(order.store, rows))
+            for order, each in zip(orders, combinations, strict=True)
         ]
-        combined = ways[0]
+        combined = combinations[0]
         if combined is not None and reductions.combines(orders[0].store):
             try:
                 with reductions.room_for_keys(orders[0].store, rows.sparkSession):
@@ -209,15 +213,17 @@ class SparkWork:
     ) -> PlanFrame:
         """Return the uncomputed result of a stage, from a kept plan if possible.
 
-        Raise ``LookupError`` or the JVM's error if rows are to be ``combined`` and cannot be.
+        Raise ``LookupError`` or the JVM's error if ``combined`` is set but Spark cannot combine the rows.
         """
         works = [self._work(order, combined) for order in orders]
-        lead, sent = orders[0], None
+        lead = orders[0]
+        shared_columns = None
         if len(orders) > 1:
             fields = {field.name: field for order in orders for field in order.rows}
-            lead, sent = replace(lead, rows=pa.schema([*fields.values()])), [*fields]
+            lead = replace(lead, rows=pa.schema([*fields.values()]))
+            shared_columns = [*fields]
         output = routing.spark_schema(chunked_schema([work.result_schema for work in works]))
-        function = compat.slot_udf(slot_function(works, channel, sent))
+        function = compat.slot_udf(slot_function(works, channel, shared_columns))
         plan_by_spark = partial(self._result, layout, lead, function, output, combined)
         frame = self._frames.frame(self._batch.sparkSession, layout)
         if lead.initial is not None or not self._frames.placeable:
@@ -226,42 +232,42 @@ class SparkWork:
         files = handles.sent_files(self._batch.sparkSession)
         rows = self._inputs.get(lead.store, self._batch)
         sent_rows = lead.rows if combined is None else works[0].order.rows
-        ingredients = (layout.shards, lead.key, lead.total, sent_rows, output, rows.schema, files)
+        plan_key = (layout.shards, lead.key, lead.total, sent_rows, output, rows.schema, files)
         name = ", ".join(order.store for order in orders) + ("" if combined is None else ", combined")
         plans = self._frames.plans
         fallbacks_before = plans.fallbacks
-        frame_of_plan = plans.planned(name, ingredients, slots, rows, function, output, plan_by_spark)
-        if lead.store not in self._inputs:  # The rows of later stages always have a plan of their own.
+        result = plans.plan_batch(name, plan_key, slots, rows, function, output, plan_by_spark)
+        if lead.store not in self._inputs:  # Spark always plans later stages, because their rows are not a plain RDD.
             self._plan_fallbacks += plans.fallbacks - fallbacks_before
-        return frame_of_plan
+        return result
 
     def _work(self, order: Order, combined: Combined | None) -> StoreWork:
-        """Return what a slot does for the store of an order."""
+        """Return the work of a slot for the store of an order."""
         schema = routing.arrow_of(routing.spark_schema(result_schema(order.output)))
         if combined is not None:
             return StoreWork(combined_order(order, combined), combined.compute, schema)
         return StoreWork(order, self._operators[order.store].compute, schema)
 
     def plan_fallbacks(self) -> int:
-        """Return how many plans of slots that read the batch, and of results, Spark made again.
+        """Return how often Spark planned slots that read the batch, or rows for a sink, although a plan was kept.
 
-        Plans of the first batch and after a change of the columns do not count.
+        The first batch, and the first after a change of the columns, do not count.
         """
         return self._plan_fallbacks
 
     def _result(
         self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType, combined: Combined | None
     ) -> PlanFrame:
-        """Return the uncomputed result of a stage, planned by PySpark. ``order`` names all columns of its rows.
+        """Cogroup the routed rows of a stage with the placed slots; return the uncomputed result, planned by PySpark.
 
-        Routed rows are cogrouped with the placed slots.
+        ``order`` names all columns of the rows.
         """
         if combined is None:
             counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
         else:
             rows, routed_order = combined_rows(self._inputs.get(order.store, self._batch), order, combined)
-            # Counted before they are routed. So Spark does not merge the routing with the grouping, and the plan of
-            # the routing can be given another layout.
+            # The rows are counted before they are routed. So Spark does not merge the routing with the grouping, and
+            # a kept plan can take another layout.
             counted = rows.observe(_ROWS, F.expr(f"coalesce(sum({ROWS}), 0L) as rows"))
             counted_rows = routing.routed(counted, routed_order, layout)
         slots = self._frames.frame(self._batch.sparkSession, layout)
@@ -269,25 +275,25 @@ class SparkWork:
         return PlanFrame(result, lambda: handles.observed(result, _ROWS))
 
     def _route(self, layout: SlotLayout, order: Order) -> DataFrame:
-        """Return the routed rows of an order, from the batch or from the stage's own input."""
+        """Return the routed rows of an order. They are read from the batch, or from the stage's own input."""
         batch = self._inputs.get(order.store, self._batch)
         if order.initial is not None:
             batch = routing.union_initial_state(batch, order, self._initial[order.store])
         return routing.routed(batch, order, layout)
 
     def count_routed_rows(self) -> Mapping[str, int | None]:
-        """Return how many rows were shuffled per store, from Spark's metrics or else by counting again."""
+        """Return how many rows were shuffled per store. Rows that Spark's metrics do not count are counted by a job."""
         observed = {result: result.routed() for result in dict.fromkeys(self._results.values())}
         counts = {store: observed[result] for store, result in self._results.items()}
         return {store: self.recount(store) if count is None else count for store, count in counts.items()}
 
     def recount(self, store: str) -> int:
-        """Return how many rows are routed to a store, by reading the input again."""
+        """Count the rows that are routed to a store. Reads the input again."""
         with raising_stale_rows():
             return self._routing[store]().count()
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
-        """Pass each operator's rows to its sink after the check. The check runs while their frames are built."""
+        """Pass each operator's rows to its sink after the check. The check runs while the frames are built."""
         with ThreadPoolExecutor(1, "riffle-check") as pool:
             checking = pool.submit(check)
             stores = [store for store in self._operators if store in self._sinks.of_stores]
@@ -300,10 +306,10 @@ class SparkWork:
                 self._sinks.letters[store](letters, delivery)
         for store, rows in frames.items():
             with raising_stale_rows():
-                self._give(store, rows, delivery)
+                self._deliver_to_sink(store, rows, delivery)
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
-        """Return the output rows of a store, of the attempts that the receipts name."""
+        """Return the output rows of a store, from the attempts that the receipts name."""
         outputs = self._frames.outputs
         fallbacks_before = outputs.fallbacks
         rows = outputs.rows(store, self._results[store], self._attempts(store, receipts))
@@ -311,7 +317,7 @@ class SparkWork:
         return rows
 
     def _attempts(self, store: str, receipts: Sequence[Receipt]) -> list[str]:
-        """Return the names of the attempts in the result that has the rows of a store."""
+        """Return the names of the attempts in the result that holds a store's rows."""
         stores = self._results[store].outputs
         return [receipt.attempt for receipt in receipts if receipt.store in stores]
 
@@ -329,10 +335,10 @@ class SparkWork:
                 letter_sink(letters, delivery)
             rows[store] = rows[store].where(f"{LETTER} is null").drop(LETTER)
         for store in self._sinks.of_stores:
-            self._give(store, rows[store], delivery)
+            self._deliver_to_sink(store, rows[store], delivery)
 
     def _deliver_late(self, delivery: Delivery) -> None:
-        """Deliver the late rows. After a restart their number is unknown, so they are always delivered."""
+        """Deliver the late rows, if there are any. After a restart that is unknown, so the sink is called."""
         if self._sinks.late is not None:
             late_ms, count = self._late_rows or (self._watermark_before(delivery.batch_id), 1)
             if count:
@@ -343,7 +349,7 @@ class SparkWork:
         entry = inventory.offsets_before(self._batch, version)
         return 0 if entry is None else int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
 
-    def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
+    def _deliver_to_sink(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         """Pass the rows to the sink of a store."""
         sink = self._sinks.of_stores[store]
         if isinstance(sink, DeliverySink):
@@ -405,16 +411,13 @@ def sealed_rows(spark: SparkSession, home: Home, store: str, links: Sequence[Lin
 
 
 def read_function(home: Home, store: str, schema: pa.Schema) -> Callable[[Batches], Batches]:
-    """Return the function for ``mapInArrow`` that reads sealed output.
-
-    It gets rows with links, and returns the rows of the linked parts.
-    """
+    """Return the function for ``mapInArrow`` that reads sealed output: from rows with links to the linked rows."""
     text = home.to_json()
     return lambda batches: _read(text, store, schema, batches)
 
 
 def _read(home_json: str, store: str, schema: pa.Schema, batches: Batches) -> Batches:
-    """Yield the rows of the parts that the input's links name. Runs on executors."""
+    """Yield the output rows that the links in the input refer to. Runs on executors."""
     home = Home.from_json(home_json)
     reader = Reader(store_of(home), keys_of(home))
     for batch in batches:

@@ -1,19 +1,19 @@
 """Add the stages of a batch to the progress that Spark reports for it.
 
-Theory of operation. At the end of a batch Spark walks through the physical plan of the batch. Each node that writes
-Spark's state store becomes a state operator of the progress, and each node that observes metrics an entry of
+Theory of operation. At the end of a batch Spark reads the nodes of the batch's physical plan. Each node that writes
+Spark's state store becomes a state operator of the progress. Each node that observes metrics becomes an entry of
 ``observedMetrics``. Spark then posts one event, which listeners, the UI and the event log receive.
 
-``foreachBatch`` runs plans of its own, so the plan of the batch is read at that time and never executed. Before
-``foreachBatch`` returns, this module puts nodes in front of it:
+``foreachBatch`` runs plans of its own, so Spark never executes the plan of the batch. Before ``foreachBatch`` returns,
+this module adds nodes on top of this plan:
 
-1. for each stage a node with Spark's name for that kind of operator, with the figures of the stage as its metrics. A
-   node of a join, a session window, a function or a processor cannot be made, because it needs arguments that a wrapped
-   query does not have. It is a ``StateStoreSaveExec`` whose class, compiled when it is first needed, has another name;
-2. one node that observes the remaining figures of the batch, which are a constant.
+1. One node per stage, with Spark's name for that kind of operator and the figures of the stage as its metrics. Spark's
+   nodes for joins, session windows, functions and processors need arguments that a wrapped query does not have. For
+   these, a subclass of ``StateStoreSaveExec`` with the other name is compiled when it is first needed.
+2. One node that observes the remaining figures of the batch as a constant.
 
-The nodes have one child each, so the leaves of the plan stay those of the sources, and Spark still counts their rows.
-All batches of a run share the nodes of state operators, because each node and each figure costs calls to the JVM.
+Each node has one child, so the leaves of the plan are still the sources, and Spark still counts their rows. All batches
+of a run share the nodes of state operators, because each node and each figure takes calls to the JVM.
 """
 
 import json
@@ -34,7 +34,7 @@ __all__ = ["SparkProgress", "StateOperator"]
 _logger = logging.getLogger("riffle_spark")
 _EXECUTION = "org.apache.spark.sql.execution"
 _PLACES = (f"{_EXECUTION}.streaming", f"{_EXECUTION}.streaming.operators.stateful")
-"""The packages of the nodes until Spark 4.0, and since 4.1."""
+"""The packages of the nodes: the first until Spark 4.0, the second since 4.1."""
 _UNION = f"{_EXECUTION}.UnionExec"
 _SAVE = "StateStoreSaveExec"
 _SAVE_NAME = "stateStoreSave"
@@ -43,11 +43,11 @@ _OBSERVED: Final = "riffle_spark"
 """The name in ``observedMetrics``."""
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _INFO_ARGUMENTS: Final = 5
-"""Arguments of a state's description in all versions of Spark. Later versions have further, optional ones."""
+"""The number of arguments of ``StatefulOperatorStateInfo`` in all versions of Spark. Later ones have more, optional."""
 _STATE_FORMAT: Final = 2
 _CHECKPOINT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _WITHOUT_IDS = "1"
-"""Later versions of Spark's checkpoint ask each state operator for the ids of its state stores."""
+"""With a later version of Spark's checkpoint, Spark reads the ids of state stores from each state operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StateOperator:
     """The figures of a stage for Spark's progress.
 
     ``node`` is the class of Spark's operator, ``name`` its name in Spark's progress. ``partitions`` is the number of
-    slots. ``metrics`` has figures by the names of the node's metrics, such as ``numUpdatedStateRows``.
+    slots. ``metrics`` has the figures by metric name, such as ``numUpdatedStateRows``.
     """
 
     node: str
@@ -71,7 +71,7 @@ class SparkProgress:
     """
 
     def __init__(self) -> None:
-        """Add nothing yet. The first batch names the query."""
+        """Create it without nodes. The first batch identifies the query."""
         self._works = True
         self._execution: Any = None
         self._nodes: _OperatorNodes | None = None
@@ -81,8 +81,8 @@ class SparkProgress:
     def add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
         """Add the figures of a committed batch. Call it inside ``foreachBatch``, after the batch.
 
-        ``operators`` are listed as in Spark's progress, the last stage first. Without a JVM, and for a batch without a
-        query, nothing is added. A failure is logged once and ends the additions of this run: the batch is committed.
+        ``operators`` are listed as in Spark's progress, the last stage first. Nothing is added without a JVM, or for a
+        batch without a query. After a failure, which is logged, later batches of this run add nothing.
         """
         if not self._works:
             return
@@ -103,7 +103,7 @@ class SparkProgress:
             )
 
     def _add(self, batch: DataFrame, operators: Sequence[StateOperator], figures: Mapping[str, float]) -> None:
-        """Add the figures of a batch, with the errors of private classes as they are."""
+        """Add the figures of a batch. Raise the JVM's errors."""
         last = self._execution.lastExecution()
         jvm = handles.context(batch.sparkSession)._jvm
         plan = last.executedPlan()
@@ -114,15 +114,15 @@ class SparkProgress:
         if operators and self._adds_operators:
             if self._nodes is None or not self._nodes.fit(operators):
                 self._nodes = _OperatorNodes(jvm, operators, plan)
-            plan = self._nodes.before(plan, operators)
-        compat.replace_executed_plan(jvm, last, self._observing.before(plan, figures))
+            plan = self._nodes.on_top_of(plan, operators)
+        compat.replace_executed_plan(jvm, last, self._observing.on_top_of(plan, figures))
 
 
 class _OperatorNodes:
-    """A chain of state operators. Below them is a union of one child, because its child can be replaced."""
+    """A chain of state operators on top of a union with one child. The child of the union can be replaced."""
 
     def __init__(self, jvm: Any, operators: Sequence[StateOperator], plan: Any) -> None:
-        """Build a node for each operator, the first operator on top, in front of a plan."""
+        """Build a node for each operator on top of a plan. The node of the first operator is the top."""
         self._jvm = jvm
         self._kinds = _kinds_of(operators)
         self._union = looked_up(jvm, _UNION)(scala_seq(jvm, [plan]))
@@ -137,11 +137,11 @@ class _OperatorNodes:
             self._values.append({})
 
     def fit(self, operators: Sequence[StateOperator]) -> bool:
-        """Return whether the nodes are those of these operators."""
+        """Return whether the nodes can be reused for these operators."""
         return self._kinds == _kinds_of(operators)
 
-    def before(self, plan: Any, operators: Sequence[StateOperator]) -> Any:
-        """Return the nodes with a plan below them and the figures of these operators. Only changed figures are set."""
+    def on_top_of(self, plan: Any, operators: Sequence[StateOperator]) -> Any:
+        """Return the nodes on top of a plan, with the figures of these operators. Only changed figures are set."""
         opened_field(self._jvm, _UNION, "children").set(self._union, scala_seq(self._jvm, [plan]))
         for number, operator in enumerate(operators):
             partitions = dict.fromkeys(compat.PARTITION_METRICS, operator.partitions)
@@ -159,12 +159,12 @@ class _OperatorNodes:
 
 
 def _kinds_of(operators: Sequence[StateOperator]) -> list[tuple[str, str, int]]:
-    """Return what the nodes of operators depend on."""
+    """Return the properties of operators that their nodes depend on."""
     return [(operator.node, operator.name, operator.partitions) for operator in operators]
 
 
 def _state_node(jvm: Any, number: int, operator: StateOperator, child: Any) -> Any:
-    """Return a state operator. Its other arguments are empty, because they matter only to its execution."""
+    """Return the node of a state operator. Arguments that only its execution reads are empty."""
     info_class = str(_node_class(jvm, "StatefulOperatorStateInfo").getName())
     run = looked_up(jvm, "java.util.UUID", "randomUUID")()
     none = looked_up(jvm, "scala.None$", MODULE)
@@ -184,7 +184,7 @@ def _state_node(jvm: Any, number: int, operator: StateOperator, child: Any) -> A
 def _named_class(jvm: Any) -> Any:
     """Return a subclass of ``StateStoreSaveExec`` whose first argument is its name in Spark's progress.
 
-    It is compiled by the compiler that Spark uses for its own code, once per JVM.
+    It is compiled once per JVM, by the compiler that Spark uses for generated code.
     """
     cache = cache_of(jvm)
     if _NAMED_CLASS not in cache:
@@ -223,10 +223,11 @@ class _ObservingNode:
         self._java_map = looked_up(jvm, "java.lang.Class", "forName")("java.util.Map")
         self._alias = looked_up(jvm, f"{_EXPRESSIONS}.Alias")(None, "metrics", new_id(), nil(jvm), none, nil(jvm))
 
-    def before(self, plan: Any, figures: Mapping[str, float]) -> Any:
-        """Return a plan with the node in front of it.
+    def on_top_of(self, plan: Any, figures: Mapping[str, float]) -> Any:
+        """Return the node on top of a plan.
 
-        Raise ``LookupError`` if this thread has no active session. Spark would fail the query when it reads the node.
+        Raise ``LookupError`` if this thread has no active session, because Spark would fail the query when it reads the
+        node.
         """
         text = json.dumps({name: float(value) for name, value in figures.items()})
         catalyst_map = self._convert.apply(self._mapper.readValue(text, self._java_map))

@@ -1,4 +1,4 @@
-"""Hold the frames of a stage: the rows that its slots read, and the stored results of its slots."""
+"""Describe the input of a stage, and store and read the results of its slots."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,23 +29,23 @@ _logger = logging.getLogger("riffle_spark")
 
 
 class StageInput(Protocol):
-    """The rows of a stage that reads results of other stages, or a part of the batch.
-
-    ``after`` names the stores of the stages that it reads. ``empty`` is an empty frame with the columns of the rows.
-    """
+    """The rows of a stage that reads results of other stages, or a part of the batch."""
 
     @property
     def after(self) -> Sequence[str]:
-        """Return the stores of the stages whose results it reads."""
+        """Return the stores of the stages whose results this stage reads."""
         ...
 
     @property
     def empty(self) -> DataFrame:
-        """Return a frame without rows that has the columns of the rows."""
+        """Return an empty frame with the columns of this stage's rows."""
         ...
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
-        """Return the rows for a batch with this time, from the results of the stages before by store."""
+        """Return the rows of this stage for a batch.
+
+        ``answers`` has the results of earlier stages by store, ``time_ms`` is the batch time.
+        """
         ...
 
 
@@ -53,27 +53,27 @@ class SideOutput(Protocol):
     """Receives the rows that are too late for the slots that read the batch."""
 
     def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
-        """Return the rows for the slots, from the rows of a batch with this time."""
+        """Return the rows that the slots get of a batch. ``time_ms`` is the batch time."""
         ...
 
     def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
-        """Deliver the rows of a batch that are late by a watermark (ms)."""
+        """Deliver the rows of a batch that are late by the watermark ``late_ms``."""
         ...
 
 
 class StoredResult:
-    """The result of the slots of some stores as a local checkpoint, on two executors if there are ``several``.
+    """The result of the slots of some stores, stored as a local checkpoint.
 
     ``outputs`` are the output columns by store, in the order of the stores in the result. With Spark Connect the first
-    action computes it.
+    action computes the result.
     """
 
-    def __init__(self, result: kept_plan.PlanFrame, outputs: Mapping[str, pa.Schema], *, several: bool) -> None:
-        """Compute a result and store it, on two executors if there are ``several``."""
+    def __init__(self, result: kept_plan.PlanFrame, outputs: Mapping[str, pa.Schema], *, is_replicated: bool) -> None:
+        """Compute a result and store it, on two executors if it ``is_replicated``."""
         self.outputs = outputs
         self._rows = result.rows
         self._rdd: Any = result.rdd
-        level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
+        level = StorageLevel.MEMORY_AND_DISK_2 if is_replicated else StorageLevel.MEMORY_AND_DISK
         spark = result.frame.sparkSession
         if result.rdd is not None:
             handles.store_rdd(spark, result.rdd, level)
@@ -82,10 +82,10 @@ class StoredResult:
             self.frame = compat.local_checkpoint(result.frame, level, eager=handles.is_classic(spark))
 
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
-        """Return the receipts that tasks sent by accumulator if all were, else the receipts in the result.
+        """Return the receipts of all slots. ``accumulated`` are those that the tasks sent by accumulator.
 
-        ``accumulated`` are the receipts sent. A task sends none if it finds its partition computed by another task that
-        failed afterwards.
+        If some are missing, all receipts are read from the result. A task sends none if its partition was already
+        computed by another task, which failed afterwards.
         """
         if len(accumulated) == slots * len(self.outputs):
             return accumulated
@@ -107,7 +107,7 @@ class StoredResult:
         return self.frame.selectExpr(_checked(letters_column([*self.outputs].index(store)), attempts))
 
     def routed(self) -> int | None:
-        """Return how many rows were routed to the slots, or ``None`` if that is unknown."""
+        """Return how many rows were routed to the slots, or ``None`` if Spark does not report it."""
         try:
             return self._rows()
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error; the rows can be counted again
@@ -120,7 +120,7 @@ class StoredResult:
             return
         try:
             handles.release(self.frame.sparkSession, self.rdd)
-        except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
+        except Exception as error:  # noqa: BLE001 - an error of the JVM must not hide the error of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
             _logger.log(
@@ -139,8 +139,8 @@ def rows_of(result: DataFrame, column: str, attempts: Sequence[str]) -> DataFram
 def _checked(column: str, attempts: Sequence[str]) -> str:
     """Return the SQL of a generator of the rows in an array column. It fails for a chunk of another attempt.
 
-    The check is in the generator's argument. Spark reads no column of a row before, and evaluates no filter before. If
-    the argument was a column, Spark would skip chunks and receipts whose array is null or empty, unchecked.
+    The check is in the generator's argument, so Spark checks a row before it reads another column or applies a filter.
+    If the argument was the column itself, Spark would skip null and empty arrays without the check.
     """
     numbers = ", ".join(str(attempt_number(attempt)) for attempt in attempts)
     return f"inline(if({ATTEMPT} in ({numbers}), {column}, raise_error('{_STALE}')))"

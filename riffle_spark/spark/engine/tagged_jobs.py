@@ -1,12 +1,12 @@
 """Run jobs that may have to be cancelled: upkeep jobs, overdue jobs, and jobs that wait for a lost executor.
 
-Theory of operation of ``Losses``. Spark reserves the tasks of a dead executor for it during ``spark.locality.wait``, in
-one stage after the other, although other executors are idle.
+Theory of operation of ``Losses``. Tasks that prefer a dead executor wait for it for ``spark.locality.wait``, in one
+stage after the other, although other executors are idle.
 
 1. While a batch's slots run, a thread compares the executors that the batch uses with the connected executors.
-2. Once an executor is gone and none of the batch's tasks runs any more, the thread cancels the jobs.
-3. The batch is run again on the other executors.
-4. After 10 seconds the thread stops looking, because a repeated run would take longer than the wait.
+2. Once an executor is lost and no task of the batch runs, the thread cancels the jobs.
+3. The batch runs again on the other executors.
+4. The thread ends after 10 seconds, because then a repeated run would take longer than the wait.
 """
 
 import logging
@@ -37,15 +37,15 @@ _MAX_WAITS = 10
 """A job that gets no core is cancelled after this multiple of its time limit."""
 _LOSS_LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 2
-"""No task runs for a moment between two stages."""
+"""Jobs are cancelled after so many looks without a running task, because no task runs between two stages."""
 _WATCH_SECONDS = 10.0
 _NO_MEMORY = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+((?:pyarrow\.lib\.Arrow)?MemoryError(?::[^\n]*)?)(?:\n|$)"
 )
-"""The end of a traceback of a process that ran out of memory."""
+"""The end of the traceback of a process that ran out of memory."""
 _DIED_OF_MEMORY = re.compile(r"exited with (?:exit )?code 52\b|Exit status: 52\b|memory limits|container OOM")
-"""Reasons of removals for lack of memory: Spark ends such an executor with code 52; the others are YARN's and
-Kubernetes' texts."""
+"""Reasons for removing executors without memory. Spark ends them with code 52. The other texts are of YARN and
+Kubernetes."""
 _LOST = re.compile(r"FetchFailed|ExecutorLostFailure")
 """Texts of Spark's error if executors were lost repeatedly."""
 _MEMORY_REMEDY = (
@@ -54,7 +54,7 @@ _MEMORY_REMEDY = (
     "spark.executor.memoryOverhead."
 )
 _MIN_REPEATED_REMOVALS = 2
-"""If a run was repeated after a removal and the next run cost another executor, the batch is the cause."""
+"""If a run was repeated after a removal, and the next run loses another executor, the batch is the cause."""
 
 
 class TaggedJobs:
@@ -64,7 +64,7 @@ class TaggedJobs:
     """
 
     def __init__(self, spark: SparkSession, pool: str) -> None:
-        """Create jobs with a tag of their own, for the scheduler pool ``pool``."""
+        """Create it with a new tag, for the scheduler pool ``pool``."""
         self._spark = spark
         self._pool = pool
         self._tag = f"{pool}-{uuid.uuid4().hex}"
@@ -73,7 +73,7 @@ class TaggedJobs:
         self._stopped = False
         try:
             handles.add_pool(spark, pool)
-        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool, with a warning
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; Spark then adds the pool itself
             _logger.debug("Cannot add scheduler pool %s: %s", pool, error)
 
     def run(self, jobs: Callable[[], T], otherwise: T) -> T:
@@ -100,7 +100,7 @@ class TaggedJobs:
         deadline = time.monotonic() + seconds
         with self._ended:
             while self._running and time.monotonic() < deadline:
-                # Repeatedly, because a job that is just starting cannot be cancelled yet.
+                # Cancelled repeatedly, because a job that is just starting cannot be cancelled yet.
                 self._cancel()
                 self._ended.wait(_CANCEL_AGAIN_SECONDS)
 
@@ -135,9 +135,9 @@ class TaggedJobs:
 
 
 class Deadline:
-    """Cancels the jobs of a block once a task of them has run for ``seconds``.
+    """Cancels the jobs of a block once one of their tasks has run for ``seconds``.
 
-    ``passed`` is true once jobs were cancelled. ``overdue`` names the executors of such tasks.
+    ``passed`` is true once jobs were cancelled. ``overdue`` names the executors of the overdue tasks.
     """
 
     def __init__(self, spark: SparkSession, seconds: float) -> None:
@@ -152,14 +152,14 @@ class Deadline:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the jobs that this thread runs in the block."""
-        if not handles.is_classic(self._spark):  # running tasks are unknown
+        if not handles.is_classic(self._spark):  # Spark Connect does not list running tasks
             yield
             return
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 
     def _watch(self) -> None:
-        """Cancel the jobs once a task of them has run too long, or if they get no core for too long."""
+        """Cancel the jobs once one of their tasks has run too long, or if they get no core for too long."""
         start = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
@@ -190,7 +190,7 @@ def _watched_jobs(spark: SparkSession, tag: str, watch: Callable[[], None], ende
 
 
 class Losses:
-    """Watches the runs of a batch for lost executors. The last of ``runs`` is not cancelled."""
+    """Watches the runs of a batch for lost executors. The last possible run is not cancelled."""
 
     def __init__(self, spark: SparkSession, runs: int) -> None:
         """Create the watch over a batch that runs at most ``runs`` times."""
@@ -223,9 +223,9 @@ class Losses:
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
-        """Replace an error of the block by one with a remedy if Python or executors ran out of memory.
+        """Replace an error of the block by one with a remedy if Python workers or executors ran out of memory.
 
-        Spark itself only reports the lost tasks and blocks.
+        Spark's own error only names the lost tasks and blocks.
         """
         try:
             yield
@@ -239,17 +239,17 @@ class Losses:
             raise
 
     def _removals(self) -> list[str]:
-        """Return Spark's reasons for the removals of executors since the batch started, empty if they are unknown."""
+        """Return Spark's reasons for removing executors since the batch started, or none if they are unknown."""
         with suppress(Exception):  # the JVM may raise any error; then Spark's error is raised
             return handles.removals_since(self._spark, self._start)
         return []
 
 
 def _loss_error(error: Exception, removals: Sequence[str]) -> RiffleError | None:
-    """Return an error that replaces ``error``, by the reasons why executors were removed, or ``None`` to keep it.
+    """Return an error to raise instead of ``error``, or ``None`` to keep ``error``.
 
-    A standalone cluster may report only the lost connection of an executor that ran out of memory. Then the cause may
-    also be the network.
+    ``removals`` are the reasons for removing executors. A standalone cluster may report only the lost connection of an
+    executor that ran out of memory. Then the cause may also be the network.
     """
     is_ours = isinstance(error, RiffleError | StaleRows)
     without_memory = [reason for reason in removals if _DIED_OF_MEMORY.search(reason)]
@@ -274,7 +274,7 @@ def _loss_error(error: Exception, removals: Sequence[str]) -> RiffleError | None
 
 
 class _Watch:
-    """The jobs that this thread runs in the block, and the executors that were lost meanwhile."""
+    """The jobs that a thread runs in a block, and the executors that were lost during the block."""
 
     def __init__(self, spark: SparkSession, executors: frozenset[str]) -> None:
         """Create a watch over jobs that use these executors."""
@@ -292,9 +292,10 @@ class _Watch:
             yield
 
     def caused(self, error: Exception) -> bool:
-        """Return whether an error is the cancellation of the jobs.
+        """Return whether this watch caused an error by cancelling the jobs.
 
-        An error that names their tag is, even if tasks run: a new executor may take them just before Spark cancels.
+        It did if the error names the tag of the jobs, even if tasks run again: a new executor may start them just
+        before Spark cancels the jobs.
         """
         return handles.mentions(error, self._tag) or (self._cancelled and not handles.is_interruption(error))
 

@@ -40,9 +40,9 @@ __all__ = [
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ANSWER_SECONDS = 0.03
-"""About how long a result takes to leave the process."""
+"""The time that a result takes to leave the process."""
 _TASK_FUNCTION = "worker"
-"""The function of ``pyspark.daemon`` that runs the tasks of a process."""
+"""The function of ``pyspark.daemon`` that runs tasks."""
 
 
 class ReceiptChannel(NamedTuple):
@@ -53,7 +53,7 @@ class ReceiptChannel(NamedTuple):
 
 
 class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
-    """Sums up the receipts of tasks, as a mapping from the run's id to JSON texts."""
+    """Collects the receipts of tasks: a mapping from the run's id to JSON texts."""
 
     def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
         """Return the initial value of a task's accumulator: no receipts."""
@@ -77,35 +77,35 @@ class StoreWork(NamedTuple):
 
 
 def slot_function(
-    works: Sequence[StoreWork], channel: ReceiptChannel | None = None, sent: Sequence[str] | None = None
+    works: Sequence[StoreWork], channel: ReceiptChannel | None = None, shared_columns: Sequence[str] | None = None
 ) -> SlotFunction:
     """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its results in chunks.
 
-    All stores of ``works`` get the same rows. ``sent`` are the columns of these rows if they have more than an order
-    needs. The function also sends the receipts through ``channel``. Spark pickles the function, so the orders are text
-    and functions of this package are pickled by name.
+    All stores of ``works`` get the same rows. ``shared_columns`` are the columns of these rows if there are several
+    stores. The function also sends the receipts through ``channel``. Spark pickles the function with its variables, so
+    they contain no object of a class of this package.
     """
     texts = [(work.order.to_json(), work.compute, work.result_schema) for work in works]
-    run = None if channel is None else (channel.run_id, channel.accumulator)  # no class of this package is pickled
-    return lambda key, _, rows: _run(texts, run, sent, key[0].as_py(), rows)
+    run = None if channel is None else (channel.run_id, channel.accumulator)
+    return lambda key, _, rows: _run(texts, run, shared_columns, key[0].as_py(), rows)
 
 
 def _run(
     works: Sequence[tuple[str, Computation, pa.Schema]],
     run: tuple[str, Accumulator[dict[str, list[str]]]] | None,
-    sent: Sequence[str] | None,
+    shared_columns: Sequence[str] | None,
     slot: int,
     rows: pa.Table,
 ) -> pa.Table:
-    """Run a slot on an executor for one store after the other; return their results in chunks.
+    """Run a slot on an executor for one store after the other; return the results of all stores in chunks.
 
     ``works`` has the stores' orders as text, their computations and the schemas of their results. ``run`` is the run's
-    id and the accumulator for receipts. ``sent`` are the columns of the rows if they have more than an order needs.
+    id and the accumulator for receipts. ``shared_columns`` are the columns of the rows if there are several stores.
     """
     rows = with_offsets(rows)
     orders = [Order.from_json(text, slot) for text, _, _ in works]
     stores = [
-        StoreInput(order, compute, _rows_of(order, rows, sent))
+        StoreInput(order, compute, _rows_of(order, rows, shared_columns))
         for order, (_, compute, _) in zip(orders, works, strict=True)
     ]
     answers = run_slots(stores, slot, executor_id(), later=_run_after_result)
@@ -119,25 +119,25 @@ def _run(
 
 
 def _cast_results(answers: list[pa.Table], schemas: Sequence[pa.Schema]) -> Iterator[pa.Table]:
-    """Yield the answers in these schemas, and remove them from the list, so that each is freed once it is chunked."""
+    """Yield the answers, each in its schema. Remove them from the list, so that each is freed once it is chunked."""
     for schema in schemas:
         yield cast_table(answers.pop(0), schema)
 
 
-def _rows_of(order: Order, rows: pa.Table, sent: Sequence[str] | None) -> pa.Table:
-    """Return the rows with the names of an order's columns. ``sent`` are their columns if the order needs fewer."""
+def _rows_of(order: Order, rows: pa.Table, shared_columns: Sequence[str] | None) -> pa.Table:
+    """Return the rows with the columns of an order, selected from ``shared_columns`` if there are several stores."""
     routing = [SLOT, KEY_GROUP, HASH]
     columns = encoded_names(order.rows.names, order.sums)
-    if sent is not None:
-        return rows.rename_columns([*routing, *sent]).select([*routing, *columns])
+    if shared_columns is not None:
+        return rows.rename_columns([*routing, *shared_columns]).select([*routing, *columns])
     return rows.rename_columns([*routing, *columns, *([] if order.initial is None else [INITIAL])])
 
 
 def with_offsets(rows: pa.Table) -> pa.Table:
     """Return the rows with offsets in every array of lists and maps.
 
-    Arrow allows an empty array without offsets, and the JVM writes such arrays. pyarrow reads the first offset anyway,
-    and crashes when it counts bytes.
+    Arrow allows an empty array without offsets, and the JVM writes such arrays. pyarrow crashes when it counts the
+    bytes of such an array, because it reads the first offset.
     """
     if not any(pa.types.is_nested(kind) for kind in rows.schema.types):
         return rows
@@ -146,7 +146,7 @@ def with_offsets(rows: pa.Table) -> pa.Table:
 
 
 def _with_offsets(array: pa.Array) -> pa.Array:
-    """Return an array with offsets in every list and map in it."""
+    """Return an array in which it and each nested list and map has offsets."""
     kind = array.type
     if len(array) == 0:
         return pa.array([], kind)
@@ -165,10 +165,9 @@ def _with_offsets(array: pa.Array) -> pa.Array:
 
 
 def _run_after_result(work: Callable[[], None]) -> None:
-    """Run work on another thread after the result has left, while Spark does its part of the batch.
+    """Run work on another thread after the result has left the process, while Spark does its part of the batch.
 
-    The process may take its next task meanwhile. Neither waits for the other. The work is skipped if no thread can be
-    started.
+    The process may run its next task at the same time. If no thread can be started, the work is skipped.
     """
     timer = threading.Timer(_ANSWER_SECONDS, work)
     timer.daemon = True
@@ -177,7 +176,7 @@ def _run_after_result(work: Callable[[], None]) -> None:
 
 
 def _prepare_next_task(kind: str) -> None:
-    """Prepare the process so that its next task starts faster. ``kind`` names the kind of the task that ends."""
+    """Prepare the process so that its next task starts faster. ``kind`` is the kind of the task that ends."""
     forget_zip_directories()
     _freeze_after_first(kind)
     connection = _connection()
@@ -186,7 +185,7 @@ def _prepare_next_task(kind: str) -> None:
 
 
 def _connection() -> socket.socket | None:
-    """Return the socket with the rows of this task. It is a local variable of pyspark's daemon."""
+    """Return the socket on which this task gets its rows. It is a local variable of pyspark's daemon."""
     frame = inspect.currentframe()
     while frame is not None:
         candidate = frame.f_locals.get("sock") if frame.f_code.co_name == _TASK_FUNCTION else None
@@ -199,8 +198,8 @@ def _connection() -> socket.socket | None:
 def _acknowledge_at_once(connection: socket.socket) -> None:
     """Acknowledge the next packet at once (``TCP_QUICKACK``, on Linux only).
 
-    1. The JVM sends a task's command. It holds back the few rows of a small task until that is acknowledged.
-    2. The kernel expects a socket that has just sent data to send more, so it delays the acknowledgement by 40 ms.
+    1. The JVM sends the command of a task. It sends the rows of a small task only once the command is acknowledged.
+    2. The kernel delays the acknowledgement by 40 ms if the socket has just sent data, because it may send more.
     3. The option lasts until the socket sends data again, so every task sets it.
     """
     with suppress(AttributeError, OSError):
@@ -208,10 +207,10 @@ def _acknowledge_at_once(connection: socket.socket) -> None:
 
 
 def _freeze_after_first(kind: str) -> None:
-    """After a process's first task of a kind, exclude all live objects from garbage collection: modules and clients.
+    """After a process's first task of a kind, exclude all live objects, such as modules, from garbage collection.
 
-    A Python worker collects all garbage after each task. That takes 60 to 190 ms for the imported modules. Later tasks
-    do not freeze, so that garbage is collected.
+    A Python worker collects garbage after each task, which takes 60 to 190 ms with all imported modules. Objects of
+    later tasks are not excluded, so that their garbage is collected.
     """
     if kind not in _frozen_kinds:
         _frozen_kinds.add(kind)
@@ -223,7 +222,7 @@ _frozen_kinds: set[str] = set()
 
 
 def census_function(order: CensusOrder) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame: it answers each slot with its executor's census."""
+    """Return the function for ``mapInArrow`` on a placed frame that returns for each slot its executor's census."""
     text = order.to_json()
     return lambda batches: _answers(batches, lambda _: _census(text))
 
@@ -234,23 +233,20 @@ def _census(text: str) -> str:
 
 
 def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame that runs each slot's order.
-
-    It answers each slot with the receipt as text.
-    """
+    """Return the function for ``mapInArrow`` on a placed frame that runs each slot's order and returns its receipt."""
     texts = {slot: order.to_json() for slot, order in orders.items()}
     return lambda batches: _answers(batches, lambda slot: _upkeep(texts[slot]))
 
 
 def _upkeep(text: str) -> str:
-    """Run a piece of upkeep on this executor; return its receipt as text."""
+    """Run an upkeep order on this executor; return its receipt as text."""
     return run_upkeep(UpkeepOrder.from_json(text), executor_id()).to_json()
 
 
 def warm_function(home: Home) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame that opens the store's client in the Python worker.
 
-    The imports of a slot are imported with this module.
+    Spark also imports this module there, with all modules that a slot needs.
     """
     text = home.to_json()
     return lambda batches: _answers(batches, lambda _: _warm(text))
@@ -263,7 +259,7 @@ def _warm(home_json: str) -> str:
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
-    """Yield for each slot in the input a row with the text that ``answer`` returns for the slot's number."""
+    """Yield a row for each slot in the input, with the text that ``answer`` returns for the slot's number."""
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})

@@ -1,23 +1,23 @@
 """Provide a stream without rows that makes Spark run a batch when something is due although no rows arrive.
 
-Theory of operation. Spark runs a batch without data for its own stateful operators whenever the watermark has moved. It
-does not do so for ``foreachBatch``. Therefore a wrapped query has an additional source: a ``MemoryStream`` that never
-has a row.
+Theory of operation. Spark runs a batch without data for its own stateful operators whenever the watermark has advanced.
+It does not do this for ``foreachBatch``. So a wrapped query has one more source: a ``MemoryStream`` that never has a
+row.
 
-1. Adding nothing to the stream is a new offset. Spark plans another batch for it, with its own id, offset entry and
-   watermark. That works inside ``foreachBatch``, and in the same run under ``availableNow``.
-2. Rows that arrive meanwhile are in the same batch.
-3. A tick is made before each start of a query. ``RunningJob`` passes it each batch::
+1. Adding zero rows to the stream makes a new offset. Spark plans another batch for it, with its own id, offset entry
+   and watermark. This works inside ``foreachBatch``, and in the same run with ``availableNow``.
+2. Rows that arrive at this time are in the same batch.
+3. A tick is created before each start of a query. ``RunningJob`` passes each batch to it::
 
     tick = Tick(spark, checkpoint)
-    rows = tick.beside(rows)  # the input united with the tick, which is the query's last source
+    rows = tick.unite_with(rows)  # the input united with the tick, which is the query's last source
     job = RunningJob(operators, settings, spark, reached, watermark_source="spark", tick=tick)
     query = rows.writeStream.foreachBatch(job.process)...start()
     ...
     tick.stop()  # after the end of the query
 
-4. Every query has a tick from its first start on, because Spark's checkpoint counts sources. A query that continues the
-   checkpoint of a ``foreachBatch`` job never has one.
+4. Every wrapped query has a tick from its first start on, because Spark's checkpoint fixes the number of sources. A
+   query that continues the checkpoint of a ``foreachBatch`` job never has a tick.
 """
 
 import json
@@ -52,25 +52,24 @@ _NOTHING = "-"
 """Spark's entry in the offset log for a source without an offset."""
 _TICK_OFFSET = re.compile(r"-?\d*")
 _SAME_OFFSET_FORM: Final = ("RateStreamTable", "TextSocketTable", "MemoryStreamTable")
-"""The tables of sources whose offsets have the form of a tick's."""
+"""The tables of sources whose offsets look like those of a tick."""
 _AVAILABLE_NOW = "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow"
 _WRAPPER = "AvailableNowMicroBatchStreamWrapper"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
-"""If it is false, Spark's own operators have no batch either when the watermark moves."""
+"""If it is false, Spark also runs no batch for its own operators when the watermark advances."""
 _RETRY_MS = 1_000
 """The delay before a batch for a key that was already due in the previous batch."""
 
 
 class Tick:
-    """The stream without rows of a start of a query.
-
-    ``checkpoint`` is the query's. ``by_clock`` is true if something of the query is due by processing time. Then a
-    restart runs a batch at once, because the due time is unknown. With ``once`` there is no tick: as in Spark, due keys
-    wait for rows.
-    """
+    """The stream without rows for one start of a query."""
 
     def __init__(self, spark: SparkSession, checkpoint: str, *, by_clock: bool = False, once: bool = False) -> None:
-        """Create the tick of a start. The class describes the arguments."""
+        """Create the tick for a query with this checkpoint.
+
+        With ``by_clock`` keys of the query are due by processing time. Then a restart runs a batch at once, because the
+        due time is unknown. With ``once`` the tick starts no batch: as in Spark, due keys wait for rows.
+        """
         self._spark = spark
         self._checkpoint = checkpoint
         self._by_clock = by_clock and not once
@@ -79,7 +78,7 @@ class Tick:
         self._without_rows = not once and str(spark.conf.get(_NO_DATA, "true")).lower() == "true"
         self._has_warned = False
 
-    def beside(self, frame: DataFrame) -> DataFrame:
+    def unite_with(self, frame: DataFrame) -> DataFrame:
         """Return ``frame`` united with the tick, or ``frame`` alone if its checkpoint was started without a tick.
 
         Raise ``UnavailableError`` if Spark's checkpoint exists and cannot be read.
@@ -109,11 +108,13 @@ class Tick:
         if self._stream is not None:
             self._stream.addData(handles.scala_seq(_jvm(self._spark), []))
 
-    def after(self, batch: DataFrame, incoming: IncomingBatch, clock_ms: int | None, *, by_watermark: bool) -> None:
+    def schedule_next(
+        self, batch: DataFrame, incoming: IncomingBatch, clock_ms: int | None, *, by_watermark: bool
+    ) -> None:
         """Schedule the next batch at the end of a batch, if anything is due.
 
-        It is due at once if the rows moved the watermark and ``by_watermark`` is true, or else at ``clock_ms``, the
-        first due time by processing time. A failure is logged once, because the batch is committed.
+        It is due at once if the rows advanced the watermark and ``by_watermark`` is true. Otherwise it is due at
+        ``clock_ms``, the first due time by processing time. The batch is committed, so a failure is only logged, once.
         """
         if self._stream is None:
             return
@@ -137,11 +138,11 @@ class Tick:
             self._has_warned = True
 
     def stop(self) -> None:
-        """Cancel the batch by the clock, and schedule none any more. May be called more than once."""
+        """Cancel the scheduled batch, and schedule no more. May be called more than once."""
         self._alarm.stop()
 
     def _ring(self) -> None:
-        """Start a batch by the clock. An error is only logged, because the JVM may be shutting down."""
+        """Start a batch that is due by processing time. Log errors, because the JVM may be shutting down."""
         try:
             self.now()
         except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
@@ -150,8 +151,8 @@ class Tick:
     def _reached(self, frame: DataFrame) -> tuple[int, bool] | None:
         """Return the tick's offset in the newest entry of Spark's offset log, and whether a batch is due at once.
 
-        A batch is due if the newest batch is committed and moved the watermark. Return ``None`` if the entry has no
-        tick. A stream with another offset would make Spark go back, or never stop.
+        A batch is due if the newest batch is committed and advanced the watermark. Return ``None`` if the entry has no
+        tick. With a wrong offset Spark would read the stream again, or run batches for ever.
         """
         try:
             return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
@@ -176,8 +177,9 @@ def _reached(
     if planned is None:
         return _NEVER, False
     batch, (_, metadata, *offsets) = planned
+    # With as many offsets as sources there is no tick, unless a source was added since. Then the last one is a tick's.
     if len(offsets) == len(sources) and (sources[-1] in _SAME_OFFSET_FORM or not _TICK_OFFSET.fullmatch(offsets[-1])):
-        return None  # unless the query now has one more source: then the last offset is the tick's
+        return None
     number = _NEVER if offsets[-1] == _NOTHING else int(offsets[-1])
     committed = _newest(spark, _COMMITS, f"{checkpoint}/commits")
     if committed is None or committed[0] != batch:
@@ -216,7 +218,7 @@ def _sources(frame: DataFrame) -> list[str]:
 
 
 def _newest(spark: SparkSession, names: Sequence[str], path: str) -> tuple[int, list[str]] | None:
-    """Return the newest batch id in a log of Spark's checkpoint, and the lines of its entry."""
+    """Return the newest batch id in a log of Spark's checkpoint, and the lines of its entry; ``None`` without one."""
     log = _class_named(spark, names)
     count = parameter_count(_jvm(spark), str(_class(spark, names).getName()))
     spark_log = log(*[handles.session(spark), path, False][:count])
@@ -237,7 +239,7 @@ def _stream(frame: DataFrame) -> Any:
 
 
 def _advances_watermark(batch: DataFrame, watermark_ms: int) -> bool:
-    """Update Spark's watermark tracker from the executed plan, and return whether it is above ``watermark_ms`` now.
+    """Update Spark's watermark tracker from the executed plan; return whether its watermark exceeds ``watermark_ms``.
 
     Call it after the rows of the batch were read. Spark repeats the update at the end of the batch, which changes
     nothing.
@@ -251,7 +253,7 @@ def _advances_watermark(batch: DataFrame, watermark_ms: int) -> bool:
 def _admit_latest(batch: DataFrame, stream: Any) -> None:
     """Make a run of ``availableNow`` read the newest tick.
 
-    Until Spark 4.0 such a run wraps the stream, and reads it up to its offset at the start of the run.
+    Up to Spark 4.0, such a run wraps the stream and reads it only up to the offset at the start of the run.
     """
     if handles.looked_up(_jvm(batch.sparkSession), "java.lang.Class", "forName")(_AVAILABLE_NOW).isInstance(stream):
         return
@@ -261,12 +263,12 @@ def _admit_latest(batch: DataFrame, stream: Any) -> None:
 
 
 def _class_named(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Return the first of these classes that the JVM has, to call its static members."""
+    """Return the first class in ``names`` that exists, as Py4J's handle of its static members."""
     return handles.looked_up(_jvm(spark), str(_class(spark, names).getName()))
 
 
 def _class(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Return the first class in ``names`` that exists."""
+    """Return the first class in ``names`` that exists, as a Java ``Class`` object."""
     return handles.first_class(_jvm(spark), tuple(names))
 
 

@@ -95,7 +95,7 @@ def start_query(
     operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
     by_clock = any(stage.by_clock for stage in stages)
     ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
-    rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
+    rows = ticking.unite_with(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
     seed: Callable[[SparkSession], None] | None = None
     if options.initial_state:
         seed = seeding.seeder(stage_rows.input_of(stages), operators, options.initial_state, settings, checkpoint)

@@ -2,12 +2,12 @@
 
 Theory of operation.
 
-1. A part stores the rows of each variable next to each other, sorted by the hash of the key and the id of the element:
-   a *run*. The rows of a key are a range of the run. It is found by the key's hash.
+1. A *run* is the rows of one variable in a part, sorted by the hash of the key and the id of the element. The rows of a
+   key are a range of the run, which is found by the key's hash.
 2. The newest row of each element is current.
-3. A row with the least id, ``NO_ELEMENT``, clears its key. Rows of the key in older runs are not current. Because of
-   its id it is the first row in its range.
-4. Two keys, or two keys of a map, may have the same hash. So rows are compared with the key if their hash matches.
+3. A row with the id ``NO_ELEMENT`` clears its key. Then rows of the key in older runs are not current. ``NO_ELEMENT``
+   is the least id, so this row is the first one of the key's range.
+4. Two keys, or two keys of a map, may have the same hash. So rows with a matching hash are compared with the key.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ class ElementRun(Run):
 
 
 def element_runs(table: pa.Table, schema: VariableColumns) -> tuple[ElementRun, ...]:
-    """Return the rows of a part, one run per variable, with the current schema's fields."""
+    """Return the rows of a part as one run per variable, with the current schema's fields."""
     if HASH not in table.column_names:
         table = schema.sealed(table)
     if not table.num_rows:
@@ -71,9 +71,7 @@ def element_runs(table: pa.Table, schema: VariableColumns) -> tuple[ElementRun, 
 
 
 def _element_run(schema: VariableColumns, columns: dict[str, pa.Array], name: str, start: int, end: int) -> ElementRun:
-    """Return the rows ``start`` to ``end`` of a part, which belong to the variable ``name``, with the current schema's
-    fields.
-    """
+    """Return the rows ``start`` to ``end`` of a part as the run of variable ``name``, with the current fields."""
     count = end - start
     slices = {column_name: column.slice(start, count) for column_name, column in columns.items()}
     keys = pa.RecordBatch.from_arrays([slices[key] for key in schema.key.names], schema=schema.key)
@@ -93,7 +91,7 @@ def _element_run(schema: VariableColumns, columns: dict[str, pa.Array], name: st
 
 
 def _due_times(slices: dict[str, pa.Array], timer_ids: Ids | None, deleted: Mask | None) -> DueTimes | None:
-    """Return when rows are due, or ``None`` if none ever is. The ids of timers are their times."""
+    """Return the due times of rows, or ``None`` if no row has one. The ids of timers are their due times."""
     if DUE_ORDER not in slices:
         return None
     if timer_ids is None and DUE not in slices:
@@ -113,7 +111,7 @@ def expand_ranges(starts: Offsets, ends: Offsets) -> Indices:
 class ElementRows:
     """Selected rows of several runs of one variable, newest run first. Rows with the same owner belong to one key.
 
-    ``places`` are row numbers within each run. ``picked`` are the selected rows, numbered through all ``places``.
+    ``places`` has row numbers within each run. ``picked`` has the selected rows, as indices into all ``places``.
     """
 
     def __init__(
@@ -173,20 +171,18 @@ class ElementRows:
         return self.take_numbers(lambda run: run.deleted, np.bool_(False))
 
     def due_times_ms(self) -> Indices:
-        """Return when each row is due (ms), ``NO_DUE`` for never."""
+        """Return the due time of each row (ms), ``NO_DUE`` for rows without one."""
         return self.take_numbers(lambda run: None if run.due is None else run.due.values, np.int64(NO_DUE))
 
     def select_newest(self) -> "ElementRows":
-        """Return the newest row of each element, by owner and id, without elements that a newer row of their key
-        cleared.
-        """
+        """Return the newest row of each element, by owner and id, without elements that a newer row cleared."""
         if len(self._runs) < 2:
             return self
         order = np.lexsort((self._all_ids, self._all_owners))
         repeated = self._find_repeated(order)
         if len(repeated) and self._runs[0].is_map:
             same = pc.equal(*(self._map_keys(order[rows]) for rows in (repeated, repeated - 1)))
-            if not pc.all(same).as_py():  # two keys of a map have one hash
+            if not pc.all(same).as_py():  # two keys of a map have the same hash
                 ranks = pc.rank(self._map_keys(np.arange(len(order))), tiebreaker="dense").to_numpy()
                 order = np.lexsort((ranks, self._all_ids, self._all_owners))
                 repeated = self._find_repeated(order)
@@ -200,7 +196,7 @@ class ElementRows:
         return encoded_keys(self._gather(structs_of, rows))
 
     def _find_repeated(self, order: Indices) -> Indices:
-        """Return the places in ``order`` whose row has the same element as the row before."""
+        """Return the positions in ``order`` whose row has the same element as the row before it."""
         owners = self._all_owners[order]
         ids = self._all_ids[order]
         return np.flatnonzero((owners[1:] == owners[:-1]) & (ids[1:] == ids[:-1])) + 1
@@ -348,7 +344,7 @@ def find_key_ranges(runs: Sequence[ElementRun], hashes: Hashes, keys: pa.Table) 
 
 
 def _find_hash_ranges(sorted_hashes: Hashes, hashes: Hashes) -> Ranges:
-    """Return the ranges of hashes among sorted ones. Most hashes of a batch are in few runs."""
+    """Return the range of each hash in ``sorted_hashes``. It is fast for hashes that are not in it, as most are."""
     starts = np.searchsorted(sorted_hashes, hashes)
     ends = starts.copy()
     if len(sorted_hashes):

@@ -1,4 +1,4 @@
-"""The rows of parts and blocks as runs."""
+"""Open the rows of parts and blocks as runs, and merge runs into parts and blocks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +28,9 @@ class OpenBlock:
     """The rows of a verified block, opened for a schema."""
 
     def __init__(self, table: pa.Table, index: BlockIndex, schema: StoreSchema, epoch: int) -> None:
-        """Split the rows. ``epoch`` is that of the newest rows, for ``without_later_names``.
+        """Open the rows. ``epoch`` is the epoch of the newest row, which ``without_later_names`` needs.
 
-        Raises ``CorruptStateError`` if they do not fit the schema or the index.
+        Raises ``CorruptStateError`` if the rows do not fit the schema or the index.
         """
         self.index = index
         self._schema = schema
@@ -54,20 +54,20 @@ class OpenBlock:
             self._block = RunBlock(whole, index.starts)
 
     def read_runs(self, key_group: int) -> tuple[Run, ...]:
-        """Return the rows of a key-group, none if the block has none of it."""
+        """Return the rows of a key-group, or no run if the block has no rows of it."""
         runs = self._runs.get(key_group)
         if runs is None:
             runs = self._runs[key_group] = self._slice_runs(key_group)
         return runs
 
     def _slice_runs(self, key_group: int) -> tuple[Run, ...]:
-        """Return the slice of the rows that belongs to a key-group."""
+        """Return the rows of a key-group as a slice of the block's rows."""
         place = self.index.ranges.get(key_group)
         if place is None or not place.rows:
             return ()
         if self._block is None:
             table = self._table.slice(place.start, place.rows)
-            if self._has_later_rows:  # without them the rows are not where the index has them
+            if self._has_later_rows:  # removed here, because the index counts them
                 table = self._schema.without_later_names(table, self._epoch)
             return split_into_runs(table, self._schema)
         whole = self._block.whole
@@ -85,9 +85,9 @@ class OpenBlock:
 
 
 def _open_whole(table: pa.Table, schema: PlainColumns) -> Run | None:
-    """Return the rows of a block as one run with the due orders of its key-groups, one after the other.
+    """Return the rows of a block as one run, whose due order is the concatenated due orders of its key-groups.
 
-    Return ``None`` if they are not one run or have no due order. Then each key-group's rows are opened as a part.
+    Return ``None`` if the rows are several runs or have no due order. Then each key-group's rows are opened as a part.
     """
     runs = _split_plain_runs(table, schema)
     order = read_stored_order(table, schema.due)
@@ -100,7 +100,7 @@ def _open_whole(table: pa.Table, schema: PlainColumns) -> Run | None:
 def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
     """Return a part's rows as runs with the current schema's columns.
 
-    Raises ``CorruptStateError`` if they do not fit.
+    Raises ``CorruptStateError`` if the rows do not fit the schema.
     """
     with _misfit_as_corrupt_state(schema):
         return schema.either(partial(_split_plain_runs, table), partial(element_runs, table))
@@ -108,7 +108,7 @@ def split_into_runs(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
 
 @contextmanager
 def _misfit_as_corrupt_state(schema: StoreSchema) -> Iterator[None]:
-    """Raise ``CorruptStateError`` for errors of rows in the block that do not fit the schema."""
+    """Run a block of code. Raise ``CorruptStateError`` for its errors, which mean that rows do not fit the schema."""
     try:
         yield
     except (pa.ArrowException, *UNREADABLE) as error:
@@ -125,7 +125,7 @@ def _misfit_as_corrupt_state(schema: StoreSchema) -> Iterator[None]:
 
 
 def _split_plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
-    """Return the rows of a part with one row per key as runs, one per chunk."""
+    """Return the rows of a part with one row per key as one run per chunk."""
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
     rows = part_codec.fit_columns(table, schema.row_schema)
@@ -149,7 +149,7 @@ def merge_into_block(
 ) -> tuple[bytes, npt.NDArray[np.int32], Offsets]:
     """Return the newest rows of several key-groups as the bytes of a block, with its key-groups and their first rows.
 
-    Key-groups must ascend. ``bottom`` is as in ``merge_rows``.
+    Key-groups must ascend. ``merge_rows`` describes ``bottom``.
     """
     key_groups = np.array([group.key_group for group in groups], np.int32)
     table, starts = merge_key_groups(groups, schema, bottom=bottom)
@@ -161,7 +161,7 @@ def merge_key_groups(
 ) -> tuple[pa.Table, Offsets]:
     """Return the newest rows of several key-groups, with the columns of a part, and the first row of each.
 
-    Key-groups must ascend. ``bottom`` is as in ``merge_rows``.
+    Key-groups must ascend. ``merge_rows`` describes ``bottom``.
     """
     table, counts = schema.either(
         lambda columns: _merge_plain(groups, columns, bottom=bottom),

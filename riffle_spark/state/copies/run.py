@@ -3,15 +3,14 @@
 Theory of operation.
 
 1. A run holds the rows of one part, sorted by the 64-bit hash of their key. Runs are searched newest first. One binary
-   search finds all requested keys of all key-groups whose rows are in one block: it searches for the number of the
+   search finds all requested keys in a block, for all key-groups of the block. It searches for words: the number of the
    key-group in the block, followed by the upper bits of the hash.
 2. Two keys may have the same hash. So each row is compared with the requested key, column by column. If they differ,
    all rows with that hash are searched for the key.
-3. A run finds its due rows by their order, so the cost depends on the due rows alone. Some of them are not current,
-   because a newer run moved the time or deleted the key. So the newest row of each such key is looked up, and its time
-   counts.
-4. Rows that are due before a key-group's ``first_ms`` are expired and count as deleted. Expired keys need no row that
-   deletes them.
+3. A run has an order of its due rows, so finding them takes time only for due rows. Some of them are not current,
+   because a newer run changed the due time or deleted the key. So the newest row of each due key is looked up.
+4. Rows that are due before a key-group's ``first_ms`` are expired and count as deleted. So no row has to delete expired
+   keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,10 +57,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows with the key columns first, and their hashes in ascending order.
+    """Rows with the key columns first, in ascending order of their ``hashes``.
 
-    ``deleted`` marks rows that only remove their key. ``due`` holds due times, in stores with a due column. Rows that
-    are due before ``first_ms`` are expired. If the run is a slice of a block, ``block`` is the block and ``number`` the
+    ``deleted`` marks rows that delete their key. ``due`` has the due times in stores with a due column. Rows that are
+    due before ``first_ms`` are expired. If the run is a slice of a block, ``block`` is the block, and ``number`` is the
     number of the key-group in it.
     """
 
@@ -74,11 +73,11 @@ class Run:
     number: int = field(default=0, kw_only=True)
 
     def are_gone(self, rows: Indices) -> Mask:
-        """Return a mask of these rows that are deleted or expired."""
+        """Return a mask of ``rows``: which are deleted or expired."""
         return self.are_gone_by(None if self.due is None else self.due.last_value_before(self.first_ms), rows)
 
     def are_gone_by(self, last_values: int | Indices | None, rows: Indices) -> Mask:
-        """Return a mask of these rows that are deleted, or expired because they are due by ``last_values``."""
+        """Return a mask of ``rows``: which are deleted, or expired because they are due by ``last_values``."""
         deleted = np.zeros(len(rows), dtype=np.bool_) if self.deleted is None else self.deleted[rows]
         if self.due is None or last_values is None:
             return deleted
@@ -97,31 +96,33 @@ class RunBlock:
 
     @cached_property
     def words(self) -> Hashes:
-        """The number of each row's key-group, followed by the upper bits of its hash. They ascend."""
+        """The word of each row, in ascending order: the number of its key-group, then the upper bits of its hash."""
         if not self._number_bits:
             return self.whole.hashes
         return self._make_words(np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts)), self.whole.hashes)
 
     @property
     def _number_bits(self) -> int:
-        """How many bits the numbers of key-groups take."""
+        """The number of bits of a key-group's number."""
         return (len(self.starts) - 2).bit_length()
 
     def _make_words(self, numbers: Indices, hashes: Hashes) -> Hashes:
+        """Return the words of rows, given the numbers of their key-groups and their hashes."""
         bits = self._number_bits
         if not bits:
             return hashes
         return (numbers.astype(np.uint64) << np.uint64(64 - bits)) | (hashes >> np.uint64(bits))
 
     def find_hashes(self, numbers: Indices, hashes: Hashes) -> tuple[Indices, Mask]:
-        """Return the first row with each hash in the key-group with this number, and a mask of the hashes that are
-        there.
+        """Return the first row of each hash in its key-group, and a mask of the hashes that exist.
+
+        ``numbers`` has the number of the key-group of each hash.
         """
-        wanted = self._make_words(numbers, hashes)
-        rows = np.searchsorted(self.words, wanted)
+        requested_words = self._make_words(numbers, hashes)
+        rows = np.searchsorted(self.words, requested_words)
         np.minimum(rows, len(self.words) - 1, out=rows)
         is_hit = self.whole.hashes[rows] == hashes
-        has_word = self.words[rows] == wanted
+        has_word = self.words[rows] == requested_words
         for place in np.flatnonzero(has_word & ~is_hit).tolist():  # the lower bits of the hashes differ
             start = int(self.starts[numbers[place]])
             of_group = self.whole.hashes[start : self.starts[numbers[place] + 1]]
@@ -132,7 +133,7 @@ class RunBlock:
 
 
 class RequestedKeys(NamedTuple):
-    """A key-group's requested keys, ``start`` up to ``end`` of all requested keys, and its runs, newest first."""
+    """The requested keys of a key-group, as a range of all requested keys, and its runs, newest first."""
 
     start: int
     end: int
@@ -142,8 +143,7 @@ class RequestedKeys(NamedTuple):
 def look_up_keys(
     groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema
 ) -> tuple[pa.Table, Mask]:
-    """Return the newest row of each of ``keys``, in their order with nulls for absent keys, and a mask of the keys that
-    exist.
+    """Return the newest row of each key, and a mask of the keys that exist. Rows of absent keys are null.
 
     ``hashes`` are the hashes of ``keys``. ``rows`` are the columns of the runs.
     """
@@ -171,7 +171,7 @@ class _Level:
     """The runs of several key-groups at one depth of their stacks, by the block that holds them."""
 
     def __init__(self, stacks: Sequence[Sequence[Run]], depth: int) -> None:
-        """Collect the runs at ``depth``, 0 for the newest, of the stacks that have so many."""
+        """Collect the run at ``depth`` of each stack that has one. The newest run has depth 0."""
         self.blocks: list[RunBlock] = []
         self.block_of = np.full(len(stacks), -1, np.int64)
         """The index of each stack's block, -1 if the stack has fewer runs."""
@@ -194,7 +194,7 @@ class _Level:
                 self._last_values[place] = run.due.last_value_before(run.first_ms)
 
     def split_by_block(self, stacks: Indices) -> Iterator[tuple[RunBlock, Indices]]:
-        """Yield each block, and the places in ``stacks`` of the stacks that have it at this depth."""
+        """Yield each block, and the indices in ``stacks`` of the stacks with a run in this block."""
         indexes = self.block_of[stacks]
         order = np.argsort((indexes + 1).astype(np.uint16), kind="stable")
         edges = np.searchsorted(indexes[order], np.arange(len(self.blocks) + 1)).tolist()
@@ -203,14 +203,16 @@ class _Level:
                 yield block, order[start:end]
 
     def mask_gone(self, block: RunBlock, rows: Indices, stacks: Indices) -> Mask:
-        """Return a mask of these rows of a block, which belong to these stacks, that are deleted or expired."""
+        """Return a mask of rows of a block: which are deleted or expired. ``stacks`` has the stack of each row."""
         last_values = None if self._last_values is None else np.array(self._last_values)[stacks]
         return block.whole.are_gone_by(last_values, rows)
 
 
 def _find_hashes(groups: Sequence[RequestedKeys], hashes: Hashes) -> Iterator[tuple[Run, Indices, Indices, Mask]]:
-    """Yield each run that is the newest with some of the hashes, with its rows, the numbers of their keys, and a mask
-    of the rows that are deleted or expired.
+    """Find the newest row of each hash.
+
+    Yield for each run: the run, the numbers of the found rows, the numbers of their keys, and a mask of the rows that
+    are deleted or expired.
     """
     counts = [group.end - group.start for group in groups]
     stack = np.repeat(np.arange(len(groups)), counts)
@@ -242,7 +244,7 @@ def _expand_counts(starts: Sequence[int] | Offsets, counts: Sequence[int] | Offs
 def _find_colliding_key(
     groups: Sequence[RequestedKeys], place: int, hashes: Hashes, keys: pa.Table, rows: pa.Schema
 ) -> tuple[pa.RecordBatch, bool]:
-    """Return the newest row of a key that shares its hash with another key, and whether it is deleted or absent."""
+    """Return the newest row of a key that has the hash of another key, and whether the row is deleted or absent."""
     (runs,) = (group.runs for group in groups if group.start <= place < group.end)
     key = encode_keys(keys.slice(place, 1).columns)[0]
     for run in runs:
@@ -257,9 +259,10 @@ def _find_colliding_key(
 
 
 def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom: bool) -> pa.Table:
-    """Return the newest row of each key in runs of columns ``rows``, newest run first, with the columns of a part.
+    """Merge the runs of a key-group, newest first; return the newest row of each key, with the columns of a part.
 
-    At the ``bottom`` of a stack no older rows exist, so deleted rows are left out.
+    ``rows`` are the columns of the runs. At the ``bottom`` of a stack deleted rows are left out, because there are no
+    older rows.
     """
     return merge_groups([RunsOfKeyGroup(0, runs)], keys, rows, bottom=bottom)[0]
 
@@ -267,8 +270,9 @@ def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bot
 def merge_groups(
     groups: "Sequence[RunsOfKeyGroup]", keys: Sequence[str], rows: pa.Schema, *, bottom: bool
 ) -> tuple[pa.Table, npt.NDArray[np.int32]]:
-    """Return the newest row of each key of each key-group, as ``merge_runs`` does, by key-group, and the key-group of
-    each row.
+    """Merge the runs of each key-group as ``merge_runs`` does; return the rows in key-group order.
+
+    The second result has the key-group of each row.
     """
     hashes = [np.empty(0, np.uint64)]
     batches: list[pa.RecordBatch] = []
@@ -304,9 +308,9 @@ def merge_groups(
 
 
 def find_newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
-    """Return the number of the first row of each key of each key-group, by key-group and hash.
+    """Return the number of the newest row of each key of each key-group, in the order of key-group and hash.
 
-    Rows are given newest first.
+    The newest rows are first in the arguments.
     """
     # A stable sort is fast if rows are nearly in this order, as those of two concatenated parts are.
     words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
@@ -370,7 +374,7 @@ def find_due_rows(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup], until_
 
 
 def find_first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict[int, int | None]:
-    """Return when the first row of each key-group is due, ``None`` if none ever is. Key-groups must ascend."""
+    """Return the due time of the first due row of each key-group, ``None`` without one. Key-groups must ascend."""
     key_groups = np.array([group.key_group for group in groups], np.int32)
     least = np.full(len(groups), NEVER_MS)
     positions = [[_due_times_of(run).find_position(group.first_ms) for run in group.runs] for group in groups]
@@ -394,10 +398,10 @@ def find_first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) ->
 
 
 def find_first_ms_by_hash(hashes: Hashes, least_ms: int, below: RunsOfKeyGroup) -> int | None:
-    """Return when the first row of a key-group is due, or ``None`` if that cannot be known without comparing keys.
+    """Return the due time of the first due row of a key-group, or ``None`` if only comparing keys can show it.
 
-    ``hashes`` are the hashes of the key-group's changed keys, which are due from ``least_ms`` on. The first due row of
-    the older runs ``below`` is current if no newer row has its hash.
+    ``hashes`` are the hashes of the key-group's changed keys, whose earliest due time is ``least_ms``. The first due
+    row of the older runs ``below`` is current if no newer row has its hash.
     """
     positions = [_due_times_of(run).find_position(below.first_ms) for run in below.runs]
     first_ms = _next_candidate_ms(below, positions)
@@ -427,7 +431,7 @@ def _due_times_of(run: Run) -> DueTimes:
 
 
 def _next_candidate_ms(group: RunsOfKeyGroup, positions: Sequence[int]) -> int:
-    """Return the least due time from these positions of the runs' orders on."""
+    """Return the least due time of the runs from ``positions`` on, which are positions in their due orders."""
     return min(
         (_due_times_of(run).ms_at(position) for run, position in zip(group.runs, positions, strict=True)),
         default=NEVER_MS,
@@ -437,7 +441,10 @@ def _next_candidate_ms(group: RunsOfKeyGroup, positions: Sequence[int]) -> int:
 def _newest_rows(
     schema: PlainColumns, groups: Sequence[RunsOfKeyGroup], numbers: Sequence[Sequence[npt.NDArray[np.uint32]]]
 ) -> DueRows:
-    """Return the newest row of each key that the numbered rows of each run of each group have, if it is not deleted."""
+    """Return the newest row of each key of some rows, unless the newest row is deleted.
+
+    ``numbers`` has the numbers of these rows, by group and run.
+    """
     names = schema.key.names
     candidates = [
         (group.key_group, run, rows)

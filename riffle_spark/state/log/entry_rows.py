@@ -1,8 +1,8 @@
-"""Entries and links as JSON: columns of plain numbers, a table of heads, and a table of links of merged deltas.
+"""Entries and links as JSON: rows of plain numbers, a table of heads, and a table of merged deltas.
 
-A link has the index of its head. An index from the number of heads on is that of a row in the table of merged deltas,
-which has the head, id, level and size. If the object is a block, its row also has the block's size, rows and checksum
-(of a merged delta: rows and checksum), and its links have only their key-group and rows.
+A link has an index into both tables, one after the other. A row of the second table has the head's index and the id,
+level and size of the merged delta. If the object is a block, the row also has the block's size, rows and checksum (rows
+and checksum for a merged delta), and its links have only their key-group and rows.
 """
 
 import re
@@ -50,7 +50,7 @@ _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int |
 _EntryRow = tuple[Address, "int | None", tuple[Link, ...], "Snapshot | None", "Head | None"]
 """An entry to write: its key-group, timer, chain, snapshot, and the head that it is cut at."""
 _quoted = encode_basestring_ascii
-"""Returns a text as ``json`` writes it."""
+"""Returns a string as JSON."""
 
 
 def link_to_json(link: Link) -> list[object]:
@@ -74,7 +74,7 @@ def entries_to_text(entries: Mapping[Address, Entry]) -> str:
 
 
 def newest_links_to_text(entries: Iterable[tuple[Address, Entry, int | None]]) -> str:
-    """Return the text of sorted entries, each cut to so many of its newest links (``None``: whole)."""
+    """Return the text of sorted entries, each cut to the given number of newest links (``None``: not cut)."""
     return _rows_to_text(
         [
             _row(address, entry)
@@ -92,8 +92,7 @@ def _row(address: Address, entry: Entry) -> _EntryRow:
 def _rows_to_text(rows: list[_EntryRow]) -> str:
     """Return the text of entries.
 
-    Numbers are formatted here, and links are read by their fields, because lists and iterators of them would be many
-    objects for the garbage collector.
+    It is formatted without a list per link, because so many objects would start garbage collections.
     """
     links = list(chain.from_iterable([row[2] for row in rows]))
     ends = [end for row in rows for end in (row[3] and row[3].head, row[4]) if end]
@@ -149,10 +148,10 @@ def _snapshot_text(snapshot: Snapshot, indexes: Mapping[Head, int]) -> str:
 def _number_places(
     links: Sequence[Link], ends: Iterable[Head]
 ) -> tuple[dict[Head, int], list[int], dict[int, tuple[int, MergedDelta]]]:
-    """Return the index of each head of a link or end, the place of each link, and by place each merged delta with the
-    index of its head.
+    """Number the rows of both tables. A link's place is its index in the two tables, one after the other.
 
-    The place of a link is the index of its head. Those of merged deltas follow all heads.
+    Return the index of each head, the place of each link, and by place each merged delta with the index of its head.
+    ``ends`` are further heads for the table: of snapshots and cuts.
     """
     heads = [link.head for link in links]
     indexes = {head: index for index, head in enumerate(dict.fromkeys(chain(heads, ends)))}
@@ -171,7 +170,7 @@ def _number_places(
 
 
 def entries_from_json(columns: Mapping[str, object]) -> dict[Address, Entry]:
-    """Return the entries that ``entries_to_text`` wrote, without a check of their values.
+    """Return the entries that ``entries_to_text`` wrote, without checking their values.
 
     Other JSON raises ``KeyError``, ``IndexError``, ``TypeError`` or ``ValueError``.
     """
@@ -182,8 +181,8 @@ def entries_from_json(columns: Mapping[str, object]) -> dict[Address, Entry]:
 def checked_entries_from_json(columns: Mapping[str, object]) -> dict[Address, Entry]:
     """Return the entries that ``entries_to_text`` wrote.
 
-    Raises the errors of ``entries_from_json`` for other JSON. Raises ``TypeError``, ``ValueError`` or ``ConfigError``
-    also for impossible values, because names of objects and files are made of them.
+    Raises the errors of ``entries_from_json`` for other JSON, and ``TypeError``, ``ValueError`` or ``ConfigError`` for
+    impossible values. The values are checked because names of objects and files contain them.
     """
     rows, tables = _parse(columns)
     links = _links_of(tables, rows.chains)
@@ -199,7 +198,7 @@ def checked_entries_from_json(columns: Mapping[str, object]) -> dict[Address, En
 
 
 def changed_entries_from_json(columns: Mapping[str, object], version: int, epoch: int) -> dict[Address, Entry]:
-    """Return the entries whose newest link has this version and epoch. They have this link alone.
+    """Return the entries whose newest link has this version and epoch, with only this link.
 
     Raises the errors of ``checked_entries_from_json``.
     """
@@ -228,9 +227,9 @@ class _Rows(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """The table of heads as ``ends``, and by place: head, merged delta, block and checksum of the block.
+    """The table of heads as ``ends``, and both tables as columns: head, merged delta, block and checksum of the block.
 
-    The first places are those of the table of heads, for deltas. The others are those of the table of merged deltas.
+    The first places are the rows of the table of heads, for deltas. The others are the rows of the merged deltas.
     """
 
     ends: Sequence[Head]
@@ -241,7 +240,7 @@ class _Tables(NamedTuple):
 
 
 class _Links(NamedTuple):
-    """Links as columns: the place of each in the tables, then the fields of ``Link`` in their order."""
+    """Links as columns: the place in the tables, then the fields of ``Link`` in their order."""
 
     places: Sequence[int]
     heads: Sequence[Head]
@@ -270,9 +269,9 @@ def _parse(columns: Mapping[str, object]) -> tuple[_Rows, _Tables]:
 
 
 def _parse_block(numbers: Sequence[object]) -> tuple[Block | None, int]:
-    """Return the block and its checksum in a row of a table, ``None`` and 0 for a row without a block.
+    """Return the block and its checksum in a row of a table, or ``None`` and 0 for a row without a block.
 
-    Raises ``TypeError`` or ``ValueError`` for other values.
+    Raises ``TypeError`` or ``ValueError`` for impossible values.
     """
     if not numbers:
         return None, 0
@@ -287,7 +286,7 @@ def _parse_block(numbers: Sequence[object]) -> tuple[Block | None, int]:
 
 
 def _links_of(tables: _Tables, chains: Sequence[list[int | str]]) -> _Links:
-    """Return the links of all chains, one after the other. Each link is five numbers of its chain."""
+    """Return the links of all chains, one chain after the other. Each link has five numbers."""
     if any(len(numbers) % 5 for numbers in chains):
         raise ValueError("a chain does not have five numbers per link")
     flat = list(chain.from_iterable(chains))
@@ -315,7 +314,7 @@ def _links_of(tables: _Tables, chains: Sequence[list[int | str]]) -> _Links:
 
 
 def _entries_of(rows: _Rows, tables: _Tables, links: _Links) -> dict[Address, Entry]:
-    """Return the entries of these rows, given the links of all chains."""
+    """Return the entries of the rows, given the links of all chains."""
     of_all = tuple(map(make_link, zip(*links[1:], strict=True)))
     ends = list(accumulate([len(numbers) // 5 for numbers in rows.chains], initial=0))
     chains = [of_all[first:end] for first, end in pairwise(ends)]
@@ -357,16 +356,16 @@ def _check_snapshots(snapshots: Sequence[Snapshot]) -> None:
 
 
 def check_link(store: str, link: Link) -> None:
-    """Raise ``ValueError`` or ``ConfigError`` for a link, or a name of a store, with impossible values."""
+    """Raise ``ValueError`` for a link with impossible values, ``ConfigError`` for an invalid store name."""
     paths.check_store_name(store)
     _check_link(link)
 
 
 def _check_links(links: _Links, tables: _Tables, key_groups: list[int]) -> None:
-    """Raise ``ValueError`` if a link, of the key-group at its place, has an impossible head or range.
+    """Raise ``ValueError`` if a link has an impossible head or range. ``key_groups`` has the key-group of each link.
 
-    Each head and merged delta is checked once. Lengths and checksums of links in blocks come from numbers of the
-    tables, which were checked.
+    Each head and merged delta is checked once. Links in blocks have their lengths and checksums from the tables, whose
+    numbers were checked before.
     """
     for place in set(links.places):
         _check_head(tables.heads[place])
@@ -408,12 +407,12 @@ def _check_merged(merged: MergedDelta | None) -> None:
 
 
 def _check_head(head: Head) -> None:
-    """Raise ``ValueError`` for a head that no attempt can have made."""
+    """Raise ``ValueError`` for a head that no attempt can have."""
     if not is_possible(head):
         raise ValueError(f"invalid head {tuple(head)!r}")
 
 
 def is_possible(head: Head) -> bool:
-    """Return whether an attempt can have made this head. Raises ``TypeError`` if its attempt is not text."""
+    """Return whether an attempt can have this head. Raises ``TypeError`` if the name of the attempt is not a string."""
     is_number = type(head.version) is int and abs(head.version) < NUMBERS_END
     return head == EMPTY_HEAD or (is_number and _ATTEMPT.match(head.attempt) is not None)

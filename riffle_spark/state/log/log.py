@@ -8,10 +8,10 @@ Theory of operation:
    fenced. If the record is absent, the same bytes are put again. Until the outcome is known nothing else is appended.
 3. Each record contains the digest of the record before it, so the log is linear.
 
-Old records are swept. So a driver that stood still for long may find its next number free again. Then its own newest
-record is gone, unless a late put restored it, and later records exist. A driver that has not looked for
-``SURE_SECONDS`` therefore checks its newest record too, before the sink and again after the put. A sweep keeps records
-that are younger than twice that, by clocks that differ by less than that.
+A sweep deletes old records. So a driver that was suspended for long may find its next number free again, although other
+drivers have continued. Then its own newest record is deleted, unless a late put restored it, and later records exist.
+So a driver whose last check is ``SURE_SECONDS`` ago also checks its newest record, before the sink and after the put. A
+sweep keeps records that are younger than twice ``SURE_SECONDS``. Clocks must differ by less than ``SURE_SECONDS``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,18 +30,18 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "first_sequence"]
 
 FULL_EVERY = 64
-"""Every 64th record at least is full. The others have changes since earlier records (``record_manifests``)."""
+"""At least every 64th record is full. The others have changes since earlier records (``record_manifests``)."""
 SURE_SECONDS = 60.0
-"""For this time after a check a driver assumes that no other driver has continued and swept records."""
+"""A driver assumes for this time after a check that no other driver has continued and swept records."""
 _Clocks = Callable[[], tuple[float, ...]]
 _ONE_BACKUP = "Restore the log's objects from one backup, or roll back (riffle rollback)."
 _UNLISTED_MAX = paths.FAR
-"""Limit of records that are looked for individually after the listed records."""
+"""The most records after the listed ones that are requested one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """A record that was put, or may have been put, after the tail. ``started`` is the clocks' time before the put."""
+    """A record that was, or may have been, put after the tail. ``started`` is the time before the put."""
 
     record: Record
     data: bytes
@@ -50,11 +50,11 @@ class _Append:
 
 
 class Log:
-    """The log below a root, as a driver sees it.
+    """The log below a root, for one driver.
 
-    ``tail`` is the newest known record (``None``: the log is empty), ``manifest`` that of ``tail``, and ``first`` the
-    number of the first record. ``clocks`` returns seconds of several clocks: a monotonic one may stop with its machine,
-    and a wall clock may be set.
+    ``tail`` is the newest known record (``None``: the log is empty), ``manifest`` is the manifest of ``tail``, and
+    ``first`` is the number of the first record. ``clocks`` returns the seconds of several clocks, because a monotonic
+    clock may stop with its machine, and a wall clock may be set.
     """
 
     def __init__(self, store: ObjectStore, root: str, clocks: _Clocks = lambda: (0.0,)) -> None:
@@ -76,9 +76,9 @@ class Log:
         """Read and return the newest record, ``None`` if the log is empty.
 
         Sends one LIST, which may lag, a HEAD, and a GET for the newest record, the one before, and each base. With
-        ``broken`` the newest record that can be read is taken, for a rollback. Raises ``ConflictError`` if a record is
-        missing in between, ``CorruptStateError`` if one is damaged or does not follow the one before,
-        ``UnavailableError`` if the query continued meanwhile, and ``ConfigError`` if the root has foreign objects.
+        ``broken``, which rollbacks use, unreadable records at the end are skipped. Raises ``ConflictError`` if a record
+        is missing, ``CorruptStateError`` if one is damaged or does not follow the one before, ``UnavailableError`` if
+        the query commits batches at the same time, and ``ConfigError`` if the root has foreign objects.
         """
         self._checked_at = self._clocks()
         sequences, foreign = self._list_records()
@@ -133,9 +133,9 @@ class Log:
         raise _endless_log_error(first_unlisted)
 
     def _open_broken(self, sequences: list[int]) -> Record:
-        """Set the newest readable record as the tail, to be followed by one after the newest existing number.
+        """Set the newest readable record as the tail, with the number of the newest existing record.
 
-        Each record in between may have been a claim, so the epoch grows by their number.
+        Each unreadable record after it may be a claim, so the epoch of the tail grows by their number.
         """
         last = sequences[-1]
         last_data = self._get_twice(last)
@@ -162,7 +162,10 @@ class Log:
         )
 
     def _get_twice(self, sequence: int) -> bytes:
-        """Return a record's bytes if they arrive twice: a record damaged in transit must not be skipped."""
+        """Return a record's bytes, read twice, because a record that was only damaged in transit must not be skipped.
+
+        Raises ``UnavailableError`` if the two reads differ.
+        """
         name = paths.record_name(sequence)
         data = self._commits.get(name)
         if data != self._commits.get(name):
@@ -211,11 +214,11 @@ class Log:
             )
 
     def _check_follows(self, newest: Record) -> None:
-        """Raise ``CorruptStateError`` if the newest record has another digest of the record before it."""
+        """Raise ``CorruptStateError`` if the digest in the newest record is not that of the record before it."""
         if newest.sequence <= self.first:
             return
         name = paths.record_name(newest.sequence - 1)
-        # A second GET, because the bytes of the first one may have been damaged on their way.
+        # A second GET, because the bytes of the first one may have been damaged in transit.
         previous = (self._commits.get(name) for _ in range(2))
         if all(data is not None and digest(data) != newest.previous for data in previous):
             raise CorruptStateError(
@@ -268,7 +271,7 @@ class Log:
         raise _endless_log_error(sequence + 1)
 
     def manifest_of(self, record: Record) -> Manifest:
-        """Return the manifest of a record, for which its bases are read."""
+        """Read the bases of a record; return its manifest."""
         return manifest_of_record(record, self._read_all(record.bases))
 
     def _read_all(self, sequences: Sequence[int]) -> list[Record]:
@@ -293,7 +296,7 @@ class Log:
             yield manifest.object_names() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
-        """Return whether no driver has appended after ``tail``. Sends one request, after a pause three."""
+        """Return whether no driver has appended after ``tail``. Sends one request, or three after ``SURE_SECONDS``."""
         started = self._clocks()
         is_free = not self._store.exists(paths.record_name(self._next_sequence())) and not self._is_left_behind()
         if is_free:
@@ -301,10 +304,11 @@ class Log:
         return is_free
 
     def _is_left_behind(self, own_digest: str = "") -> bool:
-        """Return whether other drivers have continued for so long that ``tail`` is swept.
+        """Return whether other drivers have continued for so long that ``tail`` was swept.
 
-        Looks only if the last check is ``SURE_SECONDS`` ago. ``own_digest`` is that of the record put after ``tail``. A
-        late put may have restored ``tail``, so records after the next number count too.
+        Sends requests only if the last check is ``SURE_SECONDS`` ago. A late put may have restored ``tail``, so the
+        result is also true if there are records after the next number. ``own_digest`` is the digest of the record that
+        was put after ``tail``.
         """
         # A clock that was set back proves nothing, so the absolute difference counts.
         if max(map(abs, map(sub, self._clocks(), self._checked_at))) < SURE_SECONDS:
@@ -340,10 +344,9 @@ class Log:
         return record
 
     def settle_append(self) -> Record:
-        """Determine the outcome of an append whose answer was lost: put the same bytes until it is known which driver
-        wrote the record. Return the record if it is this driver's.
+        """Put the record of an unclear append until it is known which driver's record has the number. Return it.
 
-        Raises ``FencedError`` if another driver wrote it, ``UnavailableError`` if the outcome stays unknown.
+        Raises ``FencedError`` if another driver's record has the number, ``UnavailableError`` if it stays unknown.
         """
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
@@ -354,7 +357,7 @@ class Log:
         try:
             self._commits.put(record, append.data)
             if self._is_left_behind(own_digest):
-                # The put may have been the first one, with other drivers continuing from it since.
+                # An earlier try of this put may have succeeded. Other drivers may have continued from it.
                 if not self._is_followed(own_digest):
                     self._store.delete([paths.record_name(record.sequence)])
                 raise self._commits.fenced_error(record)
@@ -385,7 +388,7 @@ class Log:
         return self.tail.sequence + 1 if self.tail else 0
 
     def is_full_due(self, kind: Kind) -> bool:
-        """Return whether the next record is full, if it is of this kind."""
+        """Return whether a next record of this kind is full."""
         return (
             self.tail is None
             or kind in ("rollback", "adopt", "dispatch", "state")
@@ -393,9 +396,7 @@ class Log:
         )
 
     def _complete_draft(self, draft: Record, manifest: Manifest) -> Record:
-        """Return a draft as the next record: numbered, with the digest of the tail, and with all entries if a full
-        record is due.
-        """
+        """Return a draft as the next record, with its number, the digest of the tail, and its entries."""
         sequence = self._next_sequence()
         is_full = self.is_full_due(draft.kind)
         full_members = self._full.members if self._full else ()

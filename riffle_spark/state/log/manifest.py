@@ -9,12 +9,12 @@ Theory of operation:
 3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. A merged delta
    replaces successive links, and has the head of the last of them. A link of a delta with the whole state replaces the
    snapshot and all earlier links. Only a rollback changes an entry in another way: it restores an older manifest.
-4. Without a snapshot the first link has the whole state at its head. It has no deletions of keys that older copies may
-   have, so a copy from before this link is not advanced by it, but starts again.
+4. Without a snapshot, the first link has the whole state at its head. It does not delete keys that only older copies
+   have. So a copy from before this link cannot apply it, and starts again.
 5. Rows are whole values or deletions of keys. So a copy at a head between the replaced links may apply the merged delta
-   too: it only repeats rows that the copy has. Such a head is known by its claim and version: of the attempts of one
-   driver's claim, every committed version between is on the same line. The epoch alone does not show that: after a root
-   was restored from a backup, the next claim has the epoch of a claim that is lost, whose copies may still exist.
+   too, which only repeats rows that the copy has. Such a head is found by its claim and version, because one claim
+   commits each version once. The epoch does not suffice: after a root was restored from a backup, the next claim gets
+   the epoch of a lost claim, whose copies may still exist.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ __all__ = [
 Address = tuple[str, int]
 """(store, key-group)."""
 CLAIM_DIGITS = 8
-"""How many hexadecimal digits at the start of an attempt id are the same for all attempts of one claim."""
+"""All attempts of one claim have ids with the same first hexadecimal digits. This is their number."""
 
 
 class Head(NamedTuple):
@@ -65,9 +65,9 @@ class Head(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """The epoch and the first digits of the attempt id, by which attempts of different claims differ.
+        """The epoch and the first digits of the attempt id. They differ between claims.
 
-        Versions before these digits had random ones. Their heads have no claim in common.
+        Earlier versions of the software wrote random digits, so no two of their heads have the same claim.
         """
         return self.attempt[: self.attempt.find("-") + 1 + CLAIM_DIGITS]
 
@@ -79,8 +79,8 @@ EMPTY_HEAD = Head(-1, "")
 class MergedDelta(NamedTuple):
     """An object with parts of several key-groups, each merged from successive links.
 
-    ``id`` is ``<version>-<epoch>-<attempt id>`` (``paths.snapshot_id``). ``level`` is 1 if deltas were merged, and one
-    more than the highest level of what was merged. ``size`` is the number of bytes of the object.
+    ``id`` is ``<version>-<epoch>-<attempt id>`` (``paths.snapshot_id``). ``level`` is one more than the highest level
+    of the merged links, and deltas have level 0. ``size`` is the number of bytes of the object.
     """
 
     id: str
@@ -95,22 +95,24 @@ class MergedDelta(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The bytes and the rows of a block, the first bytes of its object (``state.formats.blocks``)."""
+    """The number of bytes and of rows of a block (``state.formats.blocks``). Its object starts with it."""
 
     size: int
     rows: int
 
     def share_of(self, rows: int) -> int:
-        """Return how many of the bytes so many of its rows take, if all take the same."""
+        """Return the bytes of so many rows of the block, if all rows take the same."""
         return shares_of((self,), (rows,))[0]
 
 
 class Link(NamedTuple):
-    """A key-group's part of a delta or merged delta: the head that it leads to, byte range, checksum (XXH3-64), and
-    number of changed rows. ``merged`` is the merged delta, ``None`` for a delta.
+    """A key-group's part of a delta or merged delta, and the head that it leads to.
 
-    If the object is a block, its key-groups share ``block`` and ``checksum``, which is that of the block. Then
-    ``start`` is the key-group, and ``length`` its share of the bytes (``link_in_block``).
+    ``start`` and ``length`` are the byte range of the part, ``checksum`` its XXH3-64, and ``rows`` the number of
+    changed rows. ``merged`` is the merged delta, ``None`` for a delta.
+
+    If the object is a block, ``checksum`` is the checksum of the whole block, ``start`` is the key-group, and
+    ``length`` is its share of the block's bytes (``link_in_block``).
     """
 
     head: Head
@@ -129,7 +131,7 @@ class Link(NamedTuple):
         return paths.delta_name(self.head.version, self.head.attempt)
 
     def place(self, store: str, key_group: int) -> Place:
-        """Return where this part of a store's key-group, or its block, is stored, for its encryption."""
+        """Return the place of this part, or of its block, that its encryption is bound to."""
         if self.block is not None:
             return paths.block_place(store, paths.sealed_block_name(*self.source))
         if self.merged is not None:
@@ -138,7 +140,7 @@ class Link(NamedTuple):
 
     @property
     def byte_range(self) -> tuple[int, int]:
-        """The first byte and the end of the part, or of its block, in the object."""
+        """The start and the end of the part, or of its block, in the object."""
         return (self.start, self.start + self.length) if self.block is None else (0, self.block.size)
 
     @property
@@ -153,7 +155,7 @@ class Link(NamedTuple):
 
 
 make_link = partial(tuple.__new__, Link)
-"""Makes a link from a sequence of its fields, in half the time of ``Link(...)``."""
+"""Creates a link from a sequence of its fields, in half the time of ``Link(...)``."""
 
 
 def link_in_block(
@@ -172,15 +174,12 @@ def links_in_block(
 
 
 def shares_of(blocks: Iterable[Block], rows: Sequence[int]) -> list[int]:
-    """Return for each number of ``rows`` the result of ``share_of`` of the block at its place.
-
-    ``blocks`` may be an endless iterator.
-    """
+    """Return ``block.share_of(count)`` for each pair of ``blocks`` and ``rows``. ``blocks`` may be endless."""
     return [size * count // (total or 1) for (size, total), count in zip(blocks, rows, strict=False)]
 
 
 class Replacement(NamedTuple):
-    """A link of a merged delta, in place of the links after the head ``since`` up to its own head."""
+    """A link of a merged delta that replaces the links after the head ``since``, up to its own head."""
 
     since: Head
     link: Link
@@ -197,14 +196,14 @@ class Snapshot(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the driver whose attempt made the snapshot's state."""
+        """The epoch in the id: that of the driver that wrote the state."""
         return int(self.id.split("-")[1])
 
 
 class Size(NamedTuple):
-    """The size of state: rows and bytes of its snapshots and deltas in the object store, and the number of deltas.
+    """The size of state in the object store: rows and bytes of its snapshots and deltas, and the number of deltas.
 
-    A key that is in several parts counts once per part.
+    A key counts once for each part that has it.
     """
 
     rows: int
@@ -214,18 +213,17 @@ class Size(NamedTuple):
 
 NO_SIZE = Size(0, 0, 0)
 _SHORT = 4
-"""To compare each link with so few others takes less time than to hash it."""
+"""Comparing a link with so few others is faster than hashing it."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Entry:
-    """One key-group of one store in the log: a snapshot, the chain of links (parts of deltas and merged deltas) after
-    it, and the due time of its earliest timer (ms).
+    """A key-group of a store in the log: a snapshot, the links after it, and the due time of its earliest timer (ms).
 
     A cut entry omits the snapshot and earlier links. ``cut`` is the head that they lead to.
 
-    Entries are never changed, which type checkers ensure. A frozen dataclass would take five times as long to create,
-    and each batch creates several entries per key-group.
+    Entries are immutable, which type checkers ensure. A frozen dataclass would take five times as long to create, and
+    each batch creates several entries per key-group.
     """
 
     snapshot: Final[Snapshot | None] = None
@@ -233,7 +231,7 @@ class Entry:
     timer_ms: Final[int | None] = None
     cut: Final[Head | None] = None
     _chain_size: "tuple[int, int] | None" = field(default=None, init=False, compare=False, repr=False)
-    """The rows and bytes of all links, once they were counted or follow from the entry before."""
+    """The rows and bytes of all links, ``None`` if they were not counted."""
 
     @property
     def head(self) -> Head:
@@ -244,14 +242,14 @@ class Entry:
 
     @property
     def base(self) -> Head:
-        """The head that the chain starts from: the snapshot's, or the cut."""
+        """The head before the first link: the cut, or the head of the snapshot."""
         if self.cut is not None:
             return self.cut
         return self.snapshot.head if self.snapshot else EMPTY_HEAD
 
     @property
     def chain_size(self) -> tuple[int, int]:
-        """The number of rows and of bytes of all links of the chain. They are counted once per entry."""
+        """The number of rows and of bytes of all links of the chain, counted once per entry."""
         size = self._chain_size
         if size is None:
             size = (sum([link.rows for link in self.chain]), sum([link.length for link in self.chain]))
@@ -266,7 +264,7 @@ class Entry:
     def links_after(self, head: Head) -> tuple[Link, ...] | None:
         """Return the links that lead from ``head`` to the entry's head, or ``None`` if ``head`` is not on the chain.
 
-        A head between the links that a merged delta replaced is on the chain: the result starts with that link.
+        If a merged delta replaced the link to ``head``, the result starts with the link of the merged delta.
         """
         place = self.find_head(head)
         if place is None:
@@ -274,16 +272,14 @@ class Entry:
         return None if place is None else self.chain[place:]
 
     def find_head(self, head: Head) -> int | None:
-        """Return how many links of the chain lead to exactly this head, ``None`` if it is not the head of a link or the
-        base.
-        """
+        """Return how many links of the chain lead to this head, or ``None`` if it is not the base or a link's head."""
         for index in range(len(self.chain) - 1, -1, -1):  # most copies are near the end
             if self.chain[index].head == head:
                 return index + 1
         return 0 if head == self.base else None
 
     def _find_merged(self, head: Head) -> int | None:
-        """Return the index of the link whose merged delta replaced a link with this head, ``None`` if it is unknown."""
+        """Return the index of the merged delta that replaced a link with this head, or ``None`` if it is unknown."""
         for index in range(len(self.chain) - 1, -1, -1):
             link = self.chain[index]
             if link.merged is not None and link.head.claim == head.claim and link.head.version > head.version:
@@ -295,8 +291,8 @@ class Entry:
     def cut_to_changes(self, base: "Entry") -> "Entry":
         """Return the entry with only the links that ``base`` does not have, cut before them.
 
-        Return it whole if it differs in anything else. A cut before the last link of ``base`` means that a merged
-        delta, the first link of the result, replaced later links of ``base``.
+        Return it whole if its snapshot or other links differ. If the result is cut before the last link of ``base``,
+        its first link is a merged delta that replaced the later links of ``base``.
         """
         if self.snapshot != base.snapshot or self.cut != base.cut:
             return self
@@ -307,7 +303,7 @@ class Entry:
         return Entry(None, self.chain[shared:], self.timer_ms, cut=cut)
 
     def restore_whole(self, base: "Entry") -> "Entry":
-        """Return the whole entry of an entry that ``cut_to_changes`` cut, given the same ``base``."""
+        """Return the entry that ``cut_to_changes`` cut, given the same ``base``."""
         if self.cut is None:
             return self
         shared = base.find_head(self.cut)
@@ -323,7 +319,7 @@ class Entry:
         return Size(rows, length, len(self.chain))
 
     def add_link(self, link: Link, timer_ms: int | None = None) -> "Entry":
-        """Return the entry with ``link`` at the end of its chain, and with this timer."""
+        """Return the entry with ``link`` appended to its chain, and with this timer."""
         entry = Entry(self.snapshot, (*self.chain, link), timer_ms, self.cut)
         if self._chain_size is not None:
             rows, length = self._chain_size
@@ -350,8 +346,9 @@ class Entry:
         return removed, tuple([link for link in after if link not in before])
 
     def replace_by_snapshot(self, snapshot: Snapshot) -> "Entry | None":
-        """Return the entry with the snapshot in place of the links up to it; ``None`` if no link has the snapshot's
-        head.
+        """Return the entry with the snapshot instead of the links up to its head.
+
+        Return ``None`` if no link has this head.
         """
         place = self.find_head(snapshot.head)
         if not place:
@@ -359,8 +356,9 @@ class Entry:
         return Entry(snapshot, self.chain[place:], self.timer_ms, self.cut)
 
     def replace_by_merged(self, replacement: Replacement) -> "Entry | None":
-        """Return the entry with the link of a merged delta in place of the links that it covers; ``None`` if the chain
-        does not have its first and last head.
+        """Return the entry with the link of a merged delta instead of the links that it replaces.
+
+        Return ``None`` if the chain does not have the first and last head of the replacement.
         """
         since = self.find_head(replacement.since)
         end = self.find_head(replacement.link.head)
@@ -371,7 +369,7 @@ class Entry:
 
 
 def _count_shared(chain: tuple[Link, ...], other: tuple[Link, ...]) -> int:
-    """Return the number of links with which both chains start."""
+    """Return the number of first links that both chains share."""
     shared = 0
     for link, other_link in zip(chain, other, strict=False):
         if link is not other_link and link != other_link:
@@ -387,15 +385,14 @@ EMPTY = Entry()
 class Manifest:
     """The entries by (store, key-group). Key-groups without an entry are empty.
 
-    ``sizes`` holds the result of ``measure_stores``, or ``None`` if it was not measured. ``with_entries`` updates the
-    sizes for the new manifest.
+    ``sizes`` has the size of each store, ``None`` before ``measure_stores`` is called.
     """
 
     entries: Mapping[Address, Entry] = field(default_factory=dict)
     sizes: Mapping[str, Size] | None = field(default=None, compare=False, repr=False)
 
     def entry(self, store: str, key_group: int) -> Entry:
-        """Return a key-group's entry, an empty one if it has no state."""
+        """Return a key-group's entry, which is empty if the key-group has no state."""
         return self.entries.get((store, key_group), EMPTY)
 
     def with_entries(self, changes: Mapping[Address, Entry]) -> "Manifest":
@@ -407,7 +404,7 @@ class Manifest:
     def measure_stores(self) -> Mapping[str, Size]:
         """Return the size of each store.
 
-        All entries are read once. Later manifests only measure what changed.
+        The first call reads all entries. ``with_entries`` then updates the sizes from the changed entries.
         """
         if self.sizes is None:
             sizes = Manifest(sizes={})._updated_sizes(self.entries)
@@ -416,7 +413,7 @@ class Manifest:
         return self.sizes
 
     def _updated_sizes(self, changes: Mapping[Address, Entry]) -> Mapping[str, Size] | None:
-        """Return the sizes of the stores with ``changes``, ``None`` if those of this manifest are unknown."""
+        """Return the sizes of the stores after ``changes``, or ``None`` if this manifest was not measured."""
         if self.sizes is None:
             return None
         sizes = dict(self.sizes)

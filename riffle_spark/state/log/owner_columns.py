@@ -1,4 +1,4 @@
-"""Owners and standbys as JSON columns. Each member is listed once, because its name is most of the bytes."""
+"""Owners and standbys as JSON columns. Each member is listed once, because its name is long."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,10 @@ __all__ = ["owners_from_json", "owners_to_json"]
 
 
 def owners_to_json(owners: Mapping[str, object]) -> list[object]:
-    """Return owners, or lists of standbys, by task as three lists: tasks, different values, and each task's index.
+    """Return the owners, or lists of standbys, by task as three lists.
 
-    The tasks are ``None`` if they are 0, 1, 2 and so on.
+    These are the tasks, the distinct values, and the index of each task's value. The tasks are ``None`` if they are 0,
+    1, 2 and so on.
     """
     keys = [tuple(owner) if type(owner) is list else owner for owner in owners.values()]
     indexes = {key: index for index, key in enumerate(dict.fromkeys(keys))}

@@ -1,8 +1,8 @@
 """One record of the log, and its bytes (docs/formats.md).
 
-A record is one line of JSON (magic, format version, checksum, size) followed by a zstd frame of JSON. Entries are
-columns of plain numbers and a table of heads, so that a record of 128 key-groups stays small. Reserved fields are
-written as they were read.
+A record is one line of JSON (magic, format version, checksum, size) followed by a zstd frame of JSON. Entries are rows
+of plain numbers and a table of heads, so that a record of 128 key-groups stays small. Reserved fields are written as
+they were read.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ OLDEST_FORMAT = 1
 """The oldest format that can be read."""
 _MAGIC = "riffle-log"
 _FULL_DISTANCE_MAX = 1 << 10
-"""A record is always nearer than this to its full record."""
+"""The number of a record minus that of its full record is less than this."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders", "state", "savepoint"]
 _REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
@@ -84,7 +84,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
 """The type of a map's values, and of their values."""
 _ENTRIES = {"heads", "stores", "merged"}
 _OF_TASKS = ("owners", "standbys")
-"""Maps that format 10 has as columns (``owner_columns``)."""
+"""Maps that are stored as columns since format 10 (``owner_columns``)."""
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
@@ -170,12 +170,12 @@ class Record:
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """The records whose changes come before ``entries``, the full record first. None in a full record."""
+        """The records whose changes precede ``entries``, the full record first. Empty in a full record."""
         return () if self.full == self.sequence else (self.full, *self.between)
 
     @property
     def delivery_rollbacks(self) -> int:
-        """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
+        """The ``rollbacks`` in the batch's delivery id: the number when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
 
@@ -184,11 +184,11 @@ _DEFAULTS: Mapping[str, object] = {
     for f in fields(Record)
     if f.name != "entries" and (f.default is not MISSING or f.default_factory is not MISSING)
 }
-"""The fields with a default value. Records of the newest format have only those with another value."""
+"""The default values of fields. Records of the newest format omit fields with their default value."""
 
 
 def digest(data: bytes) -> str:
-    """Return the digest of a record that the next record stores (BLAKE2b, 16 bytes, hex)."""
+    """Return the digest of a record (BLAKE2b, 16 bytes, hex). The next record stores it."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -218,7 +218,7 @@ def encode(record: Record) -> bytes:
 
 
 def _check_readable(plain: bytes, packed: bytes) -> None:
-    """Raise ``ConfigError`` for a body that ``decode`` would refuse."""
+    """Raise ``ConfigError`` for a body that is too large for ``decode``."""
     try:
         bounded_json.check_size(plain, len(packed))
     except ValueError as error:
@@ -233,10 +233,11 @@ def _check_readable(plain: bytes, packed: bytes) -> None:
 
 @collect_garbage_rarely()
 def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: bool = False) -> Record:
-    """Return the record of ``data``. ``name`` is its object's name.
+    """Return the record in ``data``. ``name`` is the name of its object.
 
-    Without entries, the record is as if no key-group had changed. With ``changed_only`` it has the entries that its own
-    batch changed, each with its newest link alone. Both are much faster for many key-groups.
+    Unless ``with_entries``, the record has no entries. With ``changed_only`` it has the entries that its own batch
+    changed, each with only its newest link. Both are much faster for many key-groups.
+
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
@@ -277,7 +278,7 @@ def decode(data: bytes, name: str, *, with_entries: bool = True, changed_only: b
 
 
 def _header_of_line(line: bytes) -> Mapping[str, object] | None:
-    """Return the header of a record, or ``None`` for any other line."""
+    """Return the header in the first line of a record, or ``None`` for any other line."""
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
@@ -314,7 +315,7 @@ def _unpack(packed: bytes, header: Mapping[str, object]) -> bytes:
 def _record_of_body(
     body: dict[str, object], record_format: int, selection: Literal["all", "changed", "none"]
 ) -> Record:
-    """Return the record of a parsed body with all its entries, the changed ones or none.
+    """Return the record of a parsed body with all entries, the changed ones or none.
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other body.
     """
@@ -352,7 +353,7 @@ def _record_of_body(
 
 
 def _check_references(record: Record) -> None:
-    """Raise ``ValueError`` if a record refers to later records or a far full record, or to bases that do not ascend."""
+    """Raise ``ValueError`` if a record refers to later records, a too distant full record, or unordered bases."""
     earlier = (record.full, record.promised, record.target or 0, record.purged)
     line = (*record.bases, record.sequence)
     is_line = all(type(base) is int and base < later for base, later in pairwise(line))

@@ -1,6 +1,6 @@
-"""Put a record under its number exactly once, and determine the owner of the number if the answer is lost.
+"""Put a record under its number exactly once. If the answer is lost, find out which driver's record has the number.
 
-Records are read here, too: bytes that are damaged on their way are fetched again.
+Records are also read here. Bytes that are damaged in transit are fetched again.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class FetchedRecord(NamedTuple):
 def fetch_record(store: ObjectStore, name: str, *, changed_only: bool = False) -> FetchedRecord | None:
     """Return the record with this object name, or ``None`` if it does not exist.
 
-    ``changed_only`` is that of ``decode``. Bytes that cannot be read are fetched once more, because they may have been
-    damaged on their way. Raises ``CorruptStateError`` if these cannot be read either.
+    ``decode`` describes ``changed_only``. Bytes that cannot be read are fetched once more, because they may have been
+    damaged in transit. Raises ``CorruptStateError`` if these cannot be read either.
     """
     try:
         return _fetch_record_once(store, name, changed_only=changed_only)
@@ -36,7 +36,7 @@ def fetch_record(store: ObjectStore, name: str, *, changed_only: bool = False) -
 
 
 def _fetch_record_once(store: ObjectStore, name: str, *, changed_only: bool) -> FetchedRecord | None:
-    """Return what ``fetch_record`` returns, with one GET."""
+    """Return the record with this object name as ``fetch_record`` does, but with a single GET."""
     data = store.get(name, 0, RECORD_BYTES_MAX)
     return None if data is None else FetchedRecord(decode(data, name, changed_only=changed_only), data)
 
@@ -49,9 +49,7 @@ class RecordCommits:
         self._root = root
 
     def get(self, name: str) -> bytes | None:
-        """Return the bytes of the record with this object name, up to the largest size of a record; ``None`` if it does
-        not exist.
-        """
+        """Return the bytes of the record with this object name, or ``None`` if it does not exist."""
         return self._store.get(name, 0, RECORD_BYTES_MAX)
 
     def fetch(self, name: str) -> FetchedRecord | None:
@@ -97,8 +95,8 @@ class RecordCommits:
     def check_store_refuses(self, record: Record, data: bytes) -> None:
         """Put an existing record again, and raise ``ConfigError`` if the store overwrites it.
 
-        Two drivers are kept apart only by a store that refuses the second put of a name. A put that succeeds means that
-        the store overwrites, or that another driver continued and swept the record. In the second case later records
+        Fencing needs a store that refuses the second put of a name. If the second put succeeds, either the store
+        overwrites objects, or another driver has continued and swept the record. In the second case later records
         exist.
         """
         name = paths.record_name(record.sequence)
@@ -121,7 +119,7 @@ class RecordCommits:
         raise failure
 
     def fenced_error(self, record: Record) -> FencedError:
-        """Return the error for a record whose number another driver's record has."""
+        """Return the error for a record whose number is that of another driver's record."""
         # Cause: A second driver was started on this root, or a command with --execute ran on it.
         return FencedError(
             f"Another driver appended record {record.sequence} to {self._root}.",

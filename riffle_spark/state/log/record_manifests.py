@@ -1,9 +1,9 @@
-"""The manifests of records. A record has only the changes since its last *base*, a record that it refers to.
+"""The manifests of records. A record has only the changes since its last *base*, an earlier record.
 
-The first base is the full record, and each further base has the changes since the one before. Which records a new one
-refers to is chosen as in a binary indexed tree (Fenwick, 1994). So of 64 records since the full one, each refers to at
-most six, and lists the changes of three batches on average. If each listed all changes since the full record, it would
-be those of 32 batches. If each listed only its own, reading the state would take up to 64 records.
+The first base of a record is the full record. Each further base has the changes since the one before. The bases are
+chosen as in a binary indexed tree (Fenwick, 1994). With 64 records since the full one, a record has at most six bases,
+and lists the changes of three batches on average. If each record listed all changes since the full one, these would be
+32 batches on average. If each listed only its own changes, reading the state would take up to 64 records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ _Entries = Mapping[Address, Entry]
 
 
 class RecordManifests:
-    """Reads the manifests of records. It keeps those of the last record and its bases, which later records refer to."""
+    """Reads the manifests of records. It caches those of the last record and its bases, which the next record needs."""
 
     def __init__(self, read: Callable[[Sequence[int]], Sequence[Record]]) -> None:
-        """Create it with a function that returns the records with these numbers.
+        """Create it with a function ``read``, which returns the records with the given numbers.
 
         ``read`` may raise ``CorruptStateError`` for a record that is missing or damaged.
         """
@@ -30,7 +30,7 @@ class RecordManifests:
         self._known: dict[int, _Entries] = {}
 
     def of(self, record: Record) -> Manifest:
-        """Return the manifest of a record. Reads those of its bases that are not known.
+        """Return the manifest of a record. Reads its bases that are not cached.
 
         Raises ``CorruptStateError`` if a base is missing or damaged, or if the record does not fit it.
         """
@@ -43,12 +43,12 @@ class RecordManifests:
         return Manifest(entries)
 
     def add(self, record: Record, manifest: Manifest) -> None:
-        """Make the manifest of a new record known. Its bases must be known."""
+        """Cache the manifest of a new record. The manifests of its bases must be cached."""
         known = {sequence: self._known[sequence] for sequence in record.bases}
         self._known = {**known, record.sequence: manifest.entries}
 
     def bases_of_next(self, sequence: int) -> tuple[int, ...]:
-        """Return the numbers of the bases of the next record, which is not full. At least one record must be known."""
+        """Return the numbers of the bases of the next record, which is not full. A manifest must be cached."""
         known = sorted(self._known)
         full = known[0]
         number = sequence - full
@@ -56,7 +56,7 @@ class RecordManifests:
         return tuple(base for base in known if base <= last)
 
     def changes_since(self, base: int, manifest: Manifest) -> dict[Address, Entry]:
-        """Return the entries that changed since the known record with the number ``base``, cut to their changes."""
+        """Return the entries that changed since the cached record ``base``, cut to their changes."""
         entries = self._known[base]
         return {
             address: entry.cut_to_changes(entries.get(address, EMPTY))
@@ -66,7 +66,7 @@ class RecordManifests:
 
 
 def manifest_of_record(record: Record, bases: Sequence[Record]) -> Manifest:
-    """Return the manifest of a record, given its bases. Raises ``CorruptStateError`` if one does not fit another."""
+    """Return the manifest of a record, given its bases. Raises ``CorruptStateError`` if they do not fit together."""
     return RecordManifests(lambda _: bases).of(record)
 
 
@@ -92,7 +92,7 @@ def _entries_of(record: Record, known: Mapping[int, _Entries]) -> _Entries:
 
 
 def _fits(entry: Entry, base: Entry) -> bool:
-    """Return whether a cut entry follows that of its base: at its head, or with a merged delta from an earlier head."""
+    """Return whether a cut entry starts at the head of its base, or at an earlier head with a merged delta."""
     assert entry.cut is not None, "only cut entries have a base"
     if entry.cut == base.head:
         return True

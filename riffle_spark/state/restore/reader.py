@@ -2,8 +2,8 @@
 
 Adjacent ranges of one object are joined into one GET, and several GETs run at once.
 
-Fetched bytes are written to files as they arrive. Snapshots arrive in ranges, several at a time, straight into their
-files. Of deltas only the needed parts are stored, parts of one object in one file.
+Fetched bytes are written to files as they arrive. Snapshots are fetched in ranges, several at a time, into their files.
+Only the needed parts of deltas are stored. Parts of one object are stored in one file.
 """
 
 import threading
@@ -57,7 +57,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Totals:
-    """The bytes read so far. ``fetched_bytes`` contain ``snapshot_bytes``."""
+    """The numbers of parts and bytes that were read. ``fetched_bytes`` include ``snapshot_bytes``."""
 
     local_parts: int = 0
     fetched_parts: int = 0
@@ -93,11 +93,10 @@ class Reader:
         return [run for parts in _group_by_object(links) for run in join_into_runs(parts, gap_bytes)]
 
     def fetch_run(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
-        """Fetch a run, links of one object with small gaps, with one GET. Return the bytes of each link, or its error.
-        Links in a block have its bytes (``open_links``).
+        """Fetch a run with one GET. Return the bytes of each link, or its error.
 
-        Damaged bytes are fetched once more, because they may have been damaged on their way. Raises
-        ``CorruptStateError`` if the object is missing.
+        Links in a block have the bytes of the whole block, for ``open_links``. Damaged bytes are fetched once more,
+        because they may have been damaged in transit. Raises ``CorruptStateError`` if the object is missing.
         """
         parts = self._fetch_run_once(run)
         if any(isinstance(data, CorruptStateError) for data in parts.values()):
@@ -146,13 +145,11 @@ class Reader:
         return data if self.keys is None else self.keys.decrypt(data, place, where)
 
     def _read_run(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
-        """Return the output rows of each link of a run, fetched with one GET, or with a second one if the bytes are
-        damaged.
-        """
+        """Fetch the output rows of each link of a run with one GET, and with a second one if the bytes are damaged."""
         data = self._get_run(run)
         try:
             return self._decode_run(store, run, data)
-        except CorruptStateError:  # it may have been damaged on its way
+        except CorruptStateError:  # the bytes may have been damaged in transit
             return self._decode_run(store, run, self._get_run(run))
 
     def _decode_run(self, store: str, run: list[Link], data: bytes) -> dict[Link, pa.Table]:
@@ -195,7 +192,7 @@ class Reader:
     def copy_snapshot(
         self, address: Address, snapshot: Snapshot, start: int, length: int, write: Callable[[bytes], object]
     ) -> None:
-        """Pass a range of a snapshot to ``write``, in pieces, unchecked. Raises like ``snapshot_range``."""
+        """Pass a range of a snapshot to ``write``, in pieces, unchecked. Raises like ``fetch_snapshot_range``."""
         name = paths.snapshot_name(*address, snapshot.id)
         size = self._objects.copy_to(name, start, length, write)
         if size is None:
@@ -212,7 +209,7 @@ class Reader:
         return FetchedRange(0, length, checksum.intdigest())
 
     def _count_snapshot(self, start: int, size: int) -> None:
-        """Add ``size`` fetched bytes of a snapshot to the totals, and the snapshot if they are its first."""
+        """Add ``size`` fetched bytes of a snapshot to the totals. The range at 0 also counts the snapshot."""
         with self._counting:
             self.totals.fetched_snapshots += start == 0
             self.totals.fetched_bytes += size
@@ -222,7 +219,7 @@ class Reader:
 def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """Return the result of ``work`` for each item, several at a time. Raise the error of the first failed item.
 
-    If addresses are limited there are fewer threads, or the caller's thread does all work.
+    If the address space is limited, there are fewer threads, or the caller's thread does all work.
     """
     threads = threads_within_limit(min(_CONCURRENT_GETS, len(items)))
     if threads < 2:
@@ -265,16 +262,16 @@ def split_into_ranges(length: int, range_bytes: int | None = None) -> Iterator[t
 
 
 def choose_range_bytes(total: int) -> int:
-    """Return the length of ranges for fetching snapshots of ``total`` bytes. Longer ranges are used as long as all GETs
-    that run at once stay busy.
+    """Return the length of ranges for fetching snapshots of ``total`` bytes.
 
-    A snapshot of one range is checked while it arrives.
+    Ranges are as long as possible with ``_CONCURRENT_GETS`` GETs at once. A snapshot of one range is checked while it
+    arrives, so long ranges save work.
     """
     return max(RANGE_BYTES, total // _CONCURRENT_GETS)
 
 
 def span_bytes(run: list[Link]) -> int:
-    """Return the bytes from the start of a run's first part to the end of its last, or those of its block."""
+    """Return the number of bytes from the first part of a run to the end of the last, or of the run's block."""
     return run[0].block.size if run[0].block is not None else _end(run) - run[0].start
 
 
@@ -290,7 +287,7 @@ def _end(run: list[Link]) -> int:
 
 
 def missing_object_error(name: str) -> CorruptStateError:
-    """Return the error for an object that the log lists and the store does not have."""
+    """Return the error for an object that the log lists but the store does not have."""
     # Cause: A person or a lifecycle rule deleted the object.
     return CorruptStateError(
         "An object that the log lists is missing.",
@@ -301,7 +298,7 @@ def missing_object_error(name: str) -> CorruptStateError:
 
 
 def name_range(link: Link) -> str:
-    """Return the name and byte range of a link for errors. In a block it is the range of the block."""
+    """Return the name and byte range of a link for errors. For a link in a block it is the range of the block."""
     start, end = link.byte_range
     return f"{link.object}[{start}:{end}]"
 
@@ -380,8 +377,8 @@ def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, 
 def fetch_snapshots(reader: Reader, files: Sequence[SnapshotFile]) -> dict[Path, list[FetchedRange]]:
     """Fetch snapshots into their files, unchecked. Return the ranges of each file as they arrived.
 
-    Raises the errors of ``Reader``, and ``LocalDiskError`` if a file disappears, which users of the folder do not
-    remove.
+    Raises the errors of ``Reader``, and ``LocalDiskError`` if a file disappears, because no process of riffle_spark
+    removes it.
     """
     range_bytes = choose_range_bytes(sum(file.snapshot.length for file in files))
     work = [fetch for file in files for fetch in _make_range_fetches(reader, file, range_bytes)]

@@ -1,8 +1,9 @@
-"""Advance copies to exactly the heads that a driver names.
+"""Advance copies to exactly the heads in a driver's order.
 
-`copy_plan` finds the links that a copy lacks. A link's part is in a local file if this member sealed the delta,
-otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of parts. Every part is checked before it
-is read. A copy with a damaged part is dropped and restored, from the object store if local files do not help.
+`copy_plan` finds the links that a copy lacks. The part of a link is in a local file if this member sealed the delta.
+Other parts are fetched. A copy advances by adding parts to its list, and no part is unpacked. Every part is checked
+before it is read. A copy with a damaged part is dropped and restored, from the object store if local files are missing
+or damaged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -37,10 +38,10 @@ _TRIES = 3
 
 
 class AdvanceCounts(NamedTuple):
-    """What one ``StackKeeper.advance`` did.
+    """The counts of one ``StackKeeper.advance``.
 
-    ``restores`` counts copies that were fetched as a whole, ``catch_ups`` those that fetched only deltas, and ``hits``
-    those that needed nothing from the object store. ``folds`` counts added deltas.
+    ``restores`` counts copies that were fetched as a whole, ``catch_ups`` copies that fetched only deltas, and ``hits``
+    copies that fetched nothing. ``folds`` counts added deltas.
     """
 
     restores: int = 0
@@ -58,7 +59,7 @@ class SnapshotData(NamedTuple):
 
 
 def refuse_cut_entry(key_group: int) -> Entry:
-    """Raise ``AssertionError``. This is the ``read_whole`` of callers whose entries are never cut."""
+    """Raise ``AssertionError``. Callers whose entries are never cut pass this as ``read_whole``."""
     raise AssertionError(f"the entry of key-group {key_group} is cut, and read_whole is not set")
 
 
@@ -72,10 +73,11 @@ class _Advance:
 
 
 class StackKeeper:
-    """Keeps the copies of one store in a member's folder at the heads that a driver of ``epoch`` names.
+    """Keeps the copies of one store in a member's folder at the heads that a driver of ``epoch`` orders.
 
-    ``read_whole`` reads the whole entry of a key-group whose entry arrived cut. ``newest``: nothing was committed after
-    the entries, so a copy beyond them is of batches that a rollback gave up.
+    ``read_whole`` reads the whole entry of a key-group whose entry in the order is cut. If ``newest``, the entries are
+    the newest of the log. Then a copy beyond its entry has an abandoned attempt or batches that were rolled back, so it
+    is restored.
     """
 
     def __init__(
@@ -101,12 +103,11 @@ class StackKeeper:
         """Fetched snapshots that no stack on the disk uses. They are deleted once they are open."""
 
     def advance(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
-        """Bring each key-group with state to exactly the entry's head. Return the copies, and how many were restored
-        and how many deltas were added.
+        """Advance the copy of each key-group with state to its entry's head. Return the open copies, and counts.
 
         A damaged copy is dropped and restored. Raises ``OutOfDate`` if a copy is beyond its entry,
         ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store fails, and
-        ``OSError`` if the local disk does.
+        ``OSError`` if the local disk fails.
         """
         try:
             with self._folder.protect_deltas():
@@ -118,9 +119,9 @@ class StackKeeper:
         return opened, counts
 
     def _advance_with_retries(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
-        """Advance copies. Repeat it for copies that are damaged or that another process merges meanwhile.
+        """Advance copies. Repeat this for copies that are damaged, or that another process merges at the same time.
 
-        Raises ``LocalDiskError`` if copies are damaged each time, because what was restored was damaged on the disk.
+        Raises ``LocalDiskError`` if copies are damaged each time, because then the disk damages restored files.
         """
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
@@ -137,8 +138,8 @@ class StackKeeper:
             self._parts.forget_verification()
             self._stacks.refresh()
             damaged_files.update(error.where for error in damaged.values())
-            # A stack without these files was put there by another process. A stack that an earlier try dropped may be
-            # there again, if another process holds the lock.
+            # A stack without these files was written by another process. A stack that an earlier try dropped may exist
+            # again, if another process holds the lock.
             self._stacks.drop(*(key_group for key_group in damaged if self._uses_any_of(damaged_files, key_group)))
             remaining = {key_group: entries[key_group] for key_group in damaged}
         error = next(iter(damaged.values()))
@@ -156,14 +157,14 @@ class StackKeeper:
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks with many or large parts. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
 
-        The files are checked again, because time has passed and a merged part gets a checksum of its own.
+        The files are checked again, because they may have been damaged since, and the merged part gets a new checksum.
         """
         self._parts.forget_verification()
         with self._folder.protect_deltas():
             self._parts.merge_some(opened)
 
     def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], AdvanceCounts]:
-        """Return the stacks at the entries' heads, and what was done for them."""
+        """Advance the copies once. Return the stacks at the entries' heads, and counts."""
         stacks: dict[int, Stack] = {}
         advances = []
         for key_group, entry in sorted(entries.items()):
@@ -180,7 +181,7 @@ class StackKeeper:
         parts, fetched_links = self._parts_of(links)
         bases = self._fetch_bases([advance for advance in advances if advance.plan.action == "restore"])
         if bases:
-            self._stacks.refresh()  # upkeep may have restored some meanwhile
+            self._stacks.refresh()  # upkeep may have restored some at the same time
         stacks |= self._replace(advances, bases, parts)
         folded = [advance.plan.links for advance in advances if advance.plan.action == "fold"]
         catch_ups = sum(not fetched_links.isdisjoint(added_links) for added_links in folded)
@@ -213,10 +214,10 @@ class StackKeeper:
         bases: Mapping[int, Sequence[StackedPart]],
         parts: Mapping[Link, StackedPart],
     ) -> dict[int, Stack]:
-        """Put stacks of their bases and of the links' parts in place of the copies, and return them by key-group.
+        """Replace the copies by stacks of their bases and of the links' parts. Return these stacks by key-group.
 
-        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy, and
-        the own one is returned. So it is if another process holds the lock.
+        A copy is not replaced if another process has replaced it, other than by a merge, or if another process holds
+        the lock. The stack is returned nevertheless.
         """
         stacks: dict[int, Stack] = {}
         remaining = {advance.key_group: advance for advance in advances}
@@ -244,7 +245,7 @@ class StackKeeper:
         return stacks
 
     def _parts_of(self, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
-        """Return a local part for each link, sealed by this member or fetched now, and the fetched links."""
+        """Return a local part for each link, and the links that were fetched. This member sealed the others."""
         parts = self._parts.find_sealed_parts(links)
         self._reader.totals.local_parts += len(parts)
         missing = [link for link in links if link not in parts]
@@ -257,7 +258,7 @@ class StackKeeper:
     def _fetch_bases(self, advances: Iterable[_Advance]) -> dict[int, tuple[StackedPart, ...]]:
         """Fetch the snapshots of the copies to restore.
 
-        Return each as the lowest part of a stack; none for a copy without a snapshot.
+        Return each snapshot as the lowest part of a stack. A copy without a snapshot has none.
         """
         store = self._schema.store
         files = [
@@ -274,10 +275,10 @@ class StackKeeper:
             raise
 
     def _make_base(self, file: SnapshotFile, ranges: Sequence[FetchedRange]) -> StackedPart:
-        """Return a fetched snapshot as the lowest part of a stack. If its bytes are damaged, fetch it once more into
-        another file, because they may have been damaged on their way.
+        """Return a fetched snapshot as the lowest part of a stack.
 
-        Raises the errors of ``StackParts.make_base`` and of ``Reader``.
+        Damaged bytes are fetched once more into another file, because they may have been damaged in transit. Raises the
+        errors of ``StackParts.make_base`` and of ``Reader``.
         """
         try:
             return self._parts.make_base(file, ranges)
@@ -308,12 +309,12 @@ class StackKeeper:
         self._stacks.drop(*key_groups)
 
     def make_snapshot(self, key_group: int, entry: Entry, attempt: str) -> SnapshotData:
-        """Return the state of a copy as a snapshot, at the entry's head, or at the copy's own head if that is beyond.
+        """Return the state of a copy as a snapshot, at the entry's head or at a later head of the copy.
 
-        A copy holds committed effects only. The bytes are encrypted as the snapshot of this attempt. Raises
+        A copy only has committed batches. The bytes are encrypted as the snapshot of this attempt. Raises
         ``DamagedCopy``, ``OutOfDate`` if a newer driver has advanced the copy, and the errors of ``advance``.
         """
-        self._parts.forget_verification()  # time passes from one snapshot to the next
+        self._parts.forget_verification()  # files may have been damaged since the last snapshot
         if not self._stacks.has(key_group):
             self._stacks.refresh()
         try:
@@ -323,7 +324,7 @@ class StackKeeper:
             if beyond is None:
                 raise
             stack = beyond
-        stack = self._stacks.read(key_group) or stack  # it may be merged meanwhile
+        stack = self._stacks.read(key_group) or stack  # another process may have merged it
         if stack.head.epoch > self._epoch:
             raise OutOfDate(
                 "A newer driver has advanced the copy, and its schema is unknown here.",
@@ -345,11 +346,10 @@ class StackKeeper:
         }
 
     def prepare_caches(self, entries: Mapping[int, Entry]) -> set[int]:
-        """Prepare the copies of a cache, a store without objects: each must be able to reach its entry's head from
-        local files. Return the key-groups whose copy is lost.
+        """Prepare the copies of a cache, which is a store without objects. Return the key-groups whose copy is lost.
 
-        A copy is lost unless it is at the head, or before the last link whose file is local. A lost copy is started
-        again, empty, at the head.
+        A copy is lost unless it is at the entry's head, or lacks only the last link and has its file. A lost copy is
+        replaced by an empty one at the head.
         """
         lost: set[int] = set()
         for key_group, entry in entries.items():
@@ -365,7 +365,7 @@ class StackKeeper:
                     break
             else:
                 lost.add(key_group)  # another process holds the lock
-            # A run that was given up may have started it empty at the head: then it lacks the last link's rows.
+            # An abandoned run may have created this empty copy at the head. Then it lacks the rows of the last link.
             was_started = start is None and stack == Stack(entry.head) and link.rows > 0
             if start == entry.head or was_started:
                 lost.add(key_group)
@@ -373,10 +373,10 @@ class StackKeeper:
 
 
 def empty_cache_head(head: Head | None, entry: Entry, *, is_local: bool) -> Head | None:
-    """Return the head at which an empty copy of a cache must start; ``None`` if the copy at ``head`` can reach the
-    entry's head.
+    """Return the head at which an empty copy of a cache must start.
 
-    ``is_local``: the newest delta is in a local file.
+    Return ``None`` if the copy at ``head`` can reach the entry's head. ``is_local`` is whether the newest delta is in a
+    local file.
     """
     if head == entry.head or (is_local and head == entry.base):
         return None

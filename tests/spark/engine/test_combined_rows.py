@@ -206,13 +206,13 @@ def test_rows_are_grouped_once_before_the_shuffle(
     spark.conf.set("spark.sql.codegen.wholeStage", compiled)
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     above: list[list[str]] = []
-    planned = kept_plan._KeptPlan.planned
+    planned = kept_plan._KeptPlan.plan_batch
 
     def planning(plan: kept_plan._KeptPlan, *given: Any) -> kept_plan.PlanFrame:
         above.append([kind(node) for node in plan._above])
         return planned(plan, *given)
 
-    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
+    monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(5):
@@ -231,13 +231,13 @@ def test_a_second_grouping_stays_if_a_function_keeps_several_columns(spark: Spar
 
     def groupings(function: str) -> list[Any]:
         frame = _as_partitioned(batch_of(spark, 0, 4), ["k"]).groupBy("k").agg(F.expr(f"{function}(v)"))
-        nodes = kept_plan._up(frame._jdf.queryExecution().executedPlan())
+        nodes = kept_plan._nodes_from_leaf(frame._jdf.queryExecution().executedPlan())
         return [node for node in nodes if kind(node) == "HashAggregateExec"]
 
     if len(groupings("avg")) == 1:
         pytest.skip("this Spark groups once by itself")
-    assert kept_plan._first_results(*groupings("avg")) is None
-    assert kept_plan._first_results(*groupings("max")) is not None
+    assert kept_plan._results_of_first(*groupings("avg")) is None
+    assert kept_plan._results_of_first(*groupings("max")) is not None
 
 
 @pytest.mark.parametrize(("remaining", "bits"), [(80_000, "16"), (120_000, "17"), (300_000, "18"), (9_000_000, "20")])

@@ -38,7 +38,7 @@ def stored(
             chunks.append((number, None, None, [values[-1] for values in ours if values[-1] is not None]))
         chunks.append((number, "{}", None, None)[: 3 + has_letters])
     frame = spark.createDataFrame(chunks, routing.spark_schema(chunked_schema([result_schema(output)])))
-    return StoredResult(PlanFrame(frame, lambda: len(rows)), {store: output}, several=False)
+    return StoredResult(PlanFrame(frame, lambda: len(rows)), {store: output}, is_replicated=False)
 
 
 def values_in(frame: DataFrame) -> list[Values]:
@@ -140,7 +140,7 @@ def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
             chunks.append((number, "{}", *others))
         schema = chunked_schema([result_schema(output) for output in columns.values()])
         frame = spark.createDataFrame(chunks, routing.spark_schema(schema))
-        result = StoredResult(PlanFrame(frame, lambda: 0), columns, several=False)
+        result = StoredResult(PlanFrame(frame, lambda: 0), columns, is_replicated=False)
         for store in columns:
             rows = outputs.rows(store, result, [f"1-{each}" for each in columns])
             assert (rows.columns, values_in(rows)) == (columns[store].names, expected[store])

@@ -44,14 +44,14 @@ def compiled(spark: SparkSession) -> None:
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """The batches whose answers came by a plan that was kept."""
     batches: list[DataFrame] = []
-    planned = kept_plan._KeptPlan.planned
+    planned = kept_plan._KeptPlan.plan_batch
 
     def planning(plan: kept_plan._KeptPlan, batch: DataFrame, *given: object) -> kept_plan.PlanFrame:
         made = planned(plan, batch, *given)  # type: ignore[arg-type]
         batches.append(batch)
         return made
 
-    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
+    monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
     return batches
 
 
@@ -74,7 +74,7 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
     spark.conf.set(ADAPTIVE, "false")
     below: list[str] = []
     above: list[list[str]] = []
-    copied, planned = compat.SlotCall.copied, kept_plan._KeptPlan.planned
+    copied, planned = compat.SlotCall.copied, kept_plan._KeptPlan.plan_batch
 
     def copying(call: compat.SlotCall, jvm: object, udf: object, slots: object, rows: Any) -> Any:
         below.append(kind(rows))
@@ -85,7 +85,7 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
         return planned(plan, *given)
 
     monkeypatch.setattr(compat.SlotCall, "copied", copying)
-    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
+    monkeypatch.setattr(kept_plan._KeptPlan, "plan_batch", planning)
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(2):

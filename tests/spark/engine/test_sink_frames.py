@@ -227,7 +227,7 @@ def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark interrupts the thread, in the middle of whatever it waits for: nothing is wrong."""
-    kept = StoredResult(PlanFrame(batch(spark), lambda: None), {}, several=False)
+    kept = StoredResult(PlanFrame(batch(spark), lambda: None), {}, is_replicated=False)
     thread = spark.sparkContext._jvm.Thread  # type: ignore[union-attr]
     thread.currentThread().interrupt()
     try:

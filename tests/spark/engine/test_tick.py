@@ -83,7 +83,7 @@ class Query:
     ) -> Iterator[tuple[DataFrame, Callable[[DataFrame, int], None]]]:
         """Give what is written and what takes batches."""
         tick = tick or Tick(self.spark, str(self.folder / "checkpoint"))
-        rows = tick.beside(rows)
+        rows = tick.unite_with(rows)
         job = RunningJob(
             operators, settings_in(self.folder), self.spark, self._reached, "spark", tick if ticks else None
         )
@@ -256,8 +256,10 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
 def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
     """As a timer is that a processor sets to a time which has passed: a batch comes for it, after a while."""
     tick, now_ms = Tick(query.spark, str(query.folder / "checkpoint")), SECOND * 1_000
-    tick.beside(query.feed.stream(query.spark))
-    tick.after(query.spark.range(0), IncomingBatch(0, "", "", None, None, now_ms, None), now_ms - 1, by_watermark=False)
+    tick.unite_with(query.feed.stream(query.spark))
+    tick.schedule_next(
+        query.spark.range(0), IncomingBatch(0, "", "", None, None, now_ms, None), now_ms - 1, by_watermark=False
+    )
     wait_for(lambda: tick._stream.currentOffset().offset() == 0, "a batch is asked for")
 
 
@@ -269,7 +271,7 @@ def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
         F.window("ts", "5 seconds"),
     )  # fmt: skip
     tick = Tick(query.spark, str(query.folder / "checkpoint"))
-    united = tick.beside(rich)
+    united = tick.unite_with(rich)
     assert united.schema == rich.schema
     assert united.schema.json() == rich.schema.json()
 
@@ -280,7 +282,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
     with pytest.raises(UnavailableError, match="RIFFLE-0297"):
-        Tick(query.spark, str(query.folder / "checkpoint")).beside(query.feed.stream(query.spark))
+        Tick(query.spark, str(query.folder / "checkpoint")).unite_with(query.feed.stream(query.spark))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
     (folder / "0").write_text("\n".join(["v1", "{}", *offsets]))
     rows = query.feed.stream(query.spark)
     rows = rows.union(query.feed.stream(query.spark)) if streams > 1 else rows
-    united = Tick(query.spark, str(query.folder / "checkpoint")).beside(rows)
+    united = Tick(query.spark, str(query.folder / "checkpoint")).unite_with(rows)
     assert (united is not rows) == has_tick
 
 
@@ -313,7 +315,9 @@ def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytes
     checkpoint = query.folder / "checkpoint"
     run_to_end(rates, batch, checkpoint)
     for rows in (rates, lines):
-        assert Tick(query.spark, str(checkpoint)).beside(rows) is rows
+        assert Tick(query.spark, str(checkpoint)).unite_with(rows) is rows
         assert "RIFFLE-0295" in caplog.text
         caplog.clear()
-    wait_for(lambda: run_to_end(Tick(query.spark, str(checkpoint)).beside(rates), batch, checkpoint) and ran[1:], "on")
+    wait_for(
+        lambda: run_to_end(Tick(query.spark, str(checkpoint)).unite_with(rates), batch, checkpoint) and ran[1:], "on"
+    )
