@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
+from riffle_spark.spark.engine.jvm_errors import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.kept_plan import result_or_none
 
 CALL = "An error occurred while calling o1.save.\n: "
