@@ -169,6 +169,10 @@ class FaultyStore:
         """See ``ObjectStore.list``."""
         return self._perform(self._due("list", (prefix,)), prefix, lambda: self.inner.list(prefix))
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """See ``ObjectStore.list_folders``. The faults of a ``list`` apply."""
+        return self._perform(self._due("list", (prefix,)), prefix, lambda: self.inner.list_folders(prefix))
+
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""
         return self._perform(self._due("delete", names), ", ".join(names), lambda: self.inner.delete(names))
