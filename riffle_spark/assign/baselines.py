@@ -86,7 +86,7 @@ def _find_sticky_owner(board: Board, task: int, able: Sequence[int]) -> int:
     """
     incumbent = board.incumbents[task]
     owner = board.owners[task]
-    if incumbent in able and incumbent in board.ranks[task]:
+    if incumbent in able and incumbent in board.copy_ranks[task]:
         return incumbent
     return owner if owner in able else NOBODY
 

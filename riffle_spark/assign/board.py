@@ -18,13 +18,13 @@ class Board:
     """Tasks of some kinds, and all members, by position.
 
     ``live`` members can own now. ``placeable`` members should own in the end. A member that is awaited is placeable but
-    not live. ``may_own`` marks the members that are both; ``owning`` is their number.
+    not live. ``may_own`` marks the members that are both, and ``may_own_count`` is their number.
 
-    ``ranks[task]`` has the rank of every member with a copy, ``absent[task]`` the rank of all others. The rank is the
-    distance from caught up, 0 is caught up (KIP-441). ``incumbents[task]`` is the member that may have the task without
-    a move: its owner, or the awaited or returned member that lost it. ``aims[task]`` is its owner in the target of the
-    assignment before. ``base`` is the number of tasks of other kinds on each member. ``quarantined[task]`` are the
-    members that should have no copy of it; the tuple is empty if no task has any.
+    ``copy_ranks[task]`` has the rank of every member with a copy, ``rank_without_copy[task]`` that of all others. The
+    rank is the distance from caught up, 0 is caught up (KIP-441). ``incumbents[task]`` is the member that may have the
+    task without a move: its owner, or the awaited or returned member that lost it. ``last_target[task]`` is its owner
+    in the target of the last assignment. ``other_task_counts`` has the number of tasks of other kinds on each member.
+    ``quarantined[task]`` are the members that should have no copy of it; the tuple is empty if no task has any.
     """
 
     members: tuple[Member, ...]
@@ -35,13 +35,13 @@ class Board:
     owners: tuple[int, ...]
     incumbents: tuple[int, ...]
     pins: tuple[int, ...]
-    aims: tuple[int, ...]
+    last_target: tuple[int, ...]
     standbys: tuple[tuple[int, ...], ...]
     warmups: tuple[tuple[int, ...], ...]
-    ranks: tuple[dict[int, int], ...]
-    absent: tuple[int, ...]
-    owning: int
-    base: tuple[int, ...]
+    copy_ranks: tuple[dict[int, int], ...]
+    rank_without_copy: tuple[int, ...]
+    may_own_count: int
+    other_task_counts: tuple[int, ...]
     quarantined: tuple[frozenset[int], ...] = ()
 
     @property
@@ -58,7 +58,7 @@ class Board:
         """Return how far the copy of a task on a member is from caught up (0: caught up), also for members without a
         copy.
         """
-        return self.ranks[task].get(member, self.absent[task])
+        return self.copy_ranks[task].get(member, self.rank_without_copy[task])
 
     def is_quarantined(self, task: int, member: int) -> bool:
         """Return whether a member should have no copy of a task."""
@@ -100,14 +100,14 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
         incumbents=tuple(
             order.position.get(view.prior_owners.get(task.id, ""), owners[t]) for t, task in enumerate(order.tasks)
         ),
-        aims=tuple(order.position.get(view.target.get(task.id, ""), NOBODY) for task in order.tasks),
+        last_target=tuple(order.position.get(view.target.get(task.id, ""), NOBODY) for task in order.tasks),
         pins=tuple(order.position.get(view.pins.get(task.id, ""), NOBODY) for task in order.tasks),
         standbys=standbys,
         warmups=warmups,
-        ranks=tuple(ranks for ranks, _ in ranked),
-        absent=tuple(absent for _, absent in ranked),
-        owning=sum(may_own),
-        base=(0,) * len(order.members),
+        copy_ranks=tuple(copy_ranks for copy_ranks, _ in ranked),
+        rank_without_copy=tuple(rank for _, rank in ranked),
+        may_own_count=sum(may_own),
+        other_task_counts=(0,) * len(order.members),
         quarantined=_quarantined_members(view, order),
     )
 
@@ -163,7 +163,7 @@ def _rank_members(view: View, order: _SortedIds, settings: AssignSettings) -> li
         if task.kind != "stateful":
             ranked.append(({}, 0))
             continue
-        absent = 0 if task.size <= acceptable else task.size + 1
+        rank_without_copy = 0 if task.size <= acceptable else task.size + 1
         ranks = {
             position[name]: UNKNOWN_RANK if lag is None else lag if lag > acceptable else 0
             for name, lag in view.lags.get(task.id, {}).items()
@@ -171,8 +171,8 @@ def _rank_members(view: View, order: _SortedIds, settings: AssignSettings) -> li
         }
         for name in view.pointers.get(task.id, ()) if view.pointers else ():
             if name in position:
-                ranks[position[name]] = max(absent - 1, 0)
-        ranked.append((ranks, absent))
+                ranks[position[name]] = max(rank_without_copy - 1, 0)
+        ranked.append((ranks, rank_without_copy))
     return ranked
 
 

@@ -49,7 +49,8 @@ class Demand:
     ``owned`` units are on a member already; ``held`` of them may not leave. ``strays`` of the owned units have lost
     their owner, and the member is only where they would go first. ``free`` units of a row have no place. ``move_price``
     is the price of moving an owned unit, ``stray_price`` the addition for a stray (negative: strays move first).
-    ``base`` are tasks of other kinds; the bounds by member include them. ``allowed`` marks the members of each row.
+    ``other_task_counts`` are the tasks of other kinds on each member. The bounds by member include them. ``allowed``
+    marks the members of each row.
     """
 
     owned: Ints
@@ -58,7 +59,7 @@ class Demand:
     free: Ints
     allowed: npt.NDArray[np.bool_]
     bounds: Bounds
-    base: Ints
+    other_task_counts: Ints
     slots: Ints
     store_weight: int
     instance_weight: int
@@ -118,7 +119,7 @@ class _UnitFlow:
 
     def _price_all(self) -> None:
         """Compute the load of all members and all marginal costs."""
-        self.load: Ints = self.demand.base + self.placed.sum(axis=0)
+        self.load: Ints = self.demand.other_task_counts + self.placed.sum(axis=0)
         self.marginals = _Marginals(*self._row_marginals(EVERYWHERE), *self._member_marginals(EVERYWHERE))
 
     def _row_marginals(self, places: Places) -> tuple[Ints, Ints]:

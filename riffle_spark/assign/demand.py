@@ -98,7 +98,7 @@ def _may_stay(board: Board, task: int) -> bool:
     caught up as any other member.
     """
     incumbent = board.incumbents[task]
-    ranks = board.ranks[task]
+    ranks = board.copy_ranks[task]
     if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
         return True
     own = board.rank(task, incumbent)
@@ -112,10 +112,10 @@ def _find_most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     able: Sequence[bool] = board.may_own
     if rows.costs or board.quarantined:
         able = [may and bool(rows.allowed[rows.row_of[task], m]) for m, may in enumerate(able)]
-    copy_ranks = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
-    absent = board.absent[task]
-    lowest = min(copy_ranks)[0] if copy_ranks else absent
-    if not any(able) or (lowest >= absent and len(copy_ranks) < sum(able)):
+    copy_ranks = [(rank, m) for m, rank in board.copy_ranks[task].items() if able[m]]
+    without_copy = board.rank_without_copy[task]
+    lowest = min(copy_ranks)[0] if copy_ranks else without_copy
+    if not any(able) or (lowest >= without_copy and len(copy_ranks) < sum(able)):
         return None
     return tuple(sorted(m for rank, m in copy_ranks if rank == lowest))
 
@@ -125,13 +125,13 @@ def compute_fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings
     each row.
     """
     slots = board.placeable_slots
-    count = len(board.tasks) + sum(board.base)
+    count = len(board.tasks) + sum(board.other_task_counts)
     fits = count_copies_that_fit(board, count)
     limits = None if fits is None else [fit if slot else 0 for fit, slot in zip(fits, slots, strict=True)]
     fair = fair_range(count, slots, limits)
     if (
         settings.store_balance > 0
-        and not any(board.base)
+        and not any(board.other_task_counts)
         and all(incumbent != NOBODY for incumbent in board.incumbents)
     ):
         fair = _keep_present_range(board, fair)
@@ -167,7 +167,8 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
     totals = np.bincount(np.array(rows.row_of, np.int64), minlength=len(rows.group))
     low = np.zeros(rows.allowed.shape, np.int64)
     high = np.zeros(rows.allowed.shape, np.int64)
-    member_low, member_high = (np.maximum(np.array(side, np.int64) - np.array(board.base), 0) for side in fair)
+    other_tasks = np.array(board.other_task_counts)
+    member_low, member_high = (np.maximum(np.array(side, np.int64) - other_tasks, 0) for side in fair)
     uniform = len({slot for slot in slots if slot}) == 1
     count = max(1, len(rows.row_of))
     for row, total in enumerate(totals.tolist()):
@@ -235,7 +236,7 @@ def count_demand(
         free=np.bincount(anywhere, minlength=len(rows.group)).astype(np.int64),
         allowed=rows.allowed,
         bounds=bounds,
-        base=np.array(board.base, np.int64),
+        other_task_counts=np.array(board.other_task_counts, np.int64),
         slots=np.array(board.placeable_slots, np.int64),
         store_weight=round(100 * settings.store_balance),
         instance_weight=round(10_000 * settings.instance_balance),

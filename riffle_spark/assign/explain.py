@@ -280,7 +280,7 @@ class _Reasons:
         board = self._board
         if member == board.owners[task]:
             return _Reason("standby", "its previous owner keeps a copy")
-        has_copy = board.rank(task, member) < board.absent[task]
+        has_copy = board.rank(task, member) < board.rank_without_copy[task]
         return _Reason("standby", "already has a copy" if has_copy else "keeps a spare copy")
 
 

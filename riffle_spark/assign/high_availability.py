@@ -11,6 +11,7 @@ Each call moves the present assignment closer to the target. While the result wa
 ``needs_probe``, so that the caller assigns again.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,10 +47,9 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     if racks and settings.rebalance_enable in ("all", "standbys"):
         reduce_rack_traffic(copies, settings)
     standbys = plan_standbys(board, plan, copies, settings)
-    base = [0] * len(board.members)
-    for owner in plan.target:
-        base[owner] += 1
-    stateless = replace(board_of(view, WITHOUT_STATE, settings), base=tuple(base))
+    stateful_counts = Counter(plan.target)
+    other_task_counts = tuple(stateful_counts[m] for m in range(len(board.members)))
+    stateless = replace(board_of(view, WITHOUT_STATE, settings), other_task_counts=other_task_counts)
     owners = _place_stateless(stateless, settings, racks=racks)
     return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners, goals), settings)
 

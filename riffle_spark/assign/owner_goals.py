@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.demand import AlikeTasks, compute_fair_bounds, group_alike_tasks
 from riffle_spark.assign.model import AssignSettings, UserGoal
-from riffle_spark.assign.owner_weights import has_weights
+from riffle_spark.assign.owner_weights import has_weights, task_weights
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.unknown_names import check_known
 
@@ -203,12 +203,12 @@ class Goals:
         """
         board = self._board
         misses = [sum(by_member) for by_member in self._misses]
-        for t, aim in enumerate(board.aims):
+        for t, aim in enumerate(board.last_target):
             fixed = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
             is_free = board.pins[t] == NOBODY and board.incumbents[t] == board.owners[t]
             if aim == NOBODY or not (self._may_move(t, aim) if is_free else aim == fixed):
                 return
-        self._set_target(board.aims)
+        self._set_target(board.last_target)
         if [sum(by_member) for by_member in self._misses] > misses:
             self._set_target(target)
 
@@ -314,8 +314,7 @@ def _miss_of_work(board: Board, settings: AssignSettings) -> MissFunction:
     """Return the function that measures by how much the measured work of a member is outside the band around
     its share.
     """
-    measured = [task.weight for task in board.tasks if task.weight is not None]
-    weights = [sum(measured) / len(measured) if task.weight is None else float(task.weight) for task in board.tasks]
+    weights = task_weights(board)
     mean = sum(weights) / max(sum(board.placeable_slots), 1)
     band = settings.balance_band
     shares = [mean * slots for slots in board.placeable_slots]

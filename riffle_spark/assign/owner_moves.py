@@ -67,7 +67,7 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
         owners[move.task] = move.taker
     done = set(made_moves)
     ready = [move for move in ready if move not in done]
-    kept_copies = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
+    kept_copies = 0 if settings.copies_may_stay else sum(board.rank_without_copy[move.task] > 0 for move in ready)
     warm, stuck = _choose_tasks_to_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
     if stuck and not made_moves:
@@ -148,12 +148,12 @@ def _add_substitutes(board: Board, owners: list[int], lowest: Sequence[int]) -> 
 def _lowest_rank(board: Board, task: int) -> int:
     """Return the rank of the most caught-up member that may own the task now."""
     owner = board.owners[task]
-    ranks = board.ranks[task]
+    ranks = board.copy_ranks[task]
     if ranks.get(owner, 1) == 0:
         return 0
     ranks_of_able = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
-    able = board.owning + (owner != NOBODY and not board.placeable[owner])
-    return min([*ranks_of_able, board.absent[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
+    able = board.may_own_count + (owner != NOBODY and not board.placeable[owner])
+    return min([*ranks_of_able, board.rank_without_copy[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
 
 
 def _make_requested_moves(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:

@@ -31,7 +31,7 @@ from riffle_spark.assign.demand import (
 )
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_weights import band_excess, has_weights, level_by_weight
+from riffle_spark.assign.owner_weights import PlaceCost, band_excess, has_weights, level_by_weight
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
 __all__ = ["owner_target"]
@@ -55,18 +55,18 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     narrow = choose_single_members(board, rows, free_sets, fair)
     demand = count_demand(board, rows, narrow, fair, settings)
     if not racks and not rows.costs:
-        last_target = _last_target_if_valid(board, rows, _merge_rows_for_racks(_subtract_base(demand), settings))
+        last_target = _last_target_if_valid(board, rows, _merge_rows_for_racks(_subtract_other_tasks(demand), settings))
         return last_target or _choose_with_fewest_moves(board, rows, narrow, demand)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _merge_rows_for_racks(_widen_bounds(demand), settings)
     last_target = _last_target_if_valid(board, rows, bounds)
     cheapest = _solve_by_flow(board, rows, free_sets, bounds, settings)
+    cost = _place_cost(board, rows, settings)
     if has_weights(board):
-        return _level_by_work(board, rows, cheapest, settings)
-    if last_target and _compute_cost(board, rows, last_target, settings) <= _compute_cost(
-        board, rows, cheapest, settings
-    ):
+        return _level_by_work(board, rows, cheapest, cost, settings)
+    tasks = range(len(board.tasks))
+    if last_target and sum(map(cost, tasks, last_target)) <= sum(map(cost, tasks, cheapest)):
         return last_target
     return cheapest
 
@@ -75,65 +75,63 @@ def _last_target_if_valid(board: Board, rows: AlikeTasks, bounds: Bounds) -> lis
     """Return the last assignment's target if it still obeys all rules and is level, so that no plan changes half-way;
     else ``None``.
     """
+    if not _obeys_rules(board, rows, board.last_target):
+        return None
     counts = np.zeros(rows.allowed.shape, np.int64)
-    for t, aim in enumerate(board.aims):
-        fixed = board.pins[t] if board.pins[t] != NOBODY else aim
-        returned = board.incumbents[t] != board.owners[t]
-        if (
-            aim == NOBODY
-            or aim != fixed
-            or (returned and aim != board.incumbents[t])
-            or not rows.allowed[rows.row_of[t], aim]
-        ):
-            return None
-        counts[rows.row_of[t], aim] += 1
+    np.add.at(counts, (list(rows.row_of), list(board.last_target)), 1)
     total = counts.sum(axis=0)
     by_row = counts if bounds.by_row else total[None, :]
     fair = (total >= bounds.member_low).all() and (total <= bounds.member_high).all()
     apart = (by_row >= bounds.low).all() and (by_row <= bounds.high).all()
-    return list(board.aims) if fair and apart else None
+    return list(board.last_target) if fair and apart else None
 
 
-def _compute_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> int:
-    """Return the cost of a target by racks and the user's cost, without the cost of its moves."""
-    total = 0
-    for t, m in enumerate(target):
-        total += rack_cost(board.tasks[t].owner_traffic, board.members[m].rack, settings)
-        total += (rows.costs[t][m] or 0) if rows.costs else 0
-    return total
+def _obeys_rules(board: Board, rows: AlikeTasks, target: Sequence[int]) -> bool:
+    """Return whether a target places all tasks on allowed members, pinned tasks at their pins, and the tasks of awaited
+    and returned members on these members.
+    """
+    for t, member in enumerate(target):
+        is_off_its_member = board.incumbents[t] not in (board.owners[t], member)
+        is_off_its_pin = board.pins[t] not in (NOBODY, member)
+        if member == NOBODY or is_off_its_member or is_off_its_pin or not rows.allowed[rows.row_of[t], member]:
+            return False
+    return True
 
 
-def _level_by_work(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
-    """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
+def _place_cost(board: Board, rows: AlikeTasks, settings: AssignSettings) -> PlaceCost:
+    """Return the function that computes the cost of a task on a member: its reads across racks, and the user's cost."""
 
     def cost(task: int, member: int) -> int:
         read_cost = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
         return read_cost + ((rows.costs[task][member] or 0) if rows.costs else 0)
 
+    return cost
+
+
+def _level_by_work(
+    board: Board, rows: AlikeTasks, target: Sequence[int], cost: PlaceCost, settings: AssignSettings
+) -> list[int]:
+    """Return ``target`` levelled by measured work, or the last assignment's target if that is as level and as cheap."""
     levelled = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
-    for t, aim in enumerate(board.aims):
-        returned = board.incumbents[t] not in (board.owners[t], aim)
-        if aim == NOBODY or returned or not rows.allowed[rows.row_of[t], aim] or board.pins[t] not in (NOBODY, aim):
-            return levelled
-    last_target = list(board.aims)
-    last_worth = (
-        band_excess(board, rows, last_target, settings),
-        _compute_cost(board, rows, last_target, settings),
-    )
-    worth = (band_excess(board, rows, levelled, settings), _compute_cost(board, rows, levelled, settings))
-    return last_target if last_worth <= worth else levelled
+    if not _obeys_rules(board, rows, board.last_target):
+        return levelled
+
+    def worth(owners: Sequence[int]) -> tuple[float, int]:
+        return band_excess(board, rows, owners, settings), sum(map(cost, range(len(owners)), owners))
+
+    return list(board.last_target) if worth(board.last_target) <= worth(levelled) else levelled
 
 
-def _subtract_base(demand: Demand) -> Bounds:
+def _subtract_other_tasks(demand: Demand) -> Bounds:
     """Return the bounds of a demand's own tasks, without the tasks of other kinds on the members."""
     bounds = demand.bounds
-    low = np.maximum(bounds.member_low - demand.base, 0)
-    return replace(bounds, member_low=low, member_high=bounds.member_high - demand.base)
+    low = np.maximum(bounds.member_low - demand.other_task_counts, 0)
+    return replace(bounds, member_low=low, member_high=bounds.member_high - demand.other_task_counts)
 
 
 def _widen_bounds(demand: Demand) -> Bounds:
     """Return the bounds widened so that the balanced counts of the demand are within them."""
-    own = _subtract_base(demand)
+    own = _subtract_other_tasks(demand)
     counts = balance_counts(demand)
     total = counts.sum(axis=0)
     low = np.minimum(own.low, counts)
@@ -145,9 +143,9 @@ def _widen_bounds(demand: Demand) -> Bounds:
         high = high + int(demand.stateless)
         if demand.stateless:
             # Within one task per slot, unequal members have room to save costs.
-            mean = (demand.units + int(demand.base.sum())) // max(int(demand.slots.sum()), 1)
-            member_low = np.minimum(member_low, np.maximum(mean * demand.slots - demand.base, 0))
-            member_high = np.maximum(member_high, (mean + 1) * demand.slots - demand.base)
+            mean = (demand.units + int(demand.other_task_counts.sum())) // max(int(demand.slots.sum()), 1)
+            member_low = np.minimum(member_low, np.maximum(mean * demand.slots - demand.other_task_counts, 0))
+            member_high = np.maximum(member_high, (mean + 1) * demand.slots - demand.other_task_counts)
     return Bounds(low, high, member_low, member_high)
 
 
@@ -281,9 +279,9 @@ def _caught_up_members(board: Board, task: int) -> list[int]:
     """Return the members with a caught-up copy that should own tasks; empty if a member without a copy counts as caught
     up too.
     """
-    if board.absent[task] == 0:
+    if board.rank_without_copy[task] == 0:
         return []
-    return [m for m, rank in board.ranks[task].items() if rank == 0 and board.placeable[m]]
+    return [m for m, rank in board.copy_ranks[task].items() if rank == 0 and board.placeable[m]]
 
 
 def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -> list[int]:
@@ -373,8 +371,8 @@ def _list_usable_copies(board: Board, tasks: Sequence[int], room: dict[int, int]
         return []
     choices = []
     for t in tasks:
-        for m, rank in board.ranks[t].items():
-            if m in able and rank < max(board.absent[t], 1):
+        for m, rank in board.copy_ranks[t].items():
+            if m in able and rank < max(board.rank_without_copy[t], 1):
                 free = rank == 0 and board.incumbents[t] == NOBODY
                 choices.append((not free, rank, m not in board.warmups[t], t, m))
     choices.sort()

@@ -9,12 +9,16 @@ Theory of operation.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.demand import AlikeTasks, FreeSet
 from riffle_spark.assign.model import AssignSettings
 
-__all__ = ["band_excess", "has_weights", "level_by_weight"]
+__all__ = ["PlaceCost", "band_excess", "has_weights", "level_by_weight", "task_weights"]
+
+PlaceCost: TypeAlias = Callable[[int, int], int]
+"""Returns the cost of a task on a member, by positions."""
 
 
 def has_weights(board: Board) -> bool:
@@ -22,16 +26,23 @@ def has_weights(board: Board) -> bool:
     return any(task.weight is not None for task in board.tasks)
 
 
+def task_weights(board: Board) -> list[float]:
+    """Return the measured work of each task. A task whose work was not measured counts as the mean of the others."""
+    measured = [task.weight for task in board.tasks if task.weight is not None]
+    mean = sum(measured) / len(measured)
+    return [mean if task.weight is None else float(task.weight) for task in board.tasks]
+
+
 def level_by_weight(
     board: Board,
     rows: AlikeTasks,
     free_sets: Sequence[FreeSet],
     settings: AssignSettings,
-    cost: Callable[[int, int], int] = lambda _, __: 0,
+    cost: PlaceCost = lambda _, __: 0,
 ) -> list[int]:
     """Return the owner of each task, levelled by measured work.
 
-    Tasks without a weight count as the mean. ``cost`` returns the cost of a task on a member.
+    ``cost`` returns the cost of a task on a member.
     """
     work = _Work(board, rows)
     for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):
@@ -57,12 +68,10 @@ class _Work:
     """The work of members while tasks are placed and levelled."""
 
     def __init__(self, board: Board, rows: AlikeTasks) -> None:
-        """Start without placed tasks. A task whose work was not measured gets the mean work."""
+        """Start without placed tasks."""
         self._board = board
         self._rows = rows
-        measured = [task.weight for task in board.tasks if task.weight is not None]
-        mean = sum(measured) / len(measured)
-        self.weights = [mean if task.weight is None else float(task.weight) for task in board.tasks]
+        self.weights = task_weights(board)
         self._slots = [max(slots, 1) for slots in board.slots]
         self.able = tuple(m for m, may in enumerate(board.placeable) if may)
         self.target = [NOBODY] * len(board.tasks)
@@ -99,7 +108,7 @@ class _Work:
         mean = self.mean
         return all((1 - band) * mean <= self.work_per_slot(m) <= (1 + band) * mean for m in self.able)
 
-    def level_once(self, settings: AssignSettings, cost: Callable[[int, int], int]) -> bool:
+    def level_once(self, settings: AssignSettings, cost: PlaceCost) -> bool:
         """Make the one move or exchange of tasks that levels the heaviest and lightest member most. Return whether
         there was one.
 
@@ -114,7 +123,7 @@ class _Work:
                 break
         return False
 
-    def _level_pair(self, heavy: int, light: int, limit: float, cost: Callable[[int, int], int]) -> bool:
+    def _level_pair(self, heavy: int, light: int, limit: float, cost: PlaceCost) -> bool:
         """Make the one move or exchange of tasks between two members that levels them most, at the lowest cost.
 
         Return whether there was one.
@@ -132,9 +141,10 @@ class _Work:
                         best = key if best is None else min(best, key)
         if best is None:
             return False
-        self.place(best[4], light)
-        if best[5] != NOBODY:
-            self.place(best[5], heavy)
+        *_, moved_task, exchanged_task = best
+        self.place(moved_task, light)
+        if exchanged_task != NOBODY:
+            self.place(exchanged_task, heavy)
         return True
 
     def _may_have(self, task: int, member: int) -> bool:

@@ -211,8 +211,8 @@ class _StandbyCosts:
         """
         board = self._copies.board
         near = set(self._copies.standbys[task])
-        if board.absent[task] > 0:
-            near |= {m for m, rank in board.ranks[task].items() if rank == 0}
+        if board.rank_without_copy[task] > 0:
+            near |= {m for m, rank in board.copy_ranks[task].items() if rank == 0}
         near.discard(self._copies.owners[task])
         reusable = [0] * len(self._zones.racks)
         for m in near:

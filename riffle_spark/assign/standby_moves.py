@@ -82,7 +82,7 @@ def _start_owner_warmups(
         warmups[t].append(plan.target[t])
     budget = limit - len(started)
     for t in sorted(plan.waiting):
-        if budget > 0 and plan.target[t] not in standbys[t] and board.absent[t] > 0:
+        if budget > 0 and plan.target[t] not in standbys[t] and board.rank_without_copy[t] > 0:
             warmups[t].append(plan.target[t])
             budget -= 1
     return warmups
@@ -102,7 +102,7 @@ def _choose_standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, s
     without = {owner, goal} if settings.points and (task in plan.warm or task in plan.waiting) else {owner}
     if owner == goal and all(board.live[m] and (settings.points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
-    near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
+    near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.copy_ranks[task]}
     least_loaded = _least_loaded(task, plan, copies, near)
     able = [m for m in (*near, *least_loaded) if m not in without and board.may_own[m]]
     present: Sequence[int] = board.standbys[task]

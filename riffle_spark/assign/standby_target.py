@@ -38,7 +38,7 @@ class Copies:
         self.owners = target
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
-        self.wanted = min(settings.num_standbys, max(0, board.owning - 1))
+        self.wanted = min(settings.num_standbys, max(0, board.may_own_count - 1))
         self.slots = [member.slots if may else 0 for member, may in zip(board.members, board.may_own, strict=True)]
         self.standbys: list[list[int]] = [[] for _ in board.tasks]
         self.held: list[dict[int, None]] = [{} for _ in board.members]
@@ -170,7 +170,7 @@ def _prefer_caught_up(copies: Copies, task: int, lagging: int) -> int:
     """
     holders = copies.holders(task)
     conflicts = copies.spread.tag_conflicts
-    ready = [m for m, rank in copies.board.ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
+    ready = [m for m, rank in copies.board.copy_ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
     ready = [m for m in ready if conflicts(m, holders) <= conflicts(lagging, holders)]
     return min(ready, key=lambda m: (copies.copies_per_slot(m), m), default=lagging)
 
@@ -180,8 +180,8 @@ def _add_missing_standbys(copies: Copies, task: int) -> None:
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
-        near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.may_own[m]]
-        near = [m for m in near if not board.is_quarantined(task, m)]
+        near = [m for m, rank in board.copy_ranks[task].items() if rank < board.rank_without_copy[task]]
+        near = [m for m in near if board.may_own[m] and not board.is_quarantined(task, m)]
         candidates = {
             m
             for m in (*near, *copies.least_loaded_by_zone(task))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import normalised, open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import FolderStore, ObjectStore
+from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FOLDERS_MAX", "RootSearch", "find_roots"]
 
@@ -34,7 +34,6 @@ def find_roots(
     a folder ``log``.
     """
     objects = open_store(prefix, options or StoreOptions())
-    assert isinstance(objects, FolderStore)
     place = normalised(prefix)
     roots: list[str] = []
     waiting = deque([("", 0)])

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark_installation import RENAMING_MANAGER, SparkInstallation
 
 __all__ = ["MANAGER", "checkpoint_warning", "manager_for", "unsafe_rename_warning"]
@@ -59,7 +60,7 @@ def checkpoint_warning(batch: DataFrame) -> str | None:
         manager = str(batch.sparkSession.conf.get(MANAGER, "") or "")
         return unsafe_rename_warning(manager, inventory.checkpoint_location(batch) if manager else "")
     except Exception as error:
-        if handles.is_interruption(error):
+        if is_interruption(error):
             raise
         _logger.debug("Cannot read the checkpoint location of the query: %s", error)
         return None

@@ -20,8 +20,8 @@ from riffle_spark.protocol.source_lag import offsets_of_entry
 from riffle_spark.settings import Settings
 from riffle_spark.spark.checkpoint_files import checkpoint_warning
 from riffle_spark.spark.engine import inventory, routing
-from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Pulse
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
@@ -133,7 +133,7 @@ class RunningJob:
             return self._process(batch, batch_id)
         except Exception as error:
             self._batch_began = None
-            if not handles.is_interruption(error) and not inventory.is_stopping(batch):
+            if not is_interruption(error) and not inventory.is_stopping(batch):
                 self._export_failure(type(error).__name__, error.id if isinstance(error, RiffleError) else "")
             raise
         finally:
@@ -277,7 +277,7 @@ class RunningJob:
         try:
             newest = inventory.newest_offsets(self._offset_sources)
         except Exception as error:
-            if handles.is_interruption(error):
+            if is_interruption(error):
                 raise
             _logger.debug(
                 "The source lag is unknown: %s", error

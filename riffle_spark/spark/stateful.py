@@ -20,7 +20,7 @@ from riffle_spark.spark.arguments import check_compute, check_settings, column_n
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.connect_root import remember_session
-from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
+from riffle_spark.spark.engine.jvm_errors import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
 from riffle_spark.spark.engine.worker_python import worker_python_error
 from riffle_spark.spark.heartbeat import interval_ms

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -18,7 +18,6 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial_state
@@ -27,27 +26,18 @@ from riffle_spark.protocol.operator import Operator, operator_of, with_dead_lett
 from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
 from riffle_spark.settings import Settings
 from riffle_spark.state.formats.arrow_values import readable_rows
-from riffle_spark.state.log.log import Log
-from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.follow import restore_tables
-from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.store_schema import schema_of_text
-from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
+from riffle_spark.testing.committed_state import CommittedState, Key
+from riffle_spark.testing.input_rows import Row, input_schema, input_table
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
-from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 from riffle_spark.worker.requested_edits import edit_by_request
 
-__all__ = ["Contents", "Harness", "Key", "Row", "input_table"]
+__all__ = ["Harness"]
 
-Row = Mapping[str, object]
 _QUERY = "query"
-Key = tuple[object, ...]
-"""The values of a key's columns."""
 
 
 class Declared(Protocol):
@@ -132,9 +122,10 @@ class Harness:
         **settings: object,
     ) -> None:
         """Create a cluster, a store and a temporary folder, and start the query. The class describes the arguments."""
-        self._input = _input_schema(input)
+        self._input = input_schema(input)
         self._has_letters = dead_letters
         self.letters: list[dict[str, object]] = []
+        self._delivered: list[dict[str, object]] = []
         self.output: pa.Table = pa.table({})
         operator_for_input = operator_of(
             operator.store,
@@ -195,7 +186,7 @@ class Harness:
             self._faults.perform,
             initial=self._initial,
         )
-        self._delivered: list[dict[str, object]] = []
+        self._delivered = []
         self.letters = []
         self.output = pa.table({})
         try:
@@ -225,7 +216,7 @@ class Harness:
         if self.watermark_source == "spark":
             self._spark_watermark_ms = to_ms
             return
-        log = self._contents().log()
+        log = self._committed().log()
         stamp = Stamp(_random_id(), self.now_ms)
         draft = claim_record(log.tail, _QUERY, self._settings.key_groups, self._settings.dispatch, stamp)
         log.append(replace(draft, watermark_ms=to_ms), log.manifest)
@@ -274,7 +265,7 @@ class Harness:
         """The watermark of the next batch (milliseconds since the epoch), ``None`` before the first."""
         if self.watermark_source == "spark":
             return self._spark_watermark_ms
-        tail = self._contents().log().tail
+        tail = self._committed().log().tail
         return tail.watermark_ms if tail else None
 
     def delivered(self) -> list[dict[str, object]]:
@@ -283,39 +274,39 @@ class Harness:
 
     def table(self) -> pa.Table:
         """Return the committed state as a snapshot stores it, sorted by key-group. Reads the object store alone."""
-        return self._contents().table()
+        return self._committed().table()
 
-    def state(self, variable: str | None = None) -> "Mapping[Key, object]":
+    def state(self, variable: str | None = None) -> Mapping[Key, object]:
         """Return the committed state by key, a tuple of the key's columns.
 
         For a processor name the ``variable``: its values are a tuple, a list of tuples, or a dictionary from tuple to
         tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a variable is
         named for an operator without variables, or is missing for a processor.
         """
-        return self._contents().columns() if variable is None else self._contents().variable(variable)
+        return self._committed().columns() if variable is None else self._committed().variable(variable)
 
-    def expires(self, variable: str) -> "dict[Key, list[object]]":
+    def expires(self, variable: str) -> dict[Key, list[object]]:
         """Return, by key, when the elements of a variable expire (ms); ``None`` for never."""
-        return self._contents().dues(variable)
+        return self._committed().dues(variable)
 
-    def timers(self) -> "dict[Key, list[object]]":
+    def timers(self) -> dict[Key, list[object]]:
         """Return the registered timers (ms) by key, in order."""
-        return self._contents().dues()
+        return self._committed().dues()
 
-    def _contents(self) -> "Contents":
+    def _committed(self) -> CommittedState:
         """Return a view of the committed state."""
-        return Contents(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
+        return CommittedState(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
 
     def _incoming(self) -> IncomingBatch:
         """Return the next batch as Spark would describe it, without rows."""
         return IncomingBatch(
-            self._version,
-            _QUERY,
-            f"run-{self._runs}",
-            f"offsets-{self._version}",
-            None,
-            self.now_ms,
-            self._spark_watermark_ms or None,
+            version=self._version,
+            query_id=_QUERY,
+            run_id=f"run-{self._runs}",
+            offsets=f"offsets-{self._version}",
+            input_digest=None,
+            time_ms=self.now_ms,
+            watermark_ms=self._spark_watermark_ms or None,
             available_now=self.available_now,
             watermark_source=self.watermark_source,
         )
@@ -326,44 +317,8 @@ class Harness:
             rows, letters = split_letters(rows)
             self.letters = readable_rows(letters)
         self._sink(rows, delivery)
-        self.output, self._delivered = rows, readable_rows(rows)
-
-
-def _input_schema(schema: object) -> pa.Schema:
-    """Return a schema from pyarrow or DDL text as an Arrow schema. Raises ``ConfigError`` for anything else."""
-    if isinstance(schema, pa.Schema):
-        return schema
-    if isinstance(schema, str):
-        return schema_of_ddl(schema)
-    raise ConfigError(
-        f"A {type(schema).__name__} is not a schema.",
-        remedy='Pass a pyarrow.Schema, or DDL text such as "user string, visits long".',
-        where="input",
-        id="RIFFLE-0475",
-    )
-
-
-def input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table with these columns. A column that a dictionary omits is null.
-
-    Raises ``ConfigError`` for unknown columns, and for a table that lacks a column. The column types of a table are not
-    checked.
-    """
-    if isinstance(rows, pa.Table):
-        check_known("column", rows.column_names, schema.names, source="the fed rows", where="the table")
-        missing = [name for name in schema.names if name not in rows.column_names]
-        if missing:
-            raise ConfigError(
-                f"Column {missing[0]!r} is missing.",
-                remedy="Pass a table with all columns of the input.",
-                where="the table",
-                id="RIFFLE-0476",
-            )
-        return rows if rows.column_names == schema.names else rows.select(schema.names)
-    dictionaries = list(rows)
-    for number, row in enumerate(dictionaries):
-        check_known("column", row, schema.names, source="the fed rows", where=f"row {number}")
-    return pa.Table.from_pylist(dictionaries, schema=schema)
+        self.output = rows
+        self._delivered = readable_rows(rows)
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
@@ -371,84 +326,3 @@ def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
     if conf is None or not isinstance(compute, Configured):
         return compute
     return compute.with_conf(conf)
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Reads an operator's committed state from the object store. Each call restores it into ``folder``."""
-
-    operator: Operator
-    objects: ObjectStore
-    root: str
-    folder: Path
-    keys: Keys | None = None
-
-    def log(self) -> Log:
-        """Open the log."""
-        log = Log(self.objects, self.root)
-        log.open()
-        return log
-
-    def table(self) -> pa.Table:
-        """Return the state as a snapshot stores it, sorted by key-group."""
-        log = self.log()
-        store = self.operator.store
-        if log.tail is None:
-            return self.operator.schema.part_schema().empty_table()
-        schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
-        entries = {key_group: entry for (name, key_group), entry in log.manifest.entries.items() if name == store}
-        folder = self.folder / f"read-{uuid.uuid4().hex}"
-        tables = restore_tables(schema, entries, Reader(self.objects, self.keys), folder).values()
-        return pa.concat_tables([schema.part_schema().empty_table(), *tables])
-
-    def columns(self) -> dict[Key, dict[str, object]]:
-        """Return the state columns by key."""
-        if self.operator.declared.variables is not None:
-            raise ConfigError(
-                "The operator has state variables, not state columns.",
-                remedy="Name the variable, as in state('visits').",
-                id="RIFFLE-0477",
-            )
-        keys = self.operator.schema.key.names
-        return {tuple(row.pop(name) for name in keys): row for row in readable_rows(self.table())}
-
-    def variable(self, name: str) -> dict[Key, object]:
-        """Return a variable by key: a tuple, a list of tuples, or a dictionary from tuple to tuple."""
-        declared = self._variables()[name]
-        rows = self._rows(name)
-        values: dict[Key, object] = {}
-        for key, row in rows:
-            element = row[declared.column]
-            assert isinstance(element, dict)
-            if declared.kind == "value":
-                values[key] = tuple(element.values())
-            elif declared.kind == "list":
-                values.setdefault(key, []).append(tuple(element.values()))  # type: ignore[attr-defined]
-            else:
-                entries = values.setdefault(key, {})
-                entries[tuple(element["key"].values())] = tuple(element["value"].values())  # type: ignore[index]
-        return values
-
-    def dues(self, name: str = TIMER) -> dict[Key, list[object]]:
-        """Return, by key, when a variable's elements or the timers are due (ms); ``None`` for never."""
-        dues: dict[Key, list[object]] = {}
-        for key, row in self._rows(name):
-            dues.setdefault(key, []).append(row[DUE])
-        return dues
-
-    def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
-        """Return the (key, row) pairs of a variable's stored elements. Raises ``ConfigError`` for state columns."""
-        self._variables()
-        keys = self.operator.schema.key.names
-        rows = [row for row in readable_rows(self.table()) if row[VARIABLE] == name]
-        return [(tuple(row[key] for key in keys), row) for row in rows]
-
-    def _variables(self) -> dict[str, Variable]:
-        """Return the operator's state variables by name. Raises ``ConfigError`` if it has state columns instead."""
-        if self.operator.declared.variables is None:
-            raise ConfigError(
-                "The operator has state columns, not state variables.",
-                remedy="Use state() or table().",
-                id="RIFFLE-0478",
-            )
-        return {variable.name: variable for variable in self.operator.declared.variables}

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.settings import Settings
-from riffle_spark.testing.harness import Row, input_table
+from riffle_spark.testing.input_rows import Row, input_table
 from riffle_spark.testing.simulated_work import Crashed, Faults, Step
 from riffle_spark.unknown_names import check_known
 

@@ -127,6 +127,13 @@ class SteppedStore:
         self._lose(befalls, prefix)
         return names
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """See ``ObjectStore.list_folders``."""
+        befalls = self._step("list", prefix)
+        folders = self.inner.list_folders(prefix)
+        self._lose(befalls, prefix)
+        return folders
+
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
         befalls = self._step("delete", names[0] if names else "")

@@ -24,7 +24,7 @@ from riffle_spark import aggregate, count, sum_
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import S3Options, StoreOptions
-from riffle_spark.testing.harness import Contents
+from riffle_spark.testing.committed_state import CommittedState
 from tests.kit.folders import APPS, CHECKOUT
 from tests.kit.pages import blocks
 from tests.kit.servers.bare_python import clean_environment
@@ -155,7 +155,8 @@ class Deployment:
         compute = aggregate(count=count(), total=sum_("amount"))
         rows = pa.schema([("user_id", pa.string()), ("amount", pa.int64())])
         objects = open_store(self.root, StoreOptions(s3=S3Options(endpoint=self.store.endpoint)))
-        contents = Contents(operator_of("totals", ("user_id",), compute, (), rows), objects, self.root, self.folder)
+        operator = operator_of("totals", ("user_id",), compute, (), rows)
+        contents = CommittedState(operator, objects, self.root, self.folder)
         state = contents.columns()
         ledger = Ledger(np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64))
         for (user,), row in state.items():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 
 __all__ = ["ActiveRun", "active_run"]
 
@@ -51,6 +51,6 @@ def _is_active(run: ActiveRun) -> bool:
     try:
         return bool(run.execution.isActive())
     except Exception as error:
-        if handles.is_interruption(error):
+        if is_interruption(error):
             raise
         return False

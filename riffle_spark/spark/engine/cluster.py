@@ -12,7 +12,8 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.ports import Executor, SlotLayout, SlotPlace
 from riffle_spark.spark.engine import inventory
-from riffle_spark.spark.engine.jvm import is_classic, is_interruption
+from riffle_spark.spark.engine.jvm import is_classic
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.engine.task import Answering, census_function, upkeep_function, warm_function

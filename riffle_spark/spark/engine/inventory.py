@@ -20,6 +20,7 @@ from riffle_spark.spark.compat.java import items, kind
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.active_run import active_run
 from riffle_spark.spark.engine.connect_root import session_of_user
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
@@ -292,7 +293,7 @@ def newest_offsets(sources: Iterable[Any]) -> list[str]:
         try:
             offset = source.reportLatestOffset()
         except Exception as error:
-            if handles.is_interruption(error):
+            if is_interruption(error):
                 raise
         else:
             texts += [] if offset is None else [str(offset.json())]

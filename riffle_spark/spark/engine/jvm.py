@@ -1,4 +1,4 @@
-"""Access Spark's JVM: its classes and sessions, frames and plans, running tasks, and the errors that it raises.
+"""Access Spark's JVM: its classes and sessions, frames and plans, and running tasks.
 
 docs/spark-internals.md lists every private name of Spark.
 """
@@ -25,10 +25,10 @@ from riffle_spark.spark.compat.java import (
     parameter_count,
     scala_seq,
 )
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 
 __all__ = [
     "NoJvm",
-    "Py4JJavaError",
     "active",
     "add_pool",
     "cogrouped",
@@ -39,12 +39,10 @@ __all__ = [
     "in_session",
     "is_classic",
     "is_in_execution",
-    "is_interruption",
     "is_same",
     "logical_rdd",
     "looked_up",
     "mapped_rdd",
-    "mentions",
     "observed",
     "rdd_frame_of",
     "rdd_of",
@@ -73,7 +71,6 @@ _SEPARATOR = "\x1f"
 _TASKS = 10_000
 _STATUS = "org.apache.spark.status.api.v1"
 T = TypeVar("T")
-_INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 
 class NoJvm(Exception):
@@ -324,34 +321,3 @@ def removals_since(spark: SparkSession, seconds: float) -> list[str]:
         for executor in removed
         if executor.removeTime().get().getTime() >= seconds * 1000
     ]
-
-
-class Py4JJavaError(Exception):
-    """An error that Spark takes for an interruption of ``foreachBatch``, because of its class name and its text."""
-
-    def __str__(self) -> str:
-        """Return the text of an interruption in Spark."""
-        return "An error occurred while calling foreachBatch.\n: java.lang.InterruptedException: the query was stopped"
-
-
-Py4JJavaError.__module__ = "py4j.protocol"
-
-
-def is_interruption(error: BaseException) -> bool:
-    """Return whether Spark raised an error, or a cause of it, to interrupt the batch."""
-    return any(mentions(error, name) for name in _INTERRUPTIONS)
-
-
-def mentions(error: BaseException, text: str) -> bool:
-    """Return whether the message of an error, or of a cause of it, contains a text."""
-    visited: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        cause = waiting.pop()
-        if cause is None or id(cause) in visited:
-            continue
-        if text in str(cause):
-            return True
-        visited.add(id(cause))
-        waiting += [cause.__cause__, cause.__context__, getattr(cause, "_cause", None)]
-    return False

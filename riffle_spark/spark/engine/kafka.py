@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.inventory import latest_offsets, source_options
+from riffle_spark.spark.engine.jvm_errors import first_line
 
 __all__ = ["KafkaSource", "kafka_of", "partition_racks", "unbounded_batches"]
 
@@ -117,7 +118,7 @@ def partition_racks(
             "  What to do: Let the driver reach Kafka with the options of the source, and restart the query.",
             ", ".join(source.topics),
             source.servers,
-            _reason(error),
+            first_line(error),
         )
         return {}
 
@@ -156,14 +157,9 @@ def _described_racks(
                 "[RIFFLE-0280] Cannot read the racks of topic %s: %s\n"
                 "  What to do: Check that the topic exists and that the query's user may describe it.",
                 topic,
-                _reason(error),
+                first_line(error),
             )
             continue
         for partition in partitions:
             replica_racks = {racks.get(node.id()) for node in partition.replicas()}
             yield (topic, int(partition.partition())), tuple(sorted(filter(None, replica_racks)))
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, or of the JVM's error behind it."""
-    return str(getattr(error, "java_exception", error)).split("\n")[0]

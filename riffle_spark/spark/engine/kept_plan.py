@@ -32,6 +32,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.compat import SlotCall
 from riffle_spark.spark.compat.java import checked, items, kind
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 
 __all__ = ["TRIES", "KeptPlans", "PlacedSlots", "PlanFrame", "constructor_arguments", "plain_plan", "result_or_none"]
 
@@ -133,7 +134,7 @@ def result_or_none(name: str, call: Callable[[], T]) -> T | None:
     try:
         return call()
     except Exception as error:  # the JVM may raise any error; planning by Spark only takes longer
-        if handles.is_interruption(error):
+        if is_interruption(error):
             raise
         _logger.debug("Spark plans the slots of %s: %s", name, error)
         return None

@@ -29,6 +29,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.combined_rows import combinable, combined_order, combined_rows
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.stage_frames import StageInput, StoredResult, raising_stale_rows
@@ -203,7 +204,7 @@ class SparkWork:
                 with reductions.room_for_keys(orders[0].store, rows.sparkSession):
                     return self._plan_result(layout, orders, channel, combined)
             except Exception as error:  # the JVM may raise any error; without combining a batch only takes longer
-                if handles.is_interruption(error):
+                if is_interruption(error):
                     raise
                 _logger.debug("Rows of %s are not combined: %s", orders[0].store, error)
         return self._plan_result(layout, orders, channel, None)

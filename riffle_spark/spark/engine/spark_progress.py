@@ -28,6 +28,7 @@ from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import MODULE, cache_of, looked_up, nil, opened_field, parameter_count, scala_seq
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 
 __all__ = ["SparkProgress", "StateOperator"]
 
@@ -92,7 +93,7 @@ class SparkProgress:
             if self._execution is not None:
                 handles.in_session(batch.sparkSession, lambda: self._add(batch, operators, figures))
         except Exception as error:
-            if handles.is_interruption(error):
+            if is_interruption(error):
                 raise
             self._works = False
             # Cause: This version of Spark has other private classes for the nodes of a plan. State is not affected.

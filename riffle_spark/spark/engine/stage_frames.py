@@ -15,6 +15,7 @@ from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan
+from riffle_spark.spark.engine.jvm_errors import is_interruption, mentions
 from riffle_spark.worker.result_chunks import letters_column, rows_column
 
 __all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
@@ -121,7 +122,7 @@ class StoredResult:
         try:
             handles.release(self.frame.sparkSession, self.rdd)
         except Exception as error:  # noqa: BLE001 - an error of the JVM must not hide the error of the batch
-            level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
+            level = logging.DEBUG if is_interruption(error) else logging.WARNING
             # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
             _logger.log(
                 level,
@@ -153,6 +154,6 @@ def raising_stale_rows() -> Iterator[None]:
         yield
     except Exception as error:
         for text, cause in _STALE_CAUSES.items():
-            if handles.mentions(error, text):
+            if mentions(error, text):
                 raise StaleRows(cause) from error
         raise

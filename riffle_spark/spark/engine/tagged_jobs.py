@@ -24,6 +24,7 @@ from riffle_spark.errors import ConfigError, Misplaced, RiffleError, Unavailable
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.jvm_errors import is_interruption, mentions
 from riffle_spark.worker.slot_errors import out_of_memory_error
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
@@ -233,7 +234,7 @@ class Losses:
             no_memory = _NO_MEMORY.search(str(error))
             if no_memory is not None:
                 raise out_of_memory_error(no_memory[1]) from error
-            explained = None if handles.is_interruption(error) else _loss_error(error, self._removals())
+            explained = None if is_interruption(error) else _loss_error(error, self._removals())
             if explained is not None:
                 raise explained from error
             raise
@@ -297,7 +298,7 @@ class _Watch:
         It did if the error names the tag of the jobs, even if tasks run again: a new executor may start them just
         before Spark cancels the jobs.
         """
-        return handles.mentions(error, self._tag) or (self._cancelled and not handles.is_interruption(error))
+        return mentions(error, self._tag) or (self._cancelled and not is_interruption(error))
 
     def _watch(self) -> None:
         """Cancel the jobs once an executor is lost and none of their tasks runs."""

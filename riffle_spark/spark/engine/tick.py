@@ -35,6 +35,7 @@ from riffle_spark.spark.compat.java import items, kind, parameter_count
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
+from riffle_spark.spark.engine.jvm_errors import is_interruption
 
 __all__ = ["Tick", "query_id_in"]
 
@@ -126,7 +127,7 @@ class Tick:
             elif clock_ms is not None and not incoming.available_now:
                 self._alarm.set(max(clock_ms, incoming.time_ms + _RETRY_MS if clock_ms <= incoming.time_ms else 0))
         except Exception as error:
-            if handles.is_interruption(error):
+            if is_interruption(error):
                 raise
             if not self._has_warned:
                 # Cause: The JVM refused the call. Timers and windows end with the next batch that has rows.

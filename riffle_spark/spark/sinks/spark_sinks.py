@@ -14,7 +14,8 @@ from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark import compat
 from riffle_spark.spark.compat.java import parameter_count
-from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, mentions, scala_seq, session
+from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
+from riffle_spark.spark.engine.jvm_errors import mentions
 
 __all__ = [
     "FileSink",
@@ -183,7 +184,7 @@ def check_format(spark: SparkSession, source: str) -> None:
     try:
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
     except Exception as error:
-        if not any(mentions(error, text) for text in _NO_SOURCE):
+        if not mentions(error, *_NO_SOURCE):
             raise
         how_to_add = _CONNECTORS.get(source)
         # Cause: The format's jar is not on Spark's class path, or the format is misspelt.
@@ -200,7 +201,7 @@ def check_file_system(spark: SparkSession, path: str) -> None:
     try:
         _file_system(spark, path)
     except Exception as error:
-        if not any(mentions(error, text) for text in _NO_FILE_SYSTEM):
+        if not mentions(error, *_NO_FILE_SYSTEM):
             return  # For example an unknown host: reading the checkpoint raises it again.
         scheme = path.partition(":")[0]
         version = looked_up(context(spark)._jvm, "org.apache.hadoop.util.VersionInfo", "getVersion")()

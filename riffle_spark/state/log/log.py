@@ -49,10 +49,21 @@ class _Append:
     started: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The newest known record, and what its successor refers to: its manifest, the full record that it is based on, and
+    the digest of its bytes.
+    """
+
+    record: Record
+    manifest: Manifest
+    full: Record
+    digest: str
+
+
 class Log:
     """The log below a root, for one driver.
 
-    ``tail`` is the newest known record (``None``: the log is empty), ``manifest`` is the manifest of ``tail``, and
     ``first`` is the number of the first record. ``clocks`` returns the seconds of several clocks, because a monotonic
     clock may stop with its machine, and a wall clock may be set.
     """
@@ -64,13 +75,20 @@ class Log:
         self._commits = RecordCommits(store, root)
         self._clocks = clocks
         self._checked_at = clocks()
-        self._digest = ""
         self._manifests = RecordManifests(self._read_all)
-        self._full: Record | None = None
+        self._tail: _Tail | None = None
         self._unclear: _Append | None = None
-        self.tail: Record | None = None
-        self.manifest = Manifest()
         self.first = 0
+
+    @property
+    def tail(self) -> Record | None:
+        """The newest known record, ``None`` if the log is empty."""
+        return self._tail.record if self._tail else None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of ``tail``."""
+        return self._tail.manifest if self._tail else Manifest()
 
     def open(self, *, broken: bool = False) -> Record | None:
         """Read and return the newest record, ``None`` if the log is empty.
@@ -89,9 +107,7 @@ class Log:
             foreign = foreign or ("" if sequences else self._root)
         if foreign:
             raise paths.no_log_error(self._root, foreign if sequences else None)
-        self.tail = None
-        self.manifest = Manifest()
-        self._digest = ""
+        self._tail = None
         if not sequences:
             return None
         try:
@@ -149,11 +165,9 @@ class Log:
                 continue
             if last - sequence > _UNLISTED_MAX:
                 raise paths.far_beyond_error(last)
-            self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
-            self.manifest = manifest
-            self._full = bases[0] if bases else record
-            self._digest = digest(last_data)
-            return self.tail
+            renumbered = replace(record, sequence=last, epoch=record.epoch + last - sequence)
+            self._tail = _Tail(renumbered, manifest, bases[0] if bases else record, digest(last_data))
+            return renumbered
         raise CorruptStateError(
             "No record of the log can be read.",
             remedy="Restore the log's objects from a backup, or use another root and replay the input.",
@@ -232,10 +246,7 @@ class Log:
         """Make a record the tail, and read its manifest. ``data`` are the record's bytes."""
         bases = self._read_all(record.bases)
         self._manifests = RecordManifests(lambda _: bases)
-        self.manifest = self._manifests.of(record)
-        self._full = bases[0] if bases else record
-        self.tail = record
-        self._digest = digest(data)
+        self._tail = _Tail(record, self._manifests.of(record), bases[0] if bases else record, digest(data))
 
     def read(self, sequence: int) -> Record:
         """Return the record with this number. Raises ``CorruptStateError`` if it is missing or damaged."""
@@ -367,17 +378,14 @@ class Log:
         self._unclear = None
         self._checked_at = append.started
         self._manifests.add(record, append.manifest)
-        if record.full == record.sequence:
-            self._full = record
-        self.tail = record
-        self.manifest = append.manifest
-        self._digest = own_digest
+        full = self._tail.full if self._tail and record.full != record.sequence else record
+        self._tail = _Tail(record, append.manifest, full, own_digest)
         return record
 
     @property
     def weights(self) -> Mapping[str, object]:
         """The measured load of the key-groups, from the newest record and its full record."""
-        return {**(self._full.weights if self._full else {}), **(self.tail.weights if self.tail else {})}
+        return {**self._tail.full.weights, **self._tail.record.weights} if self._tail else {}
 
     @property
     def is_unclear(self) -> bool:
@@ -399,13 +407,13 @@ class Log:
         """Return a draft as the next record, with its number, the digest of the tail, and its entries."""
         sequence = self._next_sequence()
         is_full = self.is_full_due(draft.kind)
-        full_members = self._full.members if self._full else ()
+        full_members = self._tail.full.members if self._tail else ()
         members = draft.members or full_members
         bases = () if is_full else self._manifests.bases_of_next(sequence)
         return replace(
             draft,
             sequence=sequence,
-            previous=self._digest,
+            previous=self._tail.digest if self._tail else "",
             full=bases[0] if bases else sequence,
             between=bases[1:],
             entries=self._manifests.changes_since(bases[-1], manifest) if bases else manifest.entries,
@@ -422,7 +430,7 @@ class Log:
         if draft.kind in ("rollback", "dispatch"):  # the tasks may have changed
             return draft.weights
         weights = {**self.weights, **draft.weights}
-        full_weights = self._full.weights if self._full and not is_full else {}
+        full_weights = self._tail.full.weights if self._tail and not is_full else {}
         return {
             name: values
             for name, values in weights.items()

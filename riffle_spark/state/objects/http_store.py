@@ -12,7 +12,7 @@ services were measured and not taken (docs/adr/0017-own-requests-to-gcs-and-azur
 import mmap
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -245,29 +245,31 @@ class HttpStore(RemoteStore[Client, Request, Response]):
         """Return the names that start with ``prefix``, sorted, without folder markers."""
         names: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
-        token = ""
-        while True:
-            page = self._read_page(self._list_request(full_prefix, token))
-            if not all(key.startswith(full_prefix) for key in page.names) or (page.token and page.token == token):
+        for page in self._pages(full_prefix):
+            if not all(key.startswith(full_prefix) for key in page.names):
                 raise self._invalid_answer()
             names += (key[len(self.prefix) :] for key in page.names if not key.endswith("/"))
-            token = page.token
-            if not token:
-                return sorted(names)
+        return sorted(names)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the folders directly below ``prefix``, sorted."""
-        folders: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
+        pages = self._pages(full_prefix, "/")
+        return sorted(folder[len(full_prefix) : -1] for page in pages for folder in page.folders)
+
+    def _pages(self, prefix: str, delimiter: str = "") -> Iterator[Page]:
+        """Yield the pages of a listing, each with one request. Raises ``ConfigError`` if a page names itself as the
+        next.
+        """
         token = ""
         while True:
-            page = self._read_page(self._list_request(full_prefix, token, "/"))
+            page = self._read_page(self._list_request(prefix, token, delimiter))
             if page.token and page.token == token:
                 raise self._invalid_answer()
-            folders += (folder[len(full_prefix) : -1] for folder in page.folders)
+            yield page
             token = page.token
             if not token:
-                return sorted(folders)
+                return
 
     @abstractmethod
     def can_copy_from(self, source: store.ObjectStore) -> bool:

@@ -12,7 +12,7 @@ Theory of operation.
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple, cast
 
@@ -171,36 +171,37 @@ class S3Store(RemoteStore[BaseClient, _Request, _Answer]):
         """Return the names that start with ``prefix``, sorted, without the folder markers of S3 consoles."""
         names: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
-        page: dict[str, str] = {}
-        while True:
-            answer = self._call("list_objects_v2", {"Prefix": full_prefix, **page}, Patience(self.options))
-            keys = [_text(entry, "Key") for entry in cast("list[_Answer]", answer.get("Contents", []))]
-            names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
-            is_truncated = answer.get("IsTruncated")
-            token = _text(answer, "NextContinuationToken")
-            is_endless = is_truncated and token in ("", page.get("ContinuationToken"))
-            if is_endless or not all(key and key.startswith(full_prefix) for key in keys):
+        for page in self._pages({"Prefix": full_prefix}):
+            keys = [_text(entry, "Key") for entry in cast("list[_Answer]", page.get("Contents", []))]
+            if not all(key and key.startswith(full_prefix) for key in keys):
                 raise self._invalid_answer("list_objects_v2")
-            if not is_truncated:
-                return sorted(names)
-            page = {"ContinuationToken": token}
+            names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
+        return sorted(names)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the folders directly below ``prefix``, sorted."""
         folders: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
-        page: dict[str, str] = {}
-        while True:
-            parameters = {"Prefix": full_prefix, "Delimiter": "/", **page}
-            answer = self._call("list_objects_v2", parameters, Patience(self.options))
-            entries = cast("list[_Answer]", answer.get("CommonPrefixes", []))
+        for page in self._pages({"Prefix": full_prefix, "Delimiter": "/"}):
+            entries = cast("list[_Answer]", page.get("CommonPrefixes", []))
             folders += (_text(entry, "Prefix")[len(full_prefix) : -1] for entry in entries)
-            token = _text(answer, "NextContinuationToken")
-            if answer.get("IsTruncated") and token in ("", page.get("ContinuationToken")):
+        return sorted(folders)
+
+    def _pages(self, parameters: Mapping[str, str]) -> Iterator[_Answer]:
+        """Yield the pages of a listing, each with one request. Raises ``ConfigError`` if a page does not name the
+        next.
+        """
+        token: dict[str, str] = {}
+        while True:
+            page = self._call("list_objects_v2", {**parameters, **token}, Patience(self.options))
+            is_truncated = page.get("IsTruncated")
+            next_token = _text(page, "NextContinuationToken")
+            if is_truncated and next_token in ("", token.get("ContinuationToken")):
                 raise self._invalid_answer("list_objects_v2")
-            if not answer.get("IsTruncated"):
-                return sorted(folders)
-            page = {"ContinuationToken": token}
+            yield page
+            if not is_truncated:
+                return
+            token = {"ContinuationToken": next_token}
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist."""

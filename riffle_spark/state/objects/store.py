@@ -15,7 +15,6 @@ __all__ = [
     "PIECE_BYTES",
     "CopyingStore",
     "DatedStore",
-    "FolderStore",
     "ObjectStore",
     "RequestCounts",
     "TaggedObject",
@@ -111,6 +110,14 @@ class ObjectStore(Protocol):
         """Return the names that start with ``prefix``, sorted. Each page of a long listing is one request."""
         ...
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the folders directly below ``prefix``: the first parts of names, sorted, each once and without slash.
+
+        ``prefix`` is empty or ends with a slash. The folders are names below ``prefix``, not from the root on. The
+        objects in the folders are not listed, so that a page of 1,000 folders is one request.
+        """
+        ...
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist. One request deletes up to 1,000 names if the store supports it."""
         ...
@@ -138,19 +145,6 @@ class CopyingStore(Protocol):
         except in Azure, where a copy may be incomplete for a while after an interruption.
 
         Return whether ``source`` has the object. Call it only after ``can_copy_from``.
-        """
-        ...
-
-
-@runtime_checkable
-class FolderStore(Protocol):
-    """A store that lists folders: the first parts of names."""
-
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the folders directly below ``prefix``, sorted, each once and without its slash.
-
-        ``prefix`` is empty or ends with a slash. The folders are names below ``prefix``, not from the root on. The
-        objects in the folders are not listed, so that a page of 1,000 folders is one request.
         """
         ...
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.testing.harness import Contents
+from riffle_spark.testing.committed_state import CommittedState
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.world import ROWS, held_by_key
 
@@ -34,7 +34,7 @@ class Load(Protocol):
         """Return the whole state."""
         ...
 
-    def read(self, contents: Contents) -> object:
+    def read(self, contents: CommittedState) -> object:
         """Return the same out of the store."""
         ...
 
@@ -85,7 +85,7 @@ class Columns:
         """See ``Load``."""
         return {(key,): {"n": n, "total": t, "note": noted(key, n, t)} for key, (n, t) in self._held.items()}
 
-    def read(self, contents: Contents) -> object:
+    def read(self, contents: CommittedState) -> object:
         """See ``Load``."""
         return contents.columns()
 
@@ -105,7 +105,7 @@ class Variables:
         """See ``Load``."""
         return self._oracle.state()
 
-    def read(self, contents: Contents) -> object:
+    def read(self, contents: CommittedState) -> object:
         """See ``Load``."""
         return held_by_key(contents.table())
 

@@ -26,7 +26,7 @@ from riffle_spark.messages.slot_orders import Order
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies import journal_file
 from riffle_spark.testing import Attempt, SimCluster
-from riffle_spark.testing.harness import Contents
+from riffle_spark.testing.committed_state import CommittedState
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.damage.damager import Damager
@@ -185,7 +185,7 @@ class _Query:
 
     def fault(self) -> str:
         """Compare the state in the store with the model."""
-        contents = Contents(self.load.operator, self.world.memory, self.world.home.root, self.folder)
+        contents = CommittedState(self.load.operator, self.world.memory, self.world.home.root, self.folder)
         try:
             return "" if self.load.read(contents) == self.load.held() else "wrong state in the store"
         except RiffleError as error:

@@ -17,7 +17,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
-from riffle_spark.testing.harness import Contents
+from riffle_spark.testing.committed_state import CommittedState
 from tests.kit.folders import DATA
 from tests.kit.roots.diary_query import ROWS, START_MS, STORES, Oracle, State, operators, table
 from tests.kit.roots.folder_query import unpack_root
@@ -35,7 +35,7 @@ def built() -> list[Operator]:
 
 def held(objects: ObjectStore, root: str, folder: Path) -> State:
     """Return the committed state; what is put together meanwhile lies below ``folder``."""
-    totals, tails, diary = (Contents(operator, objects, root, folder) for operator in built())
+    totals, tails, diary = (CommittedState(operator, objects, root, folder) for operator in built())
     sums, values = diary.variable("sums"), diary.variable("values")
     counts, timers = diary.variable("counts"), diary.dues()
     return {

@@ -2,8 +2,7 @@
 
     store = LaggingStore(MemoryStore(), lags=lambda name: name.startswith("log/"))
 
-What is put or deleted through it is there, or gone, at once for every call but ``list``, which shows it only after
-``catch_up``.
+``list`` shows a put or a deletion only after ``catch_up``. All other calls show it at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ def _always(_: str) -> bool:
 
 
 class LaggingStore(FaultyStore):
-    """Do what ``inner`` does, but let ``list`` show a change of a name that ``lags`` only after ``catch_up``.
+    """Passes all calls to ``inner``. ``list`` shows changes of the names that ``lags`` selects only after ``catch_up``.
 
-    Changes that are made to ``inner`` itself show at once.
+    Changes that were made to ``inner`` directly show at once.
     """
 
     def __init__(self, inner: ObjectStore, lags: Callable[[str], bool] = _always) -> None:
@@ -31,13 +30,13 @@ class LaggingStore(FaultyStore):
         self._ghosts: set[str] = set()
 
     def catch_up(self, shows: Callable[[str], bool] = _always) -> None:
-        """Let LIST show the changes so far of all names, or of those that ``shows`` picks; they are asked in order."""
+        """Make LIST show the changes so far, of all names or of those that ``shows`` selects. It gets them in order."""
         with self._lock:
             self._hidden = {name for name in sorted(self._hidden) if not shows(name)}
             self._ghosts = {name for name in sorted(self._ghosts) if not shows(name)}
 
     def hide(self, *names: str) -> None:
-        """Let LIST not show these objects, as if they had been put just now."""
+        """Hide these objects from LIST, as if they had just been put."""
         with self._lock:
             self._hidden.update(names)
 
@@ -52,15 +51,15 @@ class LaggingStore(FaultyStore):
         return written
 
     def list(self, prefix: str) -> list[str]:
-        """Return the names that begin with ``prefix`` as they were: without the newest, with those just deleted."""
-        found = super().list(prefix)
+        """Return the names that start with ``prefix`` as they were before the changes that do not show yet."""
+        names = super().list(prefix)
         with self._lock:
-            return sorted(({*found} - self._hidden) | {name for name in self._ghosts if name.startswith(prefix)})
+            return sorted(({*names} - self._hidden) | {name for name in self._ghosts if name.startswith(prefix)})
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""
-        there = {*names} & {*self.inner.list("")} if any(map(self.lags, names)) else set()
+        existing = {*names} & {*self.inner.list("")} if any(map(self.lags, names)) else set()
         super().delete(names)
         with self._lock:
-            self._ghosts |= {name for name in there - self._hidden if self.lags(name)}
+            self._ghosts |= {name for name in existing - self._hidden if self.lags(name)}
             self._hidden -= {*names}

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
 from riffle_spark.spark import compat
 from riffle_spark.spark.engine import inventory
-from riffle_spark.spark.engine.jvm import mentions
+from riffle_spark.spark.engine.jvm_errors import mentions
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import found

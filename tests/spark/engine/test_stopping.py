@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
-from riffle_spark.spark.engine.jvm import Py4JJavaError, in_session, is_interruption
+from riffle_spark.spark.engine.jvm import in_session
+from riffle_spark.spark.engine.jvm_errors import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.kept_plan import result_or_none
 
 CALL = "An error occurred while calling o1.save.\n: "

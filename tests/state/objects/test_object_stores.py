@@ -17,7 +17,7 @@ from riffle_spark.state.objects.azure import AzureStore
 from riffle_spark.state.objects.http_store import HttpStore
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
-from riffle_spark.state.objects.store import FolderStore, ObjectStore, TaggedObject
+from riffle_spark.state.objects.store import ObjectStore, TaggedObject
 from tests.kit.servers.object_server import ObjectServer
 
 BODY = bytes(range(256))
@@ -60,7 +60,6 @@ class TestEveryStore:
 
     def test_folders_are_listed_without_what_is_in_them(self, store: ObjectStore) -> None:
         """Each folder once, below the root and below a folder; objects are left out."""
-        assert isinstance(store, FolderStore)
         assert list(store.list_folders()) == []
         for name in ("status.json", "log/1", "log/2", "query=a b/log/1", "query=a b/delta/7/x", "z/y/x"):
             store.put_if_absent(name, BODY)
