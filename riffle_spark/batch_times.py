@@ -5,8 +5,6 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["TimeMode", "Times", "parse_time_mode"]
-
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 """The clock of timers, in Spark's words: none, the batch's time, or the watermark."""
 

@@ -9,22 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "Bytes",
-    "Column",
-    "Mask",
-    "Offsets",
-    "binary_column",
-    "byte_slices",
-    "fixed_values",
-    "fixed_width",
-    "is_text_or_bytes",
-    "one_array",
-    "positions_of",
-    "valid_mask",
-    "with_long_offsets",
-]
-
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["collect_garbage_rarely"]
-
 _YOUNG_THRESHOLD: Final = 10_000
 _OLD_THRESHOLD: Final = 100
 

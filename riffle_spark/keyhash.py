@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["hash_bytes", "hash_ints", "hash_longs", "murmur3_int"]
-
 Words: TypeAlias = npt.NDArray[np.uint64]
 Positions: TypeAlias = npt.NDArray[np.int64]
 

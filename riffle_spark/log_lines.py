@@ -5,8 +5,6 @@ import traceback
 
 from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 
-__all__ = ["escape_log_records"]
-
 
 def escape_log_records() -> None:
     """Escape unprintable characters in everything that the logger ``riffle_spark`` writes.

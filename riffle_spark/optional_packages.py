@@ -4,8 +4,6 @@ from importlib import import_module
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["check_importable"]
-
 
 def check_importable(module: str, needed_by: str, requirement: str, alternative: str = "", where: str = "") -> None:
     """Raise ``ConfigError`` if a module of an optional package cannot be imported.

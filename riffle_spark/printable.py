@@ -6,8 +6,6 @@ Names, records and answers of servers can contain control characters and charact
 import json
 from typing import Final
 
-__all__ = ["LINE_BREAKS", "escape_unprintable"]
-
 LINE_BREAKS: Final = "\n\t"
 """The control characters that texts of several lines keep."""
 

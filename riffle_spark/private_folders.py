@@ -13,8 +13,6 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PRIVATE", "ForeignFolder", "is_private", "make_private", "narrow", "open_regular"]
-
 PRIVATE: Final = 0o700
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022

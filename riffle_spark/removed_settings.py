@@ -6,8 +6,6 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["REMOVED", "check_not_removed"]
-
 _OWN_ASSIGNOR = (
     "Set it in your own assignor: "
     "`assign(view, replace(settings, assignor='high_availability', {name}=...))` (docs/own-assignor.md)."

@@ -14,28 +14,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riffle_spark.errors import ConfigError
 
-__all__ = [
-    "Check",
-    "Range",
-    "Setting",
-    "checked",
-    "file_mode",
-    "flag",
-    "function",
-    "groups",
-    "names",
-    "number",
-    "one_of",
-    "optional",
-    "pairs_such_as",
-    "seconds",
-    "share",
-    "text",
-    "unset_or",
-    "values_by_tag",
-    "whole",
-]
-
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_SECONDS = 36_500 * 86_400.0
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")

@@ -25,19 +25,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "CONF_PREFIX",
-    "DISPATCHES",
-    "LIVE",
-    "SETTING_LINES",
-    "AnySetting",
-    "Settings",
-    "check_names",
-    "from_sources",
-    "read_toml",
-    "short_interval_warnings",
-]
-
 CONF_PREFIX = "spark.riffle."
 DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0

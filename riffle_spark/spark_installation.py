@@ -12,16 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "NEWEST_PYTHON",
-    "OLDEST_PYTHON",
-    "RENAMING_MANAGER",
-    "SparkInstallation",
-    "find_spark",
-    "python_problem",
-    "read_spark",
-]
-
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
 SPARK_3_5_NEWEST_PYTHON: Final = (3, 11)

@@ -6,8 +6,6 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["check_known", "nearest", "unknown"]
-
 _SIMILARITY_MIN: Final = 0.6
 _LISTED_MAX: Final = 12
 

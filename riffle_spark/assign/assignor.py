@@ -23,8 +23,6 @@ from riffle_spark.assign.validity import find_refusals, tasks_with_broken_reques
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES, Settings
 
-__all__ = ["assign", "assign_settings", "load_assignor_setting"]
-
 _BUILT_IN = ("high_availability", "sticky", "hash")
 _NAMES_SHOWN = 5
 _COST_LIMIT = 1_000_000_000

@@ -14,8 +14,6 @@ from riffle_spark.assign.racks import have_racks_effect, reduce_rack_traffic
 from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import standby_target
 
-__all__ = ["hash_assignor", "sticky_assignor"]
-
 _IGNORED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_cost")
 
 

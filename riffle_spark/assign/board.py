@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.model import AssignSettings, Kind, Member, MemberId, Task, View
 
-__all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "count_copies_that_fit", "is_allowed"]
-
 NOBODY = -1
 UNKNOWN_RANK = 1 << 62
 WITH_STATE: tuple[Kind, ...] = ("stateful", "unlogged")

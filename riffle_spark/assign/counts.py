@@ -20,8 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bounds", "Demand", "balance_counts"]
-
 Ints = npt.NDArray[np.int64]
 Places = tuple[slice, slice]
 FORBIDDEN = 1 << 58

@@ -12,18 +12,6 @@ from riffle_spark.assign.board import NOBODY, Board, count_copies_that_fit
 from riffle_spark.assign.counts import Bounds, Demand
 from riffle_spark.assign.model import AssignSettings
 
-__all__ = [
-    "AlikeTasks",
-    "FreeSet",
-    "Range",
-    "choose_single_members",
-    "compute_fair_bounds",
-    "count_demand",
-    "fair_range",
-    "find_free_sets",
-    "group_alike_tasks",
-]
-
 FreeSet = tuple[int, ...] | None
 """The members on which a task costs no move; ``None`` for all members."""
 Range = tuple[list[int], list[int]]

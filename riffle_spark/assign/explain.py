@@ -14,8 +14,6 @@ from riffle_spark.assign.racks import rack_cost, rack_warnings
 from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["Placement", "add_unlisted_moves", "assignment_of", "balance_of", "spread_per_slot"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

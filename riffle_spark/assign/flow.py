@@ -22,8 +22,6 @@ import numpy.typing as npt
 from riffle_spark.assign.counts import Bounds
 from riffle_spark.optional_packages import check_importable
 
-__all__ = ["Network", "TaskClass", "solve"]
-
 Ints = npt.NDArray[np.int64]
 OUT = -1
 

@@ -25,8 +25,6 @@ from riffle_spark.assign.racks import have_racks_effect, reduce_rack_traffic
 from riffle_spark.assign.standby_moves import plan_standbys
 from riffle_spark.assign.standby_target import standby_target
 
-__all__ = ["high_availability"]
-
 
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of the default assignor (KIP-441 and KIP-925) for this view."""

@@ -5,28 +5,6 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-__all__ = [
-    "NO_TRAFFIC",
-    "AssignSettings",
-    "Assignment",
-    "Assignor",
-    "Balance",
-    "Goal",
-    "Kind",
-    "Lag",
-    "Member",
-    "MemberId",
-    "Move",
-    "Role",
-    "Strategy",
-    "Task",
-    "TaskId",
-    "Traffic",
-    "UserCost",
-    "UserGoal",
-    "View",
-]
-
 MemberId: TypeAlias = str
 Lag: TypeAlias = int | None
 """How many changed records a copy lacks; ``None`` if unknown. A member without a copy has no lag."""

@@ -20,8 +20,6 @@ from riffle_spark.assign.owner_weights import has_weights, task_weights
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Goals", "goal_name"]
-
 BuiltInGoal = Literal["memory", "balance", "spread", "rack", "user"]
 MissFunction: TypeAlias = Callable[[int, Sequence[int]], int]
 """Returns by how much a member, by position, misses a goal with these tasks."""

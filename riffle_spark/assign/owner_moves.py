@@ -24,8 +24,6 @@ from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_weights import has_weights
 
-__all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "find_shortest_cycle", "plan_owners"]
-
 
 @dataclass(frozen=True, slots=True)
 class OwnerPlan:

@@ -34,8 +34,6 @@ from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_weights import PlaceCost, band_excess, has_weights, level_by_weight
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
-__all__ = ["owner_target"]
-
 STANDBY_PARTS = 16
 """How many parts read by standbys cost as much as one part read by the owner."""
 

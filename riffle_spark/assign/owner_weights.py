@@ -15,8 +15,6 @@ from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.demand import AlikeTasks, FreeSet
 from riffle_spark.assign.model import AssignSettings
 
-__all__ = ["PlaceCost", "band_excess", "has_weights", "level_by_weight", "task_weights"]
-
 PlaceCost: TypeAlias = Callable[[int, int], int]
 """Returns the cost of a task on a member, by positions."""
 

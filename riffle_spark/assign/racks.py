@@ -16,16 +16,6 @@ from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings, Traffic, View
 from riffle_spark.assign.standby_target import Copies, level_standbys, may_move
 
-__all__ = [
-    "Zones",
-    "have_racks_effect",
-    "member_zones",
-    "rack_cost",
-    "rack_warnings",
-    "rack_zones",
-    "reduce_rack_traffic",
-]
-
 ROUNDS = 4
 TIE = 64
 """How many times a goal outweighs the next: traffic and moves, different racks, existing copies."""

@@ -15,8 +15,6 @@ from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["StandbyPlan", "plan_standbys"]
-
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:

@@ -21,8 +21,6 @@ from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_moves import OwnerPlan
 
-__all__ = ["Copies", "Spread", "level_standbys", "may_move", "spread_of", "standby_target"]
-
 TAKEN = 1 << 60
 
 

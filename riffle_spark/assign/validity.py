@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterator
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
-__all__ = ["find_refusals", "find_violations", "tasks_with_broken_requests"]
-
 _LISTS = (tuple, list)
 
 

@@ -8,8 +8,6 @@ import click
 
 from riffle_spark.console.options import check_root, conf_file_option, echo, json_option, read_settings
 
-__all__ = ["capacity_command"]
-
 
 @click.command("capacity")
 @click.argument("root", metavar="[ROOT]", required=False, callback=check_root)

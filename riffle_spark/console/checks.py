@@ -17,8 +17,6 @@ from riffle_spark.console.options import (
 )
 from riffle_spark.settings import Settings
 
-__all__ = ["policy_command", "verify_command"]
-
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 
 

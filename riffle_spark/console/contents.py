@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from riffle_spark.state.log.record import RecordedMember
     from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
-__all__ = ["log_command", "stores_command", "where_command"]
-
 _OFFSETS_SHOWN = 60
 _TASKS_SHOWN = 8
 _LIMIT = 20

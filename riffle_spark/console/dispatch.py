@@ -15,8 +15,6 @@ from riffle_spark.settings import DISPATCHES, Settings
 if TYPE_CHECKING:
     from riffle_spark.offline.switch import PartitionOf
 
-__all__ = ["dispatch_command", "keys_command"]
-
 
 @click.command("dispatch")
 @root_options

@@ -10,8 +10,6 @@ import click
 from riffle_spark.console.options import check_root, conf_file_option, echo, json_option, usage_errors
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
 
-__all__ = ["doctor_command"]
-
 
 def _parse_conf(_context: click.Context, _parameter: click.Parameter, pairs: Sequence[str]) -> dict[str, str]:
     parsed = {}

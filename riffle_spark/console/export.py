@@ -15,8 +15,6 @@ from riffle_spark.console.options import (
 )
 from riffle_spark.settings import Settings
 
-__all__ = ["export_command", "load_command"]
-
 
 @click.command("export")
 @root_argument

@@ -5,8 +5,6 @@ import click
 from riffle_spark.console.options import check_root, echo, root_options, show_plan, usage_errors
 from riffle_spark.settings import Settings
 
-__all__ = ["fork_command"]
-
 
 @click.command("fork")
 @root_options

@@ -13,8 +13,6 @@ from riffle_spark.console.options import (
 )
 from riffle_spark.settings import Settings
 
-__all__ = ["import_command"]
-
 
 @click.command("import")
 @root_options

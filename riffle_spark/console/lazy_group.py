@@ -7,8 +7,6 @@ from typing import cast
 
 import click
 
-__all__ = ["LazyGroup", "load_command"]
-
 
 def load_command(module: str, name: str) -> click.Command:
     """Import and return the object ``<name>_command`` of a module below ``riffle_spark.console``."""

@@ -9,8 +9,6 @@ from riffle_spark.console.tables import Table, show_table
 from riffle_spark.observe.units import show_count, show_duration
 from riffle_spark.settings import Settings
 
-__all__ = ["ls_command"]
-
 
 @click.command("ls")
 @click.argument("prefix", metavar="PREFIX", callback=check_root)

@@ -9,8 +9,6 @@ from riffle_spark.console.lazy_group import LazyGroup
 from riffle_spark.console.options import UNREACHABLE
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 
-__all__ = ["COMMANDS", "exit_code", "main"]
-
 COMMANDS = {
     "adopt": ("recovery", "Bind the state below a root to the query of another checkpoint."),
     "capacity": ("capacity", "Compute the workers, hosts, memory and disk of a query."),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.root_moves import LoggedMove
     from riffle_spark.protocol.facts import MoveSummary
 
-__all__ = ["moves_command", "moves_table"]
-
 _NOT_RECORDED = "not recorded"
 
 

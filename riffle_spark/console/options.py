@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
     from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = [
-    "UNREACHABLE",
-    "check_folder",
-    "check_location",
-    "check_root",
-    "checkpoint_option",
-    "conf_file_option",
-    "echo",
-    "json_option",
-    "read_settings",
-    "root_argument",
-    "root_options",
-    "show_plan",
-    "store_options",
-    "usage_errors",
-]
-
 UNREACHABLE = 3
 """Exit code if a store cannot be reached or read, so that nothing is known about the state."""
 _Command = TypeVar("_Command", bound=Callable[..., object])

@@ -6,8 +6,6 @@ from typing import cast
 
 import click
 
-__all__ = ["duration_parser", "parse_time_option", "period_options"]
-
 ParseDuration = Callable[[click.Context | None, click.Parameter, str | None], float | None]
 
 

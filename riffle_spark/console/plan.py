@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from riffle_spark.assign.model import Strategy
     from riffle_spark.simulate.scenario import Scenario
 
-__all__ = ["STRATEGIES", "plan_command", "simulate_command"]
-
 STRATEGIES = ("none", "min_cost", "balance_subtopology")
 
 

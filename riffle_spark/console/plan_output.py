@@ -8,8 +8,6 @@ from riffle_spark.simulate.figures import Json, figures_of_assignment, figures_o
 from riffle_spark.simulate.group import initial_group, run_scenario
 from riffle_spark.simulate.scenario import Scenario
 
-__all__ = ["plan_scenario", "plan_text"]
-
 _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 
 

@@ -4,8 +4,6 @@ import sys
 
 from riffle_spark.console.main import main
 
-__all__ = ["run"]
-
 _WITHOUT_PANDAS = ("state", "stores", "where")
 """Commands that use Arrow, and run no code of users."""
 

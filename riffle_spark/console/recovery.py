@@ -13,8 +13,6 @@ from riffle_spark.console.options import (
 )
 from riffle_spark.settings import DISPATCHES, Settings
 
-__all__ = ["adopt_command", "rollback_command"]
-
 
 @click.command("adopt")
 @root_options

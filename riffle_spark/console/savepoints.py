@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.savepoints import SavepointCosts, Savepoints
     from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
-__all__ = ["savepoint_command"]
-
 _EXPIRES_SECONDS = 900.0
 
 

@@ -16,8 +16,6 @@ from riffle_spark.console.tables import Table, show_facts, show_table
 if TYPE_CHECKING:
     from riffle_spark.spark.shadow.shadow_run import ShadowReport
 
-__all__ = ["shadow_command"]
-
 _DIFFERENCES_SHOWN = 5
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from riffle_spark.state_tables.requested_keys import RequestedKeys
     from riffle_spark.state_tables.state_view import StateRoot, StateTable
 
-__all__ = ["state_command"]
-
 _CHANGES_SHOWN = 1000
 _STATES_SHOWN = 20
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
     from riffle_spark.offline.state_edits import Editor, KeyChoice
 
-__all__ = ["delete_command", "set_command"]
-
 _WAIT_SECONDS = 60.0
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.root_status import RootStatus
     from riffle_spark.protocol.facts import DriverFacts, MemberFacts
 
-__all__ = ["cost_text", "status_command"]
-
 _WATCH_SECONDS = 2.0
 _MOVES_SHOWN = 10
 _WARNINGS_SHOWN = 5

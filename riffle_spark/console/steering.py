@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from riffle_spark.offline.steering import DrainProgress, ListedRequest, Mailroom
     from riffle_spark.protocol.batch.mailbox import MailboxRequest
 
-__all__ = [
-    "drain_command",
-    "open_mailroom",
-    "pause_command",
-    "pin_command",
-    "rebalance_command",
-    "requests_command",
-    "resume_command",
-    "set_command",
-    "show_answer",
-    "undrain_command",
-    "unpin_command",
-]
-
 _EXPIRES = "15 min"
 _NOT_IN_TIME = 4
 """Exit code if no answer arrived, or a drain did not end, in time."""

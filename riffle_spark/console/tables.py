@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from riffle_spark.console.options import echo
 from riffle_spark.printable import escape_unprintable
 
-__all__ = ["Table", "rate_text", "show_facts", "show_table"]
-
 _GAP = "  "
 
 

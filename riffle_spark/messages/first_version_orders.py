@@ -7,8 +7,6 @@ from typing import Final
 
 from riffle_spark.messages.slot_orders import Home, reading
 
-__all__ = ["ANSWER_COLUMNS", "FirstVersionOrder", "WrittenKeyGroup"]
-
 ANSWER_COLUMNS: Final = (
     "key_group int, snapshot_id string, length long, checksum string, rows long, timer_ms long, state_rows long"
 )

@@ -21,32 +21,6 @@ from riffle_spark.state.log.entry_rows import entries_from_json, newest_links_to
 from riffle_spark.state.log.manifest import Block, Entry, Head, Link, link_in_block, links_in_block
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = [
-    "ATTEMPT",
-    "HASH",
-    "INITIAL",
-    "KEY_GROUP",
-    "LETTER",
-    "RECEIPT",
-    "SLOT",
-    "USUAL_INITIAL",
-    "Home",
-    "LateRule",
-    "Order",
-    "Part",
-    "Receipt",
-    "Watermark",
-    "attempt_number",
-    "error_fields",
-    "fields_of",
-    "json_line",
-    "letter_field",
-    "reading",
-    "result_schema",
-    "set_fields_of",
-    "without_letters",
-]
-
 INITIAL = "__riffle_initial"
 SLOT = "__riffle_slot"
 KEY_GROUP = "__riffle_key_group"

@@ -9,8 +9,6 @@ from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["EditState", "StateChange"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateChange:

@@ -10,18 +10,6 @@ from riffle_spark.messages.slot_orders import Home, fields_of, json_line, readin
 from riffle_spark.state.log.entry_rows import entries_from_json, newest_links_to_text
 from riffle_spark.state.log.manifest import Block, Entry, Head, Link, MergedDelta, Replacement, Snapshot
 
-__all__ = [
-    "Census",
-    "CensusOrder",
-    "Drop",
-    "Follow",
-    "MergeOrder",
-    "SnapshotOrder",
-    "UpkeepOrder",
-    "UpkeepReceipt",
-    "overdue_receipt",
-]
-
 
 @dataclass(slots=True)
 class Follow:

@@ -12,8 +12,6 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 
-__all__ = ["spans_of_batch"]
-
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_SECOND: Final = 1_000_000_000
 _RUN: Final = "run"

@@ -6,8 +6,6 @@ from typing import Final, Literal
 
 from riffle_spark.protocol.facts import MemberFacts
 
-__all__ = ["OTHER", "Categories", "categorise"]
-
 OTHER: Final = 6
 """The number of distinct colours, and so the category of members for which none is left."""
 

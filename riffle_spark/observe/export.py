@@ -24,8 +24,6 @@ from riffle_spark.observe.readings import Reading, readings
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 
-__all__ = ["Exporter", "Exporters"]
-
 _logger = logging.getLogger("riffle_spark")
 _QUEUE_LENGTH: Final = 64
 _HANGS_SECONDS: Final = 30.0

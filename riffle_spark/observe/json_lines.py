@@ -9,8 +9,6 @@ from riffle_spark.observe.readings import Reading
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 
-__all__ = ["JsonLines"]
-
 
 class JsonLines:
     """Appends a line for each batch to a file (setting ``report_file``).

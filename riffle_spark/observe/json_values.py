@@ -11,8 +11,6 @@ from functools import cache
 from math import isfinite
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-__all__ = ["from_plain", "to_plain"]
-
 _T = TypeVar("_T")
 
 

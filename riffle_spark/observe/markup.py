@@ -6,8 +6,6 @@ from typing import Final, TypeAlias
 
 from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 
-__all__ = ["Markup", "Part", "element", "escape_json", "join_parts"]
-
 _VOID: Final = frozenset({"br", "input", "meta"})
 """Elements without content and without an end tag."""
 _UNSAFE_IN_SCRIPT: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}

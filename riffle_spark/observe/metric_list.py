@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["LABELS", "METRICS", "METRIC_BY_NAME", "PREFIX", "SECTIONS", "Metric"]
-
 PREFIX: Final = "riffle_"
 
 

@@ -45,8 +45,6 @@ from riffle_spark.observe.readings import Reading
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts
 
-__all__ = ["Otlp", "metrics_data"]
-
 _SERVICE: Final = "riffle-spark"
 _SCOPE: Final = InstrumentationScope("riffle_spark")
 _UNITS: Final = {"seconds": "s", "bytes": "By", "ratio": "1"}

@@ -31,8 +31,6 @@ from riffle_spark.observe.page_sections import (
 )
 from riffle_spark.observe.status import Status, to_json
 
-__all__ = ["page_of"]
-
 _PACKAGE: Final = "riffle_spark.observe"
 _LINKS: Final = ("batches", "key-groups", "moves", "members", "stores", "source", "settings")
 

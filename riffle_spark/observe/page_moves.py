@@ -9,8 +9,6 @@ from riffle_spark.observe.page_parts import NOTHING, Column, count_part, section
 from riffle_spark.observe.status import MoveSummary, Status
 from riffle_spark.observe.units import show_time
 
-__all__ = ["moves_section"]
-
 _LANE_PIXELS: Final = 52
 _ROLE_PIXELS: Final = {"owner": 24, "standby": 32}
 """The height of a marker in its lane, by role; 40 for others. So markers of one batch do not cover each other."""

@@ -7,22 +7,6 @@ from typing import Final
 from riffle_spark.observe.markup import Markup, Part, element, join_parts
 from riffle_spark.observe.units import show_bytes, show_count, show_duration, show_percent, show_rows, show_time
 
-__all__ = [
-    "NOTHING",
-    "Column",
-    "bytes_part",
-    "count_part",
-    "dollars_part",
-    "duration_part",
-    "percent_part",
-    "rows_part",
-    "scrolled_table",
-    "section",
-    "swatch",
-    "table",
-    "time_part",
-]
-
 NOTHING: Final = element("span", "–", class_="none", title="unknown")
 """Shown in place of a number that is not known."""
 _HIGH_SHARE: Final = 0.85

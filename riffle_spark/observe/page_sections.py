@@ -25,19 +25,6 @@ from riffle_spark.observe.status import Status
 from riffle_spark.observe.units import show_count
 from riffle_spark.protocol.facts import GroupFacts, MemberFacts
 
-__all__ = [
-    "batches_section",
-    "key_groups_section",
-    "members_section",
-    "phase_colour",
-    "phases_of",
-    "settings_section",
-    "source_section",
-    "stores_section",
-    "summary_section",
-    "warnings_section",
-]
-
 _PHASES: Final = {"enter": 4, "assign": 3, "run": 0, "deliver": 1, "commit": 2, "upkeep": 5}
 """The phases in the order in which they run, and their colours."""
 

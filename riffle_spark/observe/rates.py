@@ -7,8 +7,6 @@ from typing import Final
 from riffle_spark.observe.status import Status
 from riffle_spark.protocol.request_prices import price_of
 
-__all__ = ["RATE_WINDOW_SECONDS", "Rates", "rates_of"]
-
 RATE_WINDOW_SECONDS: Final = 300.0
 _SECONDS_PER_HOUR: Final = 3600
 

@@ -8,8 +8,6 @@ from riffle_spark.observe.metric_list import METRIC_BY_NAME, PREFIX, Metric
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.facts import DriverFacts, MemberFacts, MemberStatus
 
-__all__ = ["Reading", "readings"]
-
 _MS = 1000
 _MIB = 1 << 20
 _PLAIN_COUNTERS = tuple(metric for metric in METRIC_BY_NAME.values() if metric.kind == "counter" and not metric.labels)

@@ -41,8 +41,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import STATUS, STATUS_PAGE
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 
-__all__ = ["StatusExporter", "StatusHistory"]
-
 _RUNNING_MS: Final = 10_000
 """A query counts as running for so long after a batch."""
 _STEERED_MS: Final = 1_000

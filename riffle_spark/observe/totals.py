@@ -9,8 +9,6 @@ from typing import Final
 
 from riffle_spark.observe.readings import Reading
 
-__all__ = ["FIXED_LABELS", "totals"]
-
 FIXED_LABELS: Final = frozenset({"by", "decision", "kind", "outcome", "phase", "role", "state", "step"})
 """The labels whose values the metric list enumerates."""
 _LARGEST: Final = frozenset({"seconds", "ratio"})

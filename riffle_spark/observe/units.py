@@ -3,8 +3,6 @@
 from datetime import datetime, timezone
 from typing import Final
 
-__all__ = ["show_bytes", "show_count", "show_duration", "show_percent", "show_rows", "show_time"]
-
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PERIODS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 """Seconds of a larger unit, its name, and the same of the smaller unit beside it."""

@@ -15,8 +15,6 @@ from riffle_spark.state.objects.open import masked
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint", "describe_missing_entries", "times_of_entry", "with_added_sources"]
-
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 _SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)

@@ -7,8 +7,6 @@ from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
 from riffle_spark.protocol.batch.enter import describe_take_over, has_same_offsets
 from riffle_spark.state.log.record import Record
 
-__all__ = ["describe_mismatch", "rollback_command"]
-
 
 def describe_mismatch(
     checkpoint: Checkpoint,

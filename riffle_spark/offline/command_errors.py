@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from riffle_spark.errors import CorruptStateError, FencedError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.log.log import Log
 
-__all__ = ["machine_clocks", "translated_errors"]
-
 
 @contextmanager
 def translated_errors(log: Log, action: str, conflict: type[RiffleError] = FencedError) -> Iterator[None]:

@@ -37,8 +37,6 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_encryption_key
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["EXPORT_FILE", "Export", "Exported", "export_state", "load_state", "read_export", "url_of"]
-
 EXPORT_FILE: Final = "_riffle.json"
 _FORMAT = 1
 _FILE_BYTES = 256 << 20

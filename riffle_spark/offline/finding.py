@@ -5,8 +5,6 @@ from typing import Literal
 
 from riffle_spark.printable import escape_unprintable
 
-__all__ = ["Finding", "Level", "Verified"]
-
 Level = Literal["state", "rollback", "unread", "note"]
 """The effect of a finding: it breaks the newest ``state``, only a ``rollback`` to an older batch, or nothing
 (``note``). ``unread``: the object could not be checked, because its encryption key is missing."""

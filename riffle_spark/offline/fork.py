@@ -38,8 +38,6 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import CopyingStore, ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["fork"]
-
 _IN_MEMORY_BYTES = 16 << 20
 """Larger objects go through a file. Several are copied at once."""
 _BLOCK = 256

@@ -7,8 +7,6 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 
-__all__ = ["accepts_connections", "administrator"]
-
 _LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 

@@ -6,8 +6,6 @@ from typing import cast
 
 from riffle_spark.setting_values import seconds
 
-__all__ = ["ALWAYS", "Period", "parse_time"]
-
 
 @dataclass(frozen=True, slots=True)
 class Period:

@@ -46,8 +46,6 @@ from riffle_spark.state.schemas.store_kinds import StoreKind
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import remove_copies
 
-__all__ = ["purge_keys"]
-
 _DELETES_PER_REQUEST = 1_000
 
 

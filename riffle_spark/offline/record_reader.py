@@ -15,8 +15,6 @@ from riffle_spark.state.log.record_commits import fetch_record
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["list_records", "read_back", "read_record"]
-
 _BLOCK: Final = 16
 """So many records are fetched at a time."""
 

@@ -22,8 +22,6 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["Plan", "adopt", "rollback"]
-
 _DEFAULT_KEY_GROUPS = 128
 
 

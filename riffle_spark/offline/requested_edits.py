@@ -8,8 +8,6 @@ from riffle_spark.state.restore.edits import EditOfState, check_edit
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["request_edit"]
-
 _EXPIRES_SECONDS = 900.0
 
 

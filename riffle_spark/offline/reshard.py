@@ -33,8 +33,6 @@ from riffle_spark.state.restore.follow import restore_tables
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["NewShards", "SharedKey", "read_state", "reshard_state", "scratch_folder", "shard_rows"]
-
 NewShards = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """A function from a shard and keys of it to the new shard of each key."""
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["access_policy", "iam_policy"]
-
 _OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 _READ_ACTIONS = ("s3:GetObject",)
 _KEY_ARN = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")

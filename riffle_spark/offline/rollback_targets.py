@@ -22,15 +22,6 @@ from riffle_spark.state.log.savepoints import read_savepoint
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = [
-    "RollbackTarget",
-    "current_history",
-    "find_target",
-    "offsets_before",
-    "parse_target",
-    "read_intact",
-]
-
 _READ_AHEAD_MAX = 32
 """Records read and held at once: a full record of many key-groups has megabytes."""
 _TARGET = re.compile(r"(record:)?([0-9]{1,18})|(-[0-9]{1,18})", re.ASCII)

@@ -29,18 +29,6 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.unknown_names import check_known
 
-__all__ = [
-    "KeyOnRoot",
-    "LoggedRecord",
-    "StoreOnRoot",
-    "find_key",
-    "read_rates",
-    "read_records",
-    "read_savepoints",
-    "read_stores",
-    "read_warnings",
-]
-
 _LARGEST = 5
 
 

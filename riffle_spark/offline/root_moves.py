@@ -24,8 +24,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["LoggedMove", "read_moves"]
-
 _CHANGING_KINDS: Final = frozenset({"rollback", "adopt", "dispatch"})
 """Commands that change owners without an assignment."""
 

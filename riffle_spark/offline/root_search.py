@@ -8,8 +8,6 @@ from riffle_spark.state.objects.open import normalised, open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FOLDERS_MAX", "RootSearch", "find_roots"]
-
 FOLDERS_MAX = 1_000
 """A search looks into at most this many folders."""
 _RECORDS = f"{paths.LOG}00000000"

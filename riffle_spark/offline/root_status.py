@@ -25,8 +25,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Health", "RootStatus", "members_of_record", "newest_record", "read_status", "watch_status"]
-
 Health = Literal["ok", "behind", "paused", "silent", "skewed", "failed", "stopped", "unknown"]
 _BEHIND_INTERVALS = 3
 """A query with unread records is behind if its last commit is older than so many intervals of its status."""

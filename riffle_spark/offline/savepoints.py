@@ -37,8 +37,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["SavepointCosts", "SavepointOnRoot", "Savepoints", "object_sizes", "open_running_log"]
-
 _OPEN_TRIES = 5
 _RETRY_SECONDS = 0.5
 _BLOCK = 32

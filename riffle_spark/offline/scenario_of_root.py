@@ -20,8 +20,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Changes", "RootState", "open_log", "recorded_members", "scenario_of_root", "sizes_of_root"]
-
 
 @dataclass(frozen=True, slots=True)
 class Changes:

@@ -48,8 +48,6 @@ from riffle_spark.state.schemas.store_schema import (
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["Editor", "KeyChoice", "OpenRoot", "delete_keys", "open_root", "parse_value", "set_value"]
-
 _REASON_MAX = 200
 
 

@@ -25,8 +25,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["OF_DRIVERS", "DrainProgress", "ListedRequest", "Mailroom", "user_name"]
-
 _LOOK_SECONDS = 0.5
 _OPEN_TRIES = 5
 OF_DRIVERS = ("claim", "batch", "orders")

@@ -46,8 +46,6 @@ from riffle_spark.state.restore.reader import Reader, in_parallel, missing_objec
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_encryption_key
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["PartitionOf", "switch_dispatch", "switch_keys"]
-
 PartitionOf: TypeAlias = Callable[[pa.Table], pa.Table]
 """A function from a table of key columns to a table of ``topic`` and ``partition``, one row per key."""
 _SAMPLE_KEYS = 256

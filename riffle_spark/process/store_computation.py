@@ -17,8 +17,6 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "check_names"]
-
 _PART_COLUMNS = frozenset({HASH, DELETED, DUE_ORDER})
 _RESERVED_PREFIX = "__riffle_"
 """The prefix of all columns that accompany rows: to slots, to sinks and into another dispatch."""

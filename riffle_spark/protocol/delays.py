@@ -4,8 +4,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Delays"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

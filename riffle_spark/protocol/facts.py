@@ -8,17 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "DriverFacts",
-    "FailureFacts",
-    "GroupFacts",
-    "MemberFacts",
-    "MemberStatus",
-    "MoveSummary",
-    "PartitionLag",
-    "StoreFacts",
-]
-
 MemberStatus: TypeAlias = Literal["active", "drained", "quarantined", "awaited"]
 
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Column", "Input", "check_fields", "column_of", "find_column", "input_of", "is_same_name", "source_of"]
-
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 

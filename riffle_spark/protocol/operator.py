@@ -16,8 +16,6 @@ from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, make_recorded_text
 
-__all__ = ["TIMERS", "Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
-
 TIMERS: Final = "timers"
 """The name in ``Operator.results`` of the time mode of timers and TTLs, for a store of variables."""
 

@@ -15,24 +15,6 @@ from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = [
-    "Background",
-    "Clock",
-    "Cluster",
-    "Delivery",
-    "DriverPorts",
-    "Executor",
-    "IncomingBatch",
-    "Lock",
-    "RacksOf",
-    "SlotLayout",
-    "SlotPlace",
-    "StaleRows",
-    "WatermarkPolicy",
-    "WatermarkSource",
-    "Work",
-]
-
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
 WatermarkSource: TypeAlias = Literal["rows", "spark"]
 Lock: TypeAlias = AbstractContextManager[object]

@@ -8,17 +8,6 @@ from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
-__all__ = [
-    "all_disks_refused_error",
-    "changes_of",
-    "check_counts",
-    "check_receipts",
-    "error_of",
-    "is_refused",
-    "last_run_error",
-    "outputs_of",
-]
-
 _CHECK_EXECUTORS = "Check why executors are lost"
 _CHECK_RESULT = (
     "Check whether the sink releases cached RDDs or reads the DataFrame of an earlier batch, and whether executors "

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DOLLARS_PER_REQUEST", "has_price", "price_of"]
-
 DOLLARS_PER_REQUEST: Final = {
     "put": 0.005 / 1000,
     "get": 0.0004 / 1000,

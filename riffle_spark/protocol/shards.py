@@ -19,8 +19,6 @@ import xxhash
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["HEARTBEAT", "PARTITION_MAX", "Partition", "Shards", "key_group_number", "partition_hash", "partitions_in"]
-
 Partition: TypeAlias = tuple[str, int]
 """(topic, partition)."""
 

@@ -19,8 +19,6 @@ from typing import Final, TypeAlias
 
 from riffle_spark.protocol.facts import PartitionLag
 
-__all__ = ["SourceLag", "offsets_of_entry"]
-
 _Partition: TypeAlias = tuple[str, int]
 _SIGHTINGS_MAX: Final = 128
 _HEADER_LINES: Final = 2

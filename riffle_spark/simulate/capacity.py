@@ -8,8 +8,6 @@ from typing import Final
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Capacity", "Need", "compute_capacity"]
-
 _SIZE: Final = values.number(0, 1e18)
 _OPTIONS: Final[Mapping[str, tuple[str, values.Check]]] = {
     "rows_per_second": ("--rows-per-second", _SIZE),

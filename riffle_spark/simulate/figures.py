@@ -15,16 +15,6 @@ from riffle_spark.assign.validity import find_violations
 from riffle_spark.simulate.group import Group, Phase, Round
 from riffle_spark.simulate.scenario import Scenario
 
-__all__ = [
-    "Json",
-    "count_fewest_moves",
-    "count_net_moves",
-    "figures_of_assignment",
-    "figures_of_run",
-    "find_balance_violations",
-    "find_broken_properties",
-]
-
 Json = dict[str, object]
 
 

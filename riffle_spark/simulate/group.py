@@ -11,8 +11,6 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Lag, Member, MemberId, Task, TaskId, View
 from riffle_spark.simulate.scenario import Client, Event, Scenario
 
-__all__ = ["Assign", "Group", "Phase", "Round", "initial_group", "run_scenario"]
-
 Assign = Callable[[View, AssignSettings], Assignment]
 
 

@@ -8,8 +8,6 @@ from riffle_spark.simulate.figures import Json
 from riffle_spark.simulate.policy import Policy
 from riffle_spark.simulate.world import Ints, World
 
-__all__ = ["CAUSES", "Outcome", "format_table", "outcome_to_json"]
-
 CAUSES: Final = ("no owner", "pause", "restore", "batch")
 """Why a task is stopped: it has no live owner, its group rebalances or its batch runs again, its owner fetches its
 state, or the owner of another task in the batch does.

@@ -7,8 +7,6 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.simulate.group import Assign
 
-__all__ = ["POLICIES", "RIFFLE", "Policy", "find_assignor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:

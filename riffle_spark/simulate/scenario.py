@@ -16,8 +16,6 @@ from riffle_spark.settings import SETTING_LINES, Settings
 from riffle_spark.simulate.scenario_file import Json, check_scenario, converted_file_errors, list_items
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Client", "Event", "Scenario", "parse_scenario", "parse_settings", "read_scenario"]
-
 RUNNING = -2
 UNKNOWN = -3
 _BYTES_MOST: Final = 1 << 26

@@ -10,8 +10,6 @@ from riffle_spark import setting_values as values
 from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Json", "check_fields", "check_scenario", "check_unique", "converted_file_errors", "list_items"]
-
 Json = Mapping[str, object]
 _PAGE: Final = "docs/assignor.md"
 _LAGS_BY_NAME: Final = {-2: "running", -3: "unknown"}

@@ -15,22 +15,6 @@ import numpy.typing as npt
 
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, MemberId, Task
 
-__all__ = [
-    "KEPT",
-    "NOBODY",
-    "OWNED",
-    "PROTOCOL",
-    "WARMING",
-    "Floats",
-    "Happens",
-    "Ints",
-    "World",
-    "WorldCopies",
-    "WorldEvent",
-    "WorldMember",
-    "WorldTask",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]

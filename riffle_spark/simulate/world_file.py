@@ -21,8 +21,6 @@ from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["SHIPPED", "draw_number", "parse_world", "read_world"]
-
 _BY_RACK: Final[Mapping[str, Happens]] = {"lose_rack": "lose", "return_rack": "return"}
 _FOLDER: Final = Path(__file__).parent / "worlds"
 SHIPPED: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

@@ -21,8 +21,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.simulate.world import World, WorldMember
 from riffle_spark.state.log.manifest import Manifest
 
-__all__ = ["MeasuredWorld", "WorldRules"]
-
 _Lags = Mapping[tuple[TaskId, MemberId], int]
 _T = TypeVar("_T")
 

@@ -6,8 +6,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["check_compute", "check_settings", "column_names", "key_names"]
-
 
 def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
     """Return the names in an argument for column names, which is one name or several.

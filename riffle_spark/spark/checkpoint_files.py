@@ -22,8 +22,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark_installation import RENAMING_MANAGER, SparkInstallation
 
-__all__ = ["MANAGER", "checkpoint_warning", "manager_for", "unsafe_rename_warning"]
-
 MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _PLACES: Final = ("spark.sql.streaming.checkpointLocation", "spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
 """Settings of Spark that name the file system of checkpoints."""

@@ -7,8 +7,6 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.spark.configure import configure
 
-__all__ = ["command_session"]
-
 
 @contextmanager
 def command_session(name: str, locations: Iterable[str | None] = ()) -> Iterator[SparkSession]:

@@ -18,8 +18,6 @@ from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark_installation import find_spark, python_problem
 
-__all__ = ["configure", "packages", "warm_up"]
-
 _logger = logging.getLogger("riffle_spark")
 _PLACEMENT_CONF = {
     "spark.locality.wait": "3s",

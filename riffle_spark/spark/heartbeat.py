@@ -11,8 +11,6 @@ from pyspark.sql.types import StructType
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark import compat
 
-__all__ = ["heartbeat", "interval_ms"]
-
 _UNITS_MS = {
     "ms": 1,
     "millisecond": 1,

@@ -36,8 +36,6 @@ from riffle_spark.spark.job_wiring import wire_job
 from riffle_spark.spark.key_lookup import KeyLookup
 from riffle_spark.spark.state_operators import observed_figures, state_operators
 
-__all__ = ["RunningJob"]
-
 _logger = logging.getLogger("riffle_spark")
 _STOP_SECONDS = 5.0
 _LOOK = "look"

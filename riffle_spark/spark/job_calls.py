@@ -11,8 +11,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.inventory import DIRECT
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["JobCalls"]
-
 
 @dataclass(frozen=True)
 class _Call:

@@ -19,8 +19,6 @@ from riffle_spark.spark.engine.metrics_source import MetricsSource
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["check_exporters", "exporters_of"]
-
 
 def check_exporters(settings: Settings) -> None:
     """Raise ``ConfigError`` if an exporter needs a package that is not installed, or its URL has credentials."""

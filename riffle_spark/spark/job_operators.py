@@ -19,8 +19,6 @@ from riffle_spark.spark.engine import routing
 from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink
 from riffle_spark.spark.engine.stage_frames import StageInput
 
-__all__ = ["JobOperator", "JobOperators"]
-
 _PARTITION = "partition"
 
 

@@ -24,8 +24,6 @@ from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import home_with_keys, options_of
 from riffle_spark.worker.requested_edits import edit_by_request
 
-__all__ = ["JobParts", "home_of", "settings_of", "wire_job"]
-
 _logger = logging.getLogger("riffle_spark")
 _TOML = Path("conf/riffle.toml")
 

@@ -7,8 +7,6 @@ from riffle_spark.protocol.ownership.readiness import KeyPlace
 from riffle_spark.spark.job_operators import JobOperators
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["KeyLookup"]
-
 
 class KeyLookup:
     """Finds the key-group of a key, and its owner."""

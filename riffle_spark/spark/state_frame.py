@@ -16,8 +16,6 @@ from riffle_spark.state_tables.requested_keys import Keys
 from riffle_spark.state_tables.table_pieces import ChangesPiece, TablePiece
 from riffle_spark.worker.member_folders import options_of
 
-__all__ = ["register_state_source", "state_frame"]
-
 _NUMBER = "piece"
 
 

@@ -8,8 +8,6 @@ from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.spark.engine.spark_progress import StateOperator
 from riffle_spark.spark.job_operators import JobOperator
 
-__all__ = ["observed_figures", "state_operator", "state_operators"]
-
 _MS = 1000
 _NAMES = {
     "aggregate": "stateStoreSave",

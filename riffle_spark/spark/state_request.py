@@ -24,8 +24,6 @@ from riffle_spark.state_tables.table_pieces import ChangesPiece, TablePiece, spl
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import options_of
 
-__all__ = ["StateRequest", "parse_options", "read_pieces"]
-
 _OPTIONS: Final = (
     "path",
     "store",

@@ -12,8 +12,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.routing import spark_schema
 from riffle_spark.spark.state_request import StateRequest, parse_options, read_pieces
 
-__all__ = ["StateSource"]
-
 _BATCH = "batch"
 _ROLLBACKS = "rollbacks"
 

@@ -28,13 +28,6 @@ from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
 
-__all__ = [
-    "JobOperations",
-    "Stateful",
-    "StatefulJob",
-    "together",
-]
-
 _logger = logging.getLogger("riffle_spark")
 _REPORTS_KEPT = 1000
 _BATCH_END_SECONDS = 300.0

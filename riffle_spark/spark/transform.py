@@ -24,8 +24,6 @@ from riffle_spark.spark.processors.spark_processor import SparkProcessor, declar
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["TransformWithState", "transform_with_state", "transform_with_state_in_pandas"]
-
 OutputType: TypeAlias = str | DataType | pa.Schema
 _STORE: Final = "transform_with_state"
 _OUTPUT_MODES: Final = ("append", "update")

@@ -37,18 +37,6 @@ from riffle_spark.state_tables.differences import DELETE, UPDATE, compare_rows
 from riffle_spark.state_tables.fetched_parts import Part, fetch_parts
 from riffle_spark.state_tables.state_view import StateRoot, StateTable, StateView
 
-__all__ = [
-    "BATCH_ID",
-    "CHANGE_TYPE",
-    "Step",
-    "Steps",
-    "changes_schema",
-    "collect_steps",
-    "read_changes",
-    "read_steps",
-    "views_of_batches",
-]
-
 BATCH_ID: Final = "batch_id"
 CHANGE_TYPE: Final = "change_type"
 _AHEAD_BYTES: Final = 64 << 20

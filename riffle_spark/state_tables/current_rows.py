@@ -24,8 +24,6 @@ from riffle_spark.state_tables.fetched_parts import Part
 from riffle_spark.state_tables.requested_keys import RequestedKeys
 from riffle_spark.state_tables.table_columns import TableColumns
 
-__all__ = ["RowsOf", "rows_of_plain", "rows_of_variable"]
-
 RowsOf = Callable[[int, Sequence[Part], "int | None"], pa.Table]
 """A function from a key-group, its parts (newest first) and its timer in the log to the table of its current rows."""
 

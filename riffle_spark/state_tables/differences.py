@@ -20,8 +20,6 @@ from riffle_spark.state_tables.row_differences import mask_differing_rows
 from riffle_spark.state_tables.state_view import StateTable
 from riffle_spark.state_tables.table_columns import ROLE
 
-__all__ = ["DELETE", "INSERT", "UPDATE", "Difference", "compare_rows", "iterate_differences"]
-
 INSERT: Final = "insert"
 UPDATE: Final = "update"
 DELETE: Final = "delete"

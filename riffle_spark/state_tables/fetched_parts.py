@@ -27,8 +27,6 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state_tables import ranged_rows
 from riffle_spark.state_tables.requested_keys import RequestedKeys
 
-__all__ = ["Part", "PartCache", "fetch_parts"]
-
 _RANGED_KEYS_MAX: Final = 8
 
 

@@ -14,8 +14,6 @@ from riffle_spark.state_tables.fetched_parts import PartCache, fetch_parts
 from riffle_spark.state_tables.requested_keys import RequestedKeys
 from riffle_spark.state_tables.state_view import StateRoot, StateTable
 
-__all__ = ["KeyState", "iterate_key_states"]
-
 
 class KeyState(NamedTuple):
     """The rows of a key from batch ``version`` on, which was committed at ``time_ms``, until the next state.

@@ -33,8 +33,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Snapshot
 from riffle_spark.state.restore.reader import Reader, in_parallel
 
-__all__ = ["RANGED_FROM_BYTES", "fetch_rows_of_hashes"]
-
 RANGED_FROM_BYTES: Final = 4 << 20
 """Smaller snapshots are fetched whole: one request takes less time than several one after the other."""
 _START_BYTES: Final = 64 << 10

@@ -22,8 +22,6 @@ from riffle_spark.state_tables.fetched_parts import fetch_parts
 from riffle_spark.state_tables.requested_keys import Keys, RequestedKeys, requested_keys
 from riffle_spark.state_tables.state_view import StateTable, open_root
 
-__all__ = ["read_entries", "read_state", "read_table", "split_entries"]
-
 _PIECE_BYTES = 8 << 20
 _AHEAD_BYTES = 64 << 20
 _THREADS = 4

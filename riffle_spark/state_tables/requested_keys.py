@@ -21,8 +21,6 @@ from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Keys", "RequestedKeys", "requested_keys"]
-
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Iterable[object]
 """Keys as a table with the key's columns, or as Python values: a value, a sequence of the columns' values, or a mapping
 by column."""

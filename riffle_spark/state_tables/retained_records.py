@@ -29,8 +29,6 @@ from riffle_spark.state.log.record_manifests import RecordManifests
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["RetainedRecords", "parse_time_ms"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _READ_TRIES = 3
 _READ_AHEAD = 16

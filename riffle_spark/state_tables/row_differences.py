@@ -9,8 +9,6 @@ from pyarrow import types
 
 from riffle_spark.columns import Column, Mask, fixed_values, is_text_or_bytes, one_array, with_long_offsets
 
-__all__ = ["mask_differing_rows"]
-
 
 def mask_differing_rows(left: Sequence[Column], right: Sequence[Column], count: int) -> Mask:
     """Return a mask of the rows that differ between columns of the same types and ``count`` rows.

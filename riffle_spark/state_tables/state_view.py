@@ -26,8 +26,6 @@ from riffle_spark.state_tables.retained_records import RetainedRecords, parse_ti
 from riffle_spark.state_tables.table_columns import TableColumns, columns_of_plain, columns_of_variable
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["StateRoot", "StateTable", "StateView", "open_root", "parse_version"]
-
 _MISSING_OBJECT = "RIFFLE-0462"
 _SAVEPOINT = "savepoint:"
 

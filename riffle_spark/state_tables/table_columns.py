@@ -23,8 +23,6 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["ROLE", "TableColumns", "columns_of_plain", "columns_of_variable"]
-
 ROLE: Final = b"riffle.role"
 """The key of a field's metadata that has the role of the column."""
 _MEANING: Final = b"riffle.meaning"

@@ -18,8 +18,6 @@ from riffle_spark.state_tables.requested_keys import RequestedKeys
 from riffle_spark.state_tables.state_view import StateRoot, StateTable, StateView
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["ChangesPiece", "TablePiece", "split_changes", "split_table"]
-
 _PIECE_BYTES = 64 << 20
 """Stored bytes of a task. It holds only some megabytes at once; smaller tasks take longer to start than to run."""
 

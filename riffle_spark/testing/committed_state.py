@@ -17,8 +17,6 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
 
-__all__ = ["CommittedState", "Key"]
-
 Key = tuple[object, ...]
 """The values of a key's columns."""
 

@@ -18,8 +18,6 @@ from riffle_spark.testing.query_runs import session_for_tests
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HarnessFactory", "riffle_harness", "riffle_root", "riffle_spark_session"]
-
 HarnessFactory: TypeAlias = Callable[..., Harness]
 """Makes a ``Harness`` from the same arguments."""
 _KEY_GROUPS = 8

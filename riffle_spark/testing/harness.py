@@ -35,8 +35,6 @@ from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 from riffle_spark.worker.requested_edits import edit_by_request
 
-__all__ = ["Harness"]
-
 _QUERY = "query"
 
 

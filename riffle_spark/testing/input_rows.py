@@ -8,8 +8,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Row", "input_schema", "input_table"]
-
 Row = Mapping[str, object]
 """The values of a row by column."""
 

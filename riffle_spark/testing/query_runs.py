@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["Batch", "run", "session_for_tests"]
-
 Engine: TypeAlias = Literal["riffle", "spark"]
 _KEY_GROUPS: Final = 8
 _PYTHON: Final = "PYSPARK_PYTHON"

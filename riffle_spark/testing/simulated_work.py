@@ -34,8 +34,6 @@ from riffle_spark.worker.input import newest_ms
 from riffle_spark.worker.member_folders import keys_of
 from riffle_spark.worker.slot import run_slot
 
-__all__ = ["Aborted", "Attempt", "Crashed", "Faults", "SimSink", "SimWork", "Step", "prepared", "routed"]
-
 Sink = Callable[[pa.Table, Delivery], object]
 Step = Literal["before run", "after seal", "after sink", "after record"]
 """A point in a batch at which the driver may crash.

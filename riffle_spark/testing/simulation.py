@@ -26,8 +26,6 @@ from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = ["InlineBackground", "InlineLock", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
-
 RandomBytes = Callable[[int], bytes]
 Answer = TypeVar("Answer", Census, Receipt, UpkeepReceipt)
 _EMPTY_DISK = (0.0, 1 << 40)

@@ -14,8 +14,6 @@ from riffle_spark.state.restore.copy_progress import read_head
 from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
 from riffle_spark.worker.memory_use import memory_use
 
-__all__ = ["take_census"]
-
 _RACK = "RIFFLE_RACK"
 _TAG = "RIFFLE_TAG_"
 

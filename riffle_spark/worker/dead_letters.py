@@ -17,8 +17,6 @@ from riffle_spark.state.copies import disk
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import DeadRows, SlotResult
 
-__all__ = ["collects_for", "run_with_letters", "split_letters"]
-
 Run = Callable[[pa.Table, TouchedKeys], SlotResult]
 Numbers = npt.NDArray[np.int64]
 

@@ -28,8 +28,6 @@ from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, spans_of
 from riffle_spark.worker.seal import SlotResult, StateChanges
 
-__all__ = ["with_expired"]
-
 
 def with_expired(
     order: Order,

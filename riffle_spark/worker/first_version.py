@@ -18,8 +18,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import keys_of, store_of
 
-__all__ = ["ToState", "write_key_groups"]
-
 ToState: TypeAlias = Callable[[StoreSchema, pa.Table], tuple[pa.Table, int]]
 """Returns the state rows of input rows, and how many state rows they count as."""
 

@@ -19,19 +19,6 @@ from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = [
-    "KeysOfStores",
-    "TouchedKeys",
-    "count_by_partition",
-    "count_rows_by_key_group",
-    "find_touched_keys",
-    "newest_ms",
-    "read_state",
-    "spans_of",
-    "with_stored_keys",
-    "without_late_rows",
-]
-
 _CHECKED_KEYS = 256
 _GROUP_BITS = 15
 """Bits of a key-group's number: there are at most 32,768 key-groups."""

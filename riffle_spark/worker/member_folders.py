@@ -25,24 +25,6 @@ from riffle_spark.state.objects.open import open_store, root_id
 from riffle_spark.state.objects.options import AzureOptions, FileOptions, GcsOptions, S3Options, StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = [
-    "LOCAL_EXECUTOR",
-    "drop_unreadable",
-    "entry_at",
-    "executor_environment",
-    "executor_id",
-    "executor_process",
-    "folder_of",
-    "home_with_keys",
-    "keys_in",
-    "keys_of",
-    "manifest_at",
-    "options_of",
-    "remove_copies",
-    "store_of",
-    "use_store",
-]
-
 _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}

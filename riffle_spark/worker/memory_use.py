@@ -4,8 +4,6 @@ import functools
 import resource
 from pathlib import Path
 
-__all__ = ["memory_use"]
-
 _SYSTEM = Path("/")
 _NO_LIMIT = 1 << 60
 """A control group without a limit has about this value, or a word."""

@@ -14,8 +14,6 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import keys_of
 
-__all__ = ["edit_by_request"]
-
 
 def edit_by_request(
     objects: ObjectStore, home: Home, tail: Record, manifest: Manifest, attempt: str, arguments: Mapping[str, object]

@@ -17,8 +17,6 @@ from pyarrow import types
 
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
 
-__all__ = ["chunk_results", "chunked_schema", "letters_column", "rows_column"]
-
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 32 << 20
 """If the strings, lists and maps of a result may take more bytes, its chunks have one row."""

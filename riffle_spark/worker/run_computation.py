@@ -40,20 +40,6 @@ from riffle_spark.worker.dead_letters import collects_for
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import SlotResult, StateChanges
 
-__all__ = [
-    "CallResult",
-    "Timed",
-    "cast_to_declared",
-    "due_key_groups",
-    "run_by_key",
-    "run_on_blocks",
-    "run_on_due",
-    "run_on_elements",
-    "sort_by_declared_order",
-    "to_state_changes",
-]
-
-
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
 

@@ -22,8 +22,6 @@ from riffle_spark.state.objects.encryption import Encrypt, Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
 
-__all__ = ["DeadRows", "SealedDelta", "SlotResult", "StateChanges", "seal"]
-
 _OUTPUT_PART = -1
 _BLOCK_BYTES_MAX: Final = 1 << 30
 """A larger delta has no local block, because encryption and Arrow have limits near 2 GiB."""

@@ -67,8 +67,6 @@ from riffle_spark.worker.seal import SlotResult, seal
 from riffle_spark.worker.slot_errors import as_riffle_error
 from riffle_spark.worker.whole_groups import with_whole_groups
 
-__all__ = ["StoreInput", "run_slot", "run_slots"]
-
 _Params = ParamSpec("_Params")
 _Returned = TypeVar("_Returned")
 _BeginPut: TypeAlias = Callable[[Callable[[], None]], Future[None]]

@@ -7,8 +7,6 @@ from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
 from riffle_spark.state.formats.arrow_values import is_offset_overflow, offset_overflow_error
 
-__all__ = ["as_riffle_error", "out_of_memory_error"]
-
 _NO_THREAD = "can't start new thread"
 """The text of Python's ``RuntimeError``."""
 

@@ -27,8 +27,6 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import drop_unreadable, entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 
-__all__ = ["run_upkeep", "take_snapshot"]
-
 _MERGED_BYTES = 4 << 20
 """A merged delta gets no further key-group once its parts have this many bytes. This bounds the time and the memory of
 a merge, unless one key-group has more bytes."""

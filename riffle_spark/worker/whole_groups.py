@@ -28,8 +28,6 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.worker.input import spans_of
 from riffle_spark.worker.seal import StateChanges
 
-__all__ = ["with_whole_groups"]
-
 _ROWS_MIN: Final = 128
 """Key-groups with fewer changed rows get normal deltas, because they need few snapshots."""
 _CHANGED_SHARE: Final = 0.5

@@ -8,23 +8,6 @@ from riffle_spark.offline.doctor.facts import DiskFacts, JavaFacts, KafkaFacts, 
 from riffle_spark.process.types.missing_modules import REQUIREMENTS, install_remedy, missing_module_remedy
 from riffle_spark.spark_installation import SparkInstallation, python_problem
 
-__all__ = [
-    "check_clock",
-    "check_connectors",
-    "check_disk",
-    "check_java",
-    "check_kafka",
-    "check_memory",
-    "check_packages",
-    "check_python",
-    "check_slots",
-    "check_spark",
-    "check_store",
-    "check_workers",
-    "memory_bytes",
-    "slots_of",
-]
-
 SPARK_LINES = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
 _NO_PANDAS = "3"
 _TESTED_JAVA = {3: (8, 11, 17), 4: (17, 21)}

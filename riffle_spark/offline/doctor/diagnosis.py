@@ -15,8 +15,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.worker.member_folders import options_of
 from riffle_spark.worker.memory_use import memory_use
 
-__all__ = ["diagnose", "read_conf"]
-
 
 def read_conf(options: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's configuration on this machine: ``spark-defaults.conf``, and ``options`` over it."""

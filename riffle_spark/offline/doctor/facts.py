@@ -6,8 +6,6 @@ from typing import Literal
 
 from riffle_spark.printable import escape_unprintable
 
-__all__ = ["DiskFacts", "JavaFacts", "KafkaFacts", "Level", "PythonFacts", "Result", "StoreFacts", "exit_code"]
-
 Level = Literal["ok", "skipped", "warning", "unreachable", "error"]
 """``error``: a query fails until this is corrected. ``warning``: it runs, but slower or with a risk. ``unreachable``: a
 service did not answer, so it is unknown. ``skipped``: an option or setting that the check needs is missing."""

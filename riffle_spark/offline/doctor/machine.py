@@ -14,8 +14,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.offline.doctor.facts import DiskFacts, JavaFacts, PythonFacts
 from riffle_spark.state.copies.disk import read_disk_use, refuse_network
 
-__all__ = ["disk_facts", "driver_python", "java_facts", "read_spark_defaults", "worker_python"]
-
 _PACKAGES = ("riffle-spark", "pyspark", "pandas", "pyarrow", "numpy", "xxhash", "boto3", "setuptools")
 _TIMEOUT_SECONDS = 60
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')

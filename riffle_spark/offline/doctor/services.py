@@ -10,8 +10,6 @@ from riffle_spark.offline.kafka_client import accepts_connections, administrator
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import DatedStore, ObjectStore
 
-__all__ = ["kafka_facts", "store_facts"]
-
 _FIRST = b"riffle doctor"
 _SECOND = b"riffle doctor overwrote its own object"
 _TIMEOUT_SECONDS = 5.0

@@ -16,8 +16,6 @@ from riffle_spark.process.types.conform import call_user_function, conform_table
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 
-__all__ = ["ArrowFunction", "Context", "arrow_function"]
-
 _PARAMETERS: Final = ("rows", "state", "context")
 _EXPIRED_PARAMETERS: Final = ("state", "context")
 

@@ -13,24 +13,6 @@ from riffle_spark.process.blocks.failed_keys import Collects
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.schemas.variable_kinds import Variable
 
-__all__ = [
-    "NO_STATE_ROWS",
-    "Batch",
-    "BlockComputation",
-    "BoolArray",
-    "Computation",
-    "Declared",
-    "ElementBatch",
-    "ElementComputation",
-    "ElementUpdate",
-    "Elements",
-    "ExpiringComputation",
-    "IndexArray",
-    "NamesColumns",
-    "StateRows",
-    "Update",
-]
-
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

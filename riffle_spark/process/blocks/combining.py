@@ -18,18 +18,6 @@ import pyarrow.compute as pc
 from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import BlockComputation
 
-__all__ = [
-    "ROWS",
-    "CanCombine",
-    "Combined",
-    "CombinedColumn",
-    "CombinedFunction",
-    "can_compare",
-    "decode_rows",
-    "decoded_schema",
-    "encoded_names",
-]
-
 ROWS: Final = "__riffle_rows"
 """The column with the number of input rows that a combined row stands for."""
 CombinedFunction: TypeAlias = Literal["count", "add", "sum", "min", "max"]

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from riffle_spark.errors import RiffleError, UserFunctionError
 
-__all__ = ["Collects", "FailedKeys", "Failure"]
-
 Collects: TypeAlias = Callable[[Exception], bool]
 """Returns whether rows may have caused an error. If so, the other keys are processed too."""
 _FRAMES: Final = 3

@@ -10,19 +10,6 @@ import pyarrow.compute as pc
 
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
 
-__all__ = [
-    "add_exactly",
-    "add_floats",
-    "fill_nulls",
-    "fold_by_sorting",
-    "fold_largest",
-    "fold_smallest",
-    "group_keys",
-    "in_memory_type",
-    "mask_too_precise",
-    "true_mask",
-]
-
 _WORD_BITS = 32
 _WORD_MASK = (1 << _WORD_BITS) - 1
 

@@ -33,8 +33,6 @@ from riffle_spark.process.merging.merge_function import Columns, Groups, are_val
 from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedPick
 from riffle_spark.process.merging.merged_sums import MergedCount, MergedSum, add_row_counts
 
-__all__ = ["Accumulator", "CombinedCount", "Count", "Extreme", "Mean", "Pick", "Sum"]
-
 _NUMBERS = "integers, float, double, decimal"
 
 

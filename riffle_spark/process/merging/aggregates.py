@@ -13,8 +13,6 @@ from riffle_spark.process.blocks.combining import ROWS, Combined, CombinedColumn
 from riffle_spark.process.merging.accumulators import Accumulator, CombinedCount, Count, Extreme, Mean, Pick, Sum
 from riffle_spark.process.merging.merge_function import Groups
 
-__all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
-
 
 def aggregate(**columns: Accumulator) -> "Aggregates":
     """Declare running aggregates per key.

@@ -30,8 +30,6 @@ import pyarrow as pa
 
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
 
-__all__ = ["Columns", "Groups", "MergeFunction", "are_valid", "pick_places"]
-
 Columns: TypeAlias = Sequence[pa.Array]
 
 

@@ -17,8 +17,6 @@ from riffle_spark.process.merging import (
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
-__all__ = ["COLLECTED", "HASHED", "make_merge_function"]
-
 _LIST_MAX = 10_000
 """Values that a collecting function may keep per key."""
 

@@ -15,8 +15,6 @@ from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 from riffle_spark.process.merging.merged_picks import is_ordered, rank_values
 
-__all__ = ["MergedList", "MergedSet", "MergedText", "build_lists", "flatten_lists"]
-
 
 @dataclass(frozen=True, slots=True)
 class MergedList(MergeFunction):

@@ -18,8 +18,6 @@ import pyarrow as pa
 from riffle_spark.process.blocks.folding import fill_nulls
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, pick_places
 
-__all__ = ["MergedCoMoments", "MergedMoments", "MergedRegression"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 

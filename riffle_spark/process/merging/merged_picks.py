@@ -24,8 +24,6 @@ from riffle_spark.process.blocks.folding import (
 )
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, pick_places
 
-__all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "rank_values"]
-
 _TOP = np.iinfo(np.int64).max
 
 

@@ -17,8 +17,6 @@ from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFu
 from riffle_spark.process.merging.merged_lists import build_lists, flatten_lists
 from riffle_spark.process.merging.merged_picks import is_ordered, rank_values
 
-__all__ = ["MergedDistinct", "MergedQuantiles", "bit_lengths"]
-
 _RANK_BITS = 6
 _REGISTERS_A_WORD = 10
 _LOW_HALF = np.uint64(2**32 - 1)

@@ -19,8 +19,6 @@ from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFu
 
 Overflow: TypeAlias = Literal["LEGACY", "ANSI", "TRY"]
 
-__all__ = ["MergedAverage", "MergedBits", "MergedCount", "MergedProduct", "MergedSum", "Overflow", "add_row_counts"]
-
 
 @dataclass(frozen=True, slots=True)
 class MergedCount(MergeFunction):

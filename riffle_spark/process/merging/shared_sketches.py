@@ -17,8 +17,6 @@ from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 from riffle_spark.process.merging.merged_sketches import bit_lengths
 
-__all__ = ["HashSketch", "SketchUnion", "import_sketches_library"]
-
 _ADDRESS_BITS = 26
 _RANK_MAX = 63
 _LIST_MAX = 7

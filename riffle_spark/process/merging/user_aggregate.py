@@ -17,8 +17,6 @@ from riffle_spark.process.types import spark_schemas
 from riffle_spark.process.types.conform import call_user_function, conform_table
 from riffle_spark.state.formats.arrow_casts import cast_column
 
-__all__ = ["MergedByUser", "TopRows", "UserAggregate"]
-
 
 @runtime_checkable
 class UserAggregate(Protocol):

@@ -8,8 +8,6 @@ from typing import Final
 
 from riffle_spark.process.plans.plan_values import Expression
 
-__all__ = ["Column", "catalog_name", "quote_name"]
-
 _COLLATIONS: Final = "__COLLATIONS"
 _DELAY: Final = "spark.watermarkDelayMs"
 _NAMES: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}

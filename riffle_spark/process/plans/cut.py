@@ -27,25 +27,6 @@ from riffle_spark.process.plans.plan_values import (
     walk_expression,
 )
 
-__all__ = [
-    "CLOCKS",
-    "STATEFUL",
-    "CutPlan",
-    "Hole",
-    "Input",
-    "LatestRows",
-    "Mark",
-    "PlanPiece",
-    "Stage",
-    "Table",
-    "cut_plan",
-    "find_marks",
-    "find_table",
-    "is_table",
-    "make_piece",
-    "reads_clock",
-]
-
 # Cause: The frame was derived outside riffle, for example by spark.sql over a view, and was not wrapped again.
 _WRAPPED: Final = (
     "[RIFFLE-0600] This frame was wrapped by riffle_spark.on, but Spark was about to run its query alone, with its own "

@@ -23,8 +23,6 @@ from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec, make_unique_name
 
-__all__ = ["DistinctMapSide", "make_distinct_spec", "read_distinct_rows"]
-
 _WITHIN_WATERMARK: Final = "DeduplicateWithinWatermark"
 _KNOWN_UNTIL: Final = "known_until"
 _EVENT_TIME: Final = "event_time"

@@ -24,22 +24,6 @@ from riffle_spark.process.plans.rules import check_key
 from riffle_spark.process.types.stage_specs import TimeSpec, make_store_name, make_unique_name
 from riffle_spark.state.log.paths import check_store_name
 
-__all__ = [
-    "DistinctValues",
-    "ElementColumns",
-    "GroupingKey",
-    "KeyColumn",
-    "Result",
-    "choose_store_name",
-    "counts_distinct",
-    "find_event_time",
-    "make_time_spec",
-    "read_element_columns",
-    "read_grouping_key",
-    "read_grouping_keys",
-    "remove_column_ids",
-]
-
 _WINDOWS: Final = {"spark.timeWindow": "time", "spark.sessionWindow": "session"}
 _STORE: Final = "riffle.store"
 """The metadata key with which a query names the store of a stage."""

@@ -12,8 +12,6 @@ from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types.stage_specs import make_unique_name
 
-__all__ = ["FunctionMapSide", "read_group_keys"]
-
 _EVENT_TIME: Final = "event_time"
 _SPECIAL: Final = re.compile(r"\W")
 """Characters that are replaced in the internal names of columns."""

@@ -30,8 +30,6 @@ from riffle_spark.process.plans.plan_values import Expression, attribute_ids, sa
 from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types import stage_specs
 
-__all__ = ["EquiJoin", "ExpressionFacts", "JoinMapSide"]
-
 _IS_LEFT: Final = "is_left"
 _EVENT_TIME: Final = "event_time"
 _PASSES: Final = "passes"

@@ -7,24 +7,6 @@ from typing import Literal, TypeAlias
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.plan_values import Expression
 
-__all__ = [
-    "NewExpression",
-    "Value",
-    "assemble_struct",
-    "cast_back",
-    "event_time_value",
-    "field_of",
-    "if_else",
-    "is_null",
-    "leaf_column",
-    "literal",
-    "normalise_floats",
-    "null_like",
-    "remove_collation",
-    "replace_columns",
-    "struct",
-]
-
 BuiltKind: TypeAlias = Literal[
     "and", "cast", "changed", "column", "field", "if", "is_null", "literal", "normalised", "null", "plain", "struct"
 ]

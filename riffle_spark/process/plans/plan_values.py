@@ -11,24 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypeVar
 
-__all__ = [
-    "Access",
-    "Edit",
-    "Expression",
-    "Path",
-    "PlanNode",
-    "attribute_ids",
-    "find_node",
-    "nodes_with_paths",
-    "parse_plan",
-    "paths_above",
-    "same_expression",
-    "split_conjuncts",
-    "transform_up",
-    "walk",
-    "walk_expression",
-]
-
 Path: TypeAlias = tuple[int, ...]
 """A position in a plan: the index of the child to take at each level."""
 Access: TypeAlias = tuple[int, str, int | None]

@@ -14,9 +14,6 @@ from riffle_spark.process.plans.cut import CutPlan, find_table, is_table
 from riffle_spark.process.plans.plan_values import PlanNode, walk
 from riffle_spark.process.types.kept_types import check_columns
 
-__all__ = ["REFUSED", "Refusal", "check_key", "check_rules", "check_tables", "refusal_error"]
-
-
 _CURRENT_USER: Final = "current_user()"
 
 

@@ -32,8 +32,6 @@ from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribu
 from riffle_spark.process.plans.rules import refusal_error
 from riffle_spark.process.types.stage_specs import TableSpec, make_unique_name
 
-__all__ = ["TableJoin", "TableMapSide", "split_join_condition"]
-
 _OUTER: Final = ("LeftOuter", "RightOuter")
 _ANTI: Final = "LeftAnti"
 _ORDER: Final = "latest"

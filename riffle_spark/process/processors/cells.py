@@ -16,17 +16,6 @@ from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = [
-    "ELEMENTS_MAX",
-    "DeclaredVariable",
-    "DeltaRows",
-    "ReadAhead",
-    "Scope",
-    "append_nulls",
-    "declare_variables",
-    "mask_last",
-]
-
 ELEMENTS_MAX: Final = 65_536
 KEYS_MAX: Final = 8192
 _Element = TypeVar("_Element")

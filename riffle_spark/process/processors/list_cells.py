@@ -16,8 +16,6 @@ from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import ElementRows, structs_of
 
-__all__ = ["ListCells"]
-
 
 class ListCells:
     """A list variable: the elements of the current key are tuples, in insertion order."""

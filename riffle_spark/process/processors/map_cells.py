@@ -16,8 +16,6 @@ from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import ElementRows, structs_of
 from riffle_spark.state.schemas.variable_kinds import id_of_key
 
-__all__ = ["MapCells"]
-
 
 class _Entry(NamedTuple):
     """An entry of a map: the bytes of its key, its key, and its value (``None`` if it was removed)."""

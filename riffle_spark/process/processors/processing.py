@@ -27,8 +27,6 @@ from riffle_spark.process.types.fields import NotText
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Outcome", "Processing", "ProcessorComputation"]
-
 _Result = TypeVar("_Result")
 _OWN_MODULES: Final = "riffle_spark."
 

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from riffle_spark.process.processors.session import Session
 
-__all__ = ["Form", "InputByKey", "Key", "Processor", "split_into_windows"]
-
 Key: TypeAlias = tuple[object, ...]
 
 

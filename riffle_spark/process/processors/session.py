@@ -22,8 +22,6 @@ from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Cells", "Session"]
-
 Cells: TypeAlias = ValueCells | ListCells | MapCells
 
 _CELLS: Final[dict[str, type[ValueCells] | type[ListCells] | type[MapCells]]] = {

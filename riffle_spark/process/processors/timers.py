@@ -11,8 +11,6 @@ from riffle_spark.state.copies.reading import DueElements
 from riffle_spark.state.copies.run import Hashes, Indices
 from riffle_spark.state.schemas.variable_kinds import TIMER, encoded_keys
 
-__all__ = ["DueTimers", "Timers"]
-
 _WINDOW_GROWTH: Final = 8
 
 

@@ -7,8 +7,6 @@ from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, S
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import structs_of
 
-__all__ = ["ValueCells"]
-
 WINDOW = 8192
 """Keys that are read at once."""
 WINDOW_ROWS = 1 << 30

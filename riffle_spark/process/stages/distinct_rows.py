@@ -16,8 +16,6 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.merging.merge_function import pick_places
 from riffle_spark.process.types.stage_specs import DistinctSpec
 
-__all__ = ["DistinctRows"]
-
 _US_PER_MS = 1000
 
 

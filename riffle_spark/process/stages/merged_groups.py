@@ -28,8 +28,6 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.key_codec import encode_keys
 
-__all__ = ["DistinctGroups", "MergedGroups", "OutputMode", "StoredBuffers"]
-
 OutputMode: TypeAlias = Literal["update", "append", "complete"]
 """When keys are emitted, as in Spark: if a batch has rows for them, when they expire, or in each batch."""
 _EXTREMES: Final[Mapping[str, CombinedFunction]] = {"Max": "max", "Min": "min"}

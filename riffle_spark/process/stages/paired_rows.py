@@ -28,8 +28,6 @@ from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, Variable
 
-__all__ = ["LEFT", "RIGHT", "PairedRows"]
-
 LEFT: Final = "left"
 RIGHT: Final = "right"
 _SIDES: Final = (LEFT, RIGHT)

@@ -24,8 +24,6 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_kinds import INDEX, VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["BufferFolding", "all_buffers", "buffer_folding", "state_of_rows", "wide_rows"]
-
 BufferComputation: TypeAlias = MergedGroups | SessionGroups
 
 

@@ -25,8 +25,6 @@ from riffle_spark.process.stages.merged_groups import (
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec, make_unique_name
 from riffle_spark.state.formats.due_times import in_milliseconds
 
-__all__ = ["SessionGroups", "make_group_computation"]
-
 _COMBINED_MAX = 2**62
 Times = npt.NDArray[np.int64]
 

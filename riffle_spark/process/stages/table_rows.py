@@ -19,8 +19,6 @@ from riffle_spark.process.merging.merged_picks import is_ordered, rank_values
 from riffle_spark.process.types.stage_specs import TableSpec
 from riffle_spark.state.formats.arrow_casts import cast_table
 
-__all__ = ["TableRows"]
-
 _NO_MATCH = -1
 _NOT_A_STREAM_ROW = -2
 

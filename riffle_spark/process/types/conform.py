@@ -12,8 +12,6 @@ from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
-__all__ = ["call_user_function", "conform_table", "function_name", "user_error"]
-
 
 def call_user_function(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
     """Call a user's function. Raises ``UserFunctionError`` with its traceback if it raises."""

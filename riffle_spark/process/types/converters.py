@@ -16,8 +16,6 @@ from pyarrow import types
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.simple_converters import Convert, Converter, Misfit, make_simple_converter
 
-__all__ = ["RecordMaker", "accept_null", "make_converter"]
-
 RecordMaker: TypeAlias = Callable[[Sequence[str]], Callable[[Iterable[object]], tuple[object, ...]]]
 """Returns, for the field names of a struct, the function that makes a user's record from their values."""
 

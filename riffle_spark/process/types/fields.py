@@ -12,16 +12,6 @@ from riffle_spark.process.types.converters import RecordMaker, accept_null, make
 from riffle_spark.process.types.simple_converters import Convert, Misfit
 from riffle_spark.state.formats.arrow_values import find_undecodable
 
-__all__ = [
-    "Fields",
-    "NotText",
-    "Values",
-    "convert_column",
-    "plain_records",
-    "rows_as_tuples",
-    "to_python_list",
-]
-
 Values = tuple[object, ...]
 _Converted = TypeVar("_Converted")
 _SHAPES_MAX = 64

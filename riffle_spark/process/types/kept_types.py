@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Position", "check_columns", "find_type_remedy", "void_error"]
-
 Position = Literal["value", "key", "order", "declared"]
 """What a column is used for: stored as a value, grouped by, compared, or declared for state by a function."""
 

@@ -2,15 +2,6 @@
 
 from typing import Final
 
-__all__ = [
-    "ARCHIVE_VARIABLES",
-    "REQUIREMENTS",
-    "ZIP_COMMAND",
-    "failure_hint",
-    "install_remedy",
-    "missing_module_remedy",
-]
-
 ZIP_COMMAND: Final = "python -m zipfile -c riffle_spark.zip riffle_spark/"
 """The command that makes the file for ``--py-files`` in a checkout."""
 ARCHIVE_VARIABLES: Final = "PYSPARK_DRIVER_PYTHON=python PYSPARK_PYTHON=./environment/bin/python"

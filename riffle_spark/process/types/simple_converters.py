@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 from pyarrow import types
 
-__all__ = ["Convert", "Converter", "Misfit", "make_simple_converter"]
-
 Convert: TypeAlias = Callable[[Any], Any]
 
 _DIGITS: Final = Context(prec=76)

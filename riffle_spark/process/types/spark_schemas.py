@@ -11,20 +11,6 @@ from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.process.types.kept_types import check_columns, find_type_remedy, void_error
 from riffle_spark.state.formats.arrow_schemas import inner_types
 
-__all__ = [
-    "BARE",
-    "INTERVAL",
-    "SIMPLE",
-    "Unreadable",
-    "make_decimal_type",
-    "make_list_type",
-    "make_map_type",
-    "schema_of_ddl",
-    "schema_of_fields",
-    "schema_of_json",
-    "type_of_ddl",
-]
-
 BARE: Final = "value"
 """The name of the column if a text is a single type, as in Spark."""
 

@@ -6,24 +6,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-__all__ = [
-    "AggregateSpec",
-    "Buffer",
-    "Comparison",
-    "DistinctSpec",
-    "FunctionSpec",
-    "GroupsSpec",
-    "JoinSide",
-    "JoinSpec",
-    "Literal",
-    "TableSpec",
-    "TimeSpec",
-    "make_store_name",
-    "make_unique_name",
-    "stage_kind",
-    "strip_store_number",
-]
-
 Literal = bool | int | float
 _NAME_LENGTH = 64
 _NO_COLUMNS = pa.schema([])

@@ -10,8 +10,6 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import read_meanings, read_operator_meanings, schema_of_text
 
-__all__ = ["acceptance_warnings", "is_accepted"]
-
 
 def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], accepted: Sequence[str]) -> Iterator[str]:
     """Yield a warning per name in ``accepted`` without effect, and per accepted result with a changed meaning.

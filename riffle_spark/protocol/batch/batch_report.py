@@ -17,8 +17,6 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.schemas.store_schema import schema_of_text
 
-__all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "StoreFigures", "add_up"]
-
 _STEPS: Final = {
     "touch": "decode",
     "user": "user_code",

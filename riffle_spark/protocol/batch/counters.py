@@ -10,8 +10,6 @@ from riffle_spark.errors import FencedError
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.request_prices import price_of
 
-__all__ = ["Counters"]
-
 _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\]")
 _EXECUTOR_SECONDS: Final = "executor_seconds"
 _OF_STORES: Final = {

@@ -19,8 +19,6 @@ from riffle_spark.protocol.source_lag import SourceLag
 from riffle_spark.state.log.manifest import NO_SIZE, Manifest, Size
 from riffle_spark.state.log.record import Record
 
-__all__ = ["FactCollector"]
-
 _MEASURE_SECONDS: Final = 30.0
 
 

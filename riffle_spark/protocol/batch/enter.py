@@ -22,19 +22,6 @@ from riffle_spark.state.schemas.store_schema import (
     read_operator_meanings,
 )
 
-__all__ = [
-    "Decision",
-    "check_matches_stored_state",
-    "check_schemas",
-    "check_stale",
-    "decide",
-    "describe_stale_rows",
-    "describe_take_over",
-    "groups_of",
-    "has_same_offsets",
-    "shards_of",
-]
-
 _PARTITIONS_SHOWN = 3
 
 

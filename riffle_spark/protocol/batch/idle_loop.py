@@ -34,8 +34,6 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import sent_since
 
-__all__ = ["IDLE_SECONDS", "IdleLoop"]
-
 IDLE_SECONDS = 1.0
 """The delay of housekeeping after a batch, because a next batch would do the same work."""
 _RECORD = "record"

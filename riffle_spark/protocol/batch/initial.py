@@ -18,8 +18,6 @@ from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
 
-__all__ = ["check_initial", "is_initial_state_due", "loaded_names", "with_initial_state"]
-
 
 def with_initial_state(operator: Operator, columns: pa.Schema | None, name: str = USUAL_INITIAL) -> Operator:
     """Return the operator with an initial state ``name`` of these columns, or unchanged if ``columns`` is ``None``.

@@ -24,20 +24,6 @@ from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
 from riffle_spark.state.log.paths import MAILBOX
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = [
-    "ANSWERS_KEPT",
-    "CHANGES_OF_STATE",
-    "COMMANDS",
-    "PENDING_MAX",
-    "Answer",
-    "AnswerState",
-    "Mailbox",
-    "MailboxRequest",
-    "add_request",
-    "last_number",
-    "read_mailbox",
-]
-
 COMMANDS: Final = (
     "drain",
     "undrain",

@@ -20,8 +20,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.paths import MAILBOX
 
-__all__ = ["MailboxReader"]
-
 _TEXT_MAX = 300
 
 

@@ -13,8 +13,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import CLAIM_DIGITS, EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["BatchRun", "CacheEntries", "claim_digits", "order_for"]
-
 _LINKS_SENT = 2
 """An owner lacks one link, or two after a repeated batch. If it lacks more, reading the record is cheaper."""
 

@@ -13,16 +13,6 @@ from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import with_encryption_key
 
-__all__ = [
-    "Stamp",
-    "batch_record",
-    "claim_record",
-    "first_record",
-    "requests_record",
-    "watermark_fields",
-    "with_last_pass",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

@@ -10,8 +10,6 @@ from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint, find_s
 from riffle_spark.state.log.savepoints import NewSavepoint, check_addition, put_savepoint, without_savepoint
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["SavepointRequests"]
-
 
 class SavepointRequests:
     """The savepoints of a query as its driver knows them.

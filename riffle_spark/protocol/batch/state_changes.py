@@ -18,8 +18,6 @@ from riffle_spark.protocol.ports import DriverPorts
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 
-__all__ = ["StateChanges"]
-
 
 class StateChanges:
     """Applies the requests in a mailbox that change state. ``home`` returns the home as of the newest record."""

@@ -12,15 +12,6 @@ from riffle_spark.protocol.ownership.groups import parse_task, task_name
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
 
-__all__ = [
-    "AwaitedMember",
-    "StoredRequests",
-    "apply_stored_settings",
-    "changed_settings",
-    "read_requests",
-    "without_key_groups",
-]
-
 _FIELDS = frozenset({"drained", "pins", "slots", "settings", "awaited", "homes", "answers", "control"})
 
 

@@ -17,8 +17,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["CopyTracking"]
-
 
 class CopyTracking:
     """All reported copies, and how far they lag.

@@ -15,8 +15,6 @@ from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ports import Background, Cluster, Executor, RacksOf
 from riffle_spark.settings import Settings
 
-__all__ = ["CensusCalls", "Discovery"]
-
 _ASIDE_SECONDS = 10.0
 _LONGEST_ASIDE_SECONDS = 600.0
 _UNANSWERED_SECONDS = 1.0

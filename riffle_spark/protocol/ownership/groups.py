@@ -12,8 +12,6 @@ from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["GROUP", "ONE_GROUP", "Groups", "parse_task", "task", "task_name"]
-
 _T = TypeVar("_T")
 GROUP = "query"
 """The group of all stores without a named group."""

@@ -15,8 +15,6 @@ from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.state.log.manifest import Address
 
-__all__ = ["IdleCopies"]
-
 
 class IdleCopies:
     """The copies that no assignment needs, and since when."""

@@ -19,8 +19,6 @@ from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.record import RecordedMember
 
-__all__ = ["LiveMember", "LostMember", "MemberChanges", "Membership"]
-
 
 @dataclass(frozen=True, slots=True)
 class LiveMember:

@@ -11,8 +11,6 @@ from riffle_spark.protocol.ownership.rebalance import MoveFields
 from riffle_spark.protocol.ports import Clock
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 
-__all__ = ["RECENT_MOVES", "MoveHistory"]
-
 RECENT_MOVES: Final = 100
 _UNRECORDED_MAX: Final = 20_000
 """While the query is idle, moves wait for the next record. Of more than so many rows the oldest are dropped."""

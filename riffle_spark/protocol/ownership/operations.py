@@ -14,8 +14,6 @@ from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
 
-__all__ = ["OperatorRequests", "RequestRegister"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequests:

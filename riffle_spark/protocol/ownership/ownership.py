@@ -27,8 +27,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Ownership"]
-
 
 class Ownership:
     """Membership, placement and copies of one query, for its driver."""

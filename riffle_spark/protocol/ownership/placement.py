@@ -27,8 +27,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Placement"]
-
 
 class Placement:
     """The present assignment, the slots that follow from it (``layout``), and the triggers that change it.

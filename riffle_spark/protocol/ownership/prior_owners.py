@@ -4,8 +4,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 
-__all__ = ["PriorOwners"]
-
 
 class PriorOwners:
     """The tasks that lost members owned.

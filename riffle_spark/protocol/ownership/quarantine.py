@@ -8,8 +8,6 @@ from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.settings import Settings
 
-__all__ = ["Quarantine"]
-
 _HIGH = 2
 """The mark of a disk or memory that exceeds its limit and its high mark."""
 _FLOOD = 3

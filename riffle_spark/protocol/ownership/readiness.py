@@ -14,21 +14,6 @@ from riffle_spark.protocol.ownership.reported_copies import NO_LAG, CopyLag
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.state.log.manifest import EMPTY, Address, Head
 
-__all__ = [
-    "KeyPlace",
-    "LagTrend",
-    "MemberState",
-    "Readiness",
-    "all_copies",
-    "followers_of",
-    "lagging_copies",
-    "member_states",
-    "place_of",
-    "ready_standbys",
-    "with_load",
-    "with_room",
-]
-
 Role: TypeAlias = Literal["standby", "warmup"]
 _BATCHES_OF_A_TREND = 10
 _NO_HEADS: Mapping[Address, Head] = MappingProxyType({})

@@ -7,8 +7,6 @@ from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.groups import GROUP
 
-__all__ = ["MoveFields", "Rebalance", "RebalanceListener", "check_listener", "moves_of", "notify"]
-
 MoveFields = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
 ``to_executor``, ``reason`` and ``goal``. With dispatch by partition also ``topic`` and ``partition``, and in a named

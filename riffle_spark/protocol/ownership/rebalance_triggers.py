@@ -16,8 +16,6 @@ from riffle_spark.protocol.ownership.view import Situation, uses_pointers
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 
-__all__ = ["RebalanceTriggers"]
-
 
 class RebalanceTriggers:
     """The triggers of a running query, except changes of members, tasks and requests."""

@@ -23,8 +23,6 @@ from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.messages.upkeep_orders import Census, Follow
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 
-__all__ = ["CopyLag", "ReportedCopies", "lag_without_copy"]
-
 _SEALED_REMEMBERED = 256
 _TRAIL_LINKS = 64
 """The most links of a trail. Standbys are a few batches behind, and all links of an hour would take much memory."""

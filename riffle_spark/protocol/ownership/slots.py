@@ -13,8 +13,6 @@ from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import SETTING_LINES, Settings
 
-__all__ = ["hashed_assignment", "hashed_layout", "layout_of", "settings_without_effect", "slots_to_level"]
-
 _SlotShards: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 """A slot: its member, and the key-groups it serves."""
 

@@ -13,8 +13,6 @@ from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.weights import Weights
 
-__all__ = ["MeasuredTriggers", "Patience", "Probes", "is_outside_band", "loads_of", "measure_read_across"]
-
 _Task = TypeVar("_Task")
 """A task or its number."""
 _Copy = tuple[TaskId, MemberId]

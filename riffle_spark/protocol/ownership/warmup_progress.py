@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 from riffle_spark.assign.model import MemberId, TaskId
 from riffle_spark.protocol.ownership.readiness import Readiness
 
-__all__ = ["WarmupProgress"]
-
 _WINDOW_SECONDS: Final = 60.0
 
 

@@ -25,8 +25,6 @@ from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.ownership.groups import Groups, parse_task, task_name
 from riffle_spark.state.log.manifest import EMPTY, Manifest
 
-__all__ = ["Weights", "memory_by_member"]
-
 _Key = TypeVar("_Key")
 _Column: TypeAlias = npt.NDArray[np.float64]
 _NOTHING: _Column = np.zeros(0)

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from riffle_spark.protocol.ports import Background
 
-__all__ = ["ClaimWork", "Steps", "run_to_end"]
-
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 """Work that yields after each short step and returns its result."""

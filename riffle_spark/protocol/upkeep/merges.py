@@ -22,8 +22,6 @@ from riffle_spark.assign.model import MemberId
 from riffle_spark.messages.upkeep_orders import MergeOrder
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, MergedDelta, Replacement
 
-__all__ = ["MergePolicy", "choose_merges", "find_sparse", "list_merges"]
-
 _FAN_IN_MAX = 16
 _LEVELS = 4
 """A chain may have the links of so many levels, so the fan-in is this fraction of the longest chain."""

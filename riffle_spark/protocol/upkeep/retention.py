@@ -12,8 +12,6 @@ from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 from riffle_spark.state.log.savepoints import read_savepoint, savepoint_objects
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Deletes", "Retention", "find_orphans"]
-
 _DELETES_PER_REQUEST = 1_000
 """The most names that S3 accepts in one request."""
 

@@ -23,8 +23,6 @@ from riffle_spark.protocol.upkeep.setbacks import Setbacks
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log.manifest import Address
 
-__all__ = ["Rounds"]
-
 _PIECE_SECONDS = 1.0
 _BUSY_PIECE_SECONDS = 0.25
 _BUSY_SHARE = 0.1

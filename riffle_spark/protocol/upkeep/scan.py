@@ -14,8 +14,6 @@ from riffle_spark.state.log.log import Log, first_sequence
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["OldestRetained", "ScanResult", "Scans", "find_oldest_retained", "scan"]
-
 _OLD_RECORDS_PER_SCAN = 1_000
 """One scan reads at most this many records that turn out to be too old."""
 _RETRY_SECONDS = 60.0

@@ -19,8 +19,6 @@ from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.state.log.manifest import Head
 
-__all__ = ["Setbacks"]
-
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 300.0
 _OVERDUE_SECONDS = 60.0

@@ -9,16 +9,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = [
-    "CHAIN_SHARE",
-    "LongChains",
-    "SnapshotPolicy",
-    "TakenSnapshots",
-    "is_too_long",
-    "list_snapshots",
-    "needs_snapshot",
-]
-
 CHAIN_SHARE = 2.0
 """A snapshot is due once the changes exceed this multiple of the last snapshot's bytes, if links are not merged."""
 _MERGED_SHARE = 1.0

@@ -42,8 +42,6 @@ from riffle_spark.state.log.manifest import (
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Upkeep", "UpkeepFacts", "UpkeepInput", "follow_orders"]
-
 _SNAPSHOTS_PER_EXECUTOR = 16
 _OVERDUE_FACTOR = 2
 """A chain this many times longer than the policy allows gets its snapshot before the first batch."""

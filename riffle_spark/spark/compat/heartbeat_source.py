@@ -12,8 +12,6 @@ from pyspark.sql.types import StructType
 
 from riffle_spark.protocol.shards import HEARTBEAT
 
-__all__ = ["EVERY_MS", "Beats", "Heartbeat"]
-
 EVERY_MS = "every_ms"
 
 

@@ -4,20 +4,6 @@ import logging
 from functools import lru_cache
 from typing import Any
 
-__all__ = [
-    "MODULE",
-    "cache_of",
-    "checked",
-    "first_class",
-    "items",
-    "kind",
-    "looked_up",
-    "nil",
-    "opened_field",
-    "parameter_count",
-    "scala_seq",
-]
-
 MODULE = "MODULE$"
 """The field that holds the instance of a Scala object."""
 _CALLS_FOR_MANY = 3

@@ -9,16 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = [
-    "ExpiredTimerInfo",
-    "ListState",
-    "MapState",
-    "StatefulProcessor",
-    "StatefulProcessorHandle",
-    "TimerValues",
-    "ValueState",
-]
-
 
 class ValueState:
     """A state variable with one value per key."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 
-__all__ = ["ActiveRun", "active_run"]
-
 _AVAILABLE_NOW = "AvailableNow"
 
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Lock
 
-__all__ = ["Alarm", "BackgroundThread", "Gate", "Pulse", "Stopped", "SystemClock", "random_id"]
-
 _logger = logging.getLogger("riffle_spark")
 _GATE_LOOK_SECONDS = 0.2
 _AGAIN_MS = 1_000

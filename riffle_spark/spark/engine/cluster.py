@@ -19,8 +19,6 @@ from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.engine.task import Answering, census_function, upkeep_function, warm_function
 from riffle_spark.spark.engine.worker_python import worker_python_error
 
-__all__ = ["UPKEEP_POOL", "SparkCluster"]
-
 UPKEEP_POOL = "riffle-upkeep"
 _FRAMES_KEPT = 4
 _STOP_SECONDS = 5.0

@@ -41,8 +41,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.engine.kept_plan import plain_plan
 
-__all__ = ["Reductions", "combinable", "combined_order", "combined_rows"]
-
 _MIN_ROWS: Final = 10_000
 """Smaller batches are not combined, because that would cost more than it saves."""
 _FAST_KEY_BITS: Final = 20

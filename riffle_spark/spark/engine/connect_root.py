@@ -9,8 +9,6 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.spark.engine.jvm import is_classic
 
-__all__ = ["remember_session", "session_of_user"]
-
 _sessions: list[SparkSession] = []
 """The session of the user, if this process runs batches for Spark Connect."""
 

@@ -3,8 +3,6 @@
 import sys
 import zipimport
 
-__all__ = ["forget_zip_directories"]
-
 
 def forget_zip_directories() -> None:
     """Drop Python's cached directories of the zip files on its path. Python reads them again when it needs them.

@@ -24,32 +24,6 @@ from riffle_spark.spark.engine.jvm_errors import is_interruption
 from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
-__all__ = [
-    "application_id",
-    "await_executors",
-    "batch_facts",
-    "checkpoint_location",
-    "connected",
-    "executors",
-    "expected_executors",
-    "failure_of",
-    "find_planned_removals",
-    "has_executors",
-    "has_observable_end",
-    "is_active",
-    "is_stopping",
-    "latest_offsets",
-    "may_rest",
-    "newest_offsets",
-    "offset_sources",
-    "offsets_before",
-    "query_name",
-    "reason_of",
-    "running_query",
-    "source_options",
-    "was_planned",
-]
-
 DIRECT = "direct"
 """The query id of a batch that does not belong to a query."""
 _QUERY_ID = "sql.streaming.queryId"

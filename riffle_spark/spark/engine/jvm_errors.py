@@ -6,8 +6,6 @@ So an error is known only by a text in its own message or in that of one of its 
 
 from typing import Final
 
-__all__ = ["Py4JJavaError", "first_line", "is_interruption", "mentions"]
-
 _INTERRUPTIONS: Final = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 

@@ -13,8 +13,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.inventory import latest_offsets, source_options
 from riffle_spark.spark.engine.jvm_errors import first_line
 
-__all__ = ["KafkaSource", "kafka_of", "partition_racks", "unbounded_batches"]
-
 _logger = logging.getLogger("riffle_spark")
 _KAFKA = "kafka."
 _BOOTSTRAP = "kafka.bootstrap.servers"

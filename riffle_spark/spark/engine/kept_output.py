@@ -22,8 +22,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.kept_plan import TRIES, constructor_arguments, result_or_none
 from riffle_spark.spark.engine.stage_frames import StoredResult, rows_of
 
-__all__ = ["KeptOutputs"]
-
 _EXECUTION = "org.apache.spark.sql.execution"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 

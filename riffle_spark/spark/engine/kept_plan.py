@@ -34,8 +34,6 @@ from riffle_spark.spark.compat.java import checked, items, kind
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 
-__all__ = ["TRIES", "KeptPlans", "PlacedSlots", "PlanFrame", "constructor_arguments", "plain_plan", "result_or_none"]
-
 _EXECUTION = "org.apache.spark.sql.execution"
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 _LEAF = "RDDScanExec"

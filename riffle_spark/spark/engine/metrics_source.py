@@ -26,8 +26,6 @@ from riffle_spark.protocol.facts import DriverFacts
 from riffle_spark.spark.compat.java import looked_up
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["MetricsSource", "source_name"]
-
 _logger = logging.getLogger("riffle_spark")
 _GAUGE: Final = "com.codahale.metrics.DefaultSettableGauge"
 _ID_LENGTH: Final = 8

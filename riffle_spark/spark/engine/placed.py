@@ -16,8 +16,6 @@ from riffle_spark.spark.engine.kept_output import KeptOutputs
 from riffle_spark.spark.engine.kept_plan import KeptPlans
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
-__all__ = ["PlacedFrames", "hash_placed", "placed"]
-
 _logger = logging.getLogger("riffle_spark")
 
 

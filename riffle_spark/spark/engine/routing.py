@@ -22,25 +22,6 @@ from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.spark import compat
 from riffle_spark.worker.input import newest_ms
 
-__all__ = [
-    "PARTITION_COLUMNS",
-    "arrow_of",
-    "arrow_schema",
-    "has_partition_columns",
-    "is_case_sensitive",
-    "newest_event_times",
-    "partition_columns",
-    "partitions_of",
-    "policy_in",
-    "prepared",
-    "quoted",
-    "routed",
-    "slot_by_key_group",
-    "spark_schema",
-    "union_initial_state",
-    "watermark_in",
-]
-
 # Since 4.1 Spark requires the time zone of timestamps. Earlier versions always used UTC.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 _UNKNOWN = (

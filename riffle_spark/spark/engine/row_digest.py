@@ -6,8 +6,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from riffle_spark.spark import compat
 
-__all__ = ["digest"]
-
 _FORM = "2"
 """The version of the digest. Digests of different versions cannot be compared."""
 _TIME = "yyyy-MM-dd HH:mm:ss.SSSSSS"

@@ -41,8 +41,6 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import keys_of, store_of
 from riffle_spark.worker.result_chunks import chunked_schema
 
-__all__ = ["DeliverySink", "Sink", "Sinks", "SparkWork", "arity", "sealed_rows"]
-
 Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""

@@ -30,8 +30,6 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 
-__all__ = ["SparkProgress", "StateOperator"]
-
 _logger = logging.getLogger("riffle_spark")
 _EXECUTION = "org.apache.spark.sql.execution"
 _PLACES = (f"{_EXECUTION}.streaming", f"{_EXECUTION}.streaming.operators.stateful")

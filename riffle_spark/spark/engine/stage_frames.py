@@ -18,8 +18,6 @@ from riffle_spark.spark.engine import kept_plan
 from riffle_spark.spark.engine.jvm_errors import is_interruption, mentions
 from riffle_spark.worker.result_chunks import letters_column, rows_column
 
-__all__ = ["SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
-
 _STALE = "riffle: a row of an attempt that was given up"
 _STALE_CAUSES = {
     # With Spark's prefix, because other errors of Spark show the plan, which contains the bare text.

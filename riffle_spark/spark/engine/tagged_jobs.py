@@ -27,8 +27,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm_errors import is_interruption, mentions
 from riffle_spark.worker.slot_errors import out_of_memory_error
 
-__all__ = ["Deadline", "Losses", "TaggedJobs"]
-
 _logger = logging.getLogger("riffle_spark")
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05

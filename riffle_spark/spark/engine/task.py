@@ -24,19 +24,6 @@ from riffle_spark.worker.result_chunks import chunk_results
 from riffle_spark.worker.slot import StoreInput, run_slots
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = [
-    "Answering",
-    "ReceiptChannel",
-    "RunReceipts",
-    "SlotFunction",
-    "StoreWork",
-    "census_function",
-    "slot_function",
-    "upkeep_function",
-    "warm_function",
-    "with_offsets",
-]
-
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ANSWER_SECONDS = 0.03

@@ -37,8 +37,6 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
 from riffle_spark.spark.engine.jvm_errors import is_interruption
 
-__all__ = ["Tick", "query_id_in"]
-
 _logger = logging.getLogger("riffle_spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _STREAMS: Sequence[str] = (f"{_STREAMING}.MemoryStream", f"{_STREAMING}.runtime.MemoryStream")

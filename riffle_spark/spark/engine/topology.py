@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-__all__ = ["racks_of_members"]
-
 
 def racks_of_members(
     patterns: Sequence[tuple[str, str]], members: Sequence[tuple[str, str, str | None]]

@@ -7,8 +7,6 @@ from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_min
 from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.process.types.missing_modules import REQUIREMENTS, install_remedy, missing_module_remedy
 
-__all__ = ["check_driver_packages", "worker_python_error"]
-
 _DRIVERS_PYARROW = "pyarrow>=18"
 """The requirement of the newest supported PySpark, as in the extra ``spark``."""
 _SAME_PYTHON = (

@@ -30,8 +30,6 @@ from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.state.objects.open import normalised
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on", "query_parts", "start_prepared"]
-
 _OF_PROCESSORS = ("transformWithState", "transformWithStateInPandas")
 _RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
 """Methods whose arguments Spark's own writer checks, and which are recorded."""

@@ -11,8 +11,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.command_session import command_session
 from riffle_spark.spark.imports.import_checkpoint import import_checkpoint
 
-__all__ = ["run_import"]
-
 _OLDEST: Final = 4
 """The oldest major version of Spark that has the ``statestore`` source."""
 

@@ -19,8 +19,6 @@ from riffle_spark.spark.seeds.first_version import FirstRows
 from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["rows_of_groups", "rows_of_join", "rows_of_processor"]
-
 _SIDES: Final = (LEFT, RIGHT)
 _NEVER: Final = -1
 """Spark's timeout of a group without one."""

@@ -52,8 +52,6 @@ from riffle_spark.state.log.query_roots import add_query
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 
-__all__ = ["import_checkpoint"]
-
 _STORES = "riffle.stores"
 _ROCKSDB = "RocksDBStateStoreProvider"
 _OPERATORS: Mapping[str, tuple[str, ...]] = {

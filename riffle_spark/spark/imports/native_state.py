@@ -11,8 +11,6 @@ from pyspark.sql import types as T
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.open import masked
 
-__all__ = ["NativeState", "operators_in"]
-
 _KEY: Final = "key"
 _VALUE: Final = "value"
 _EXCEPTION: Final = re.compile(r": [\w.]+(Exception|Error)\b|\[[A-Z_.]+\]")

@@ -24,8 +24,6 @@ from riffle_spark.spark.imports.native_state import NativeState
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.seeds.first_version import FirstRows
 
-__all__ = ["StageState", "key_columns", "rows_of_aggregate", "rows_of_distinct"]
-
 
 @dataclass(frozen=True)
 class StageState:

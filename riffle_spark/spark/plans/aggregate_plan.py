@@ -41,8 +41,6 @@ from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions, result_id
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
-__all__ = ["AggregatePlan", "function_ids", "read_aggregate"]
-
 _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
     **dict.fromkeys(("byte", "short", "integer", "long"), int),
     **dict.fromkeys(("float", "double"), float),

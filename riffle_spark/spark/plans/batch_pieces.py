@@ -16,8 +16,6 @@ from riffle_spark.spark.plans.plan_changes import set_current_time
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["FrameRows", "Piece", "StageResults", "read_piece"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -13,8 +13,6 @@ from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["CutQuery", "check_plan", "cut_query", "read_frame", "read_query"]
-
 
 @dataclass(frozen=True, slots=True)
 class CutQuery:

@@ -13,8 +13,6 @@ from riffle_spark.spark.plans.plan_nodes import analysed
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
-__all__ = ["DistinctPlan", "read_distinct"]
-
 
 @dataclass(frozen=True, slots=True)
 class DistinctPlan:

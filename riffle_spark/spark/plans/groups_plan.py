@@ -15,8 +15,6 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.tree_builder import TreeBuilder
 
-__all__ = ["GroupsPlan", "read_groups"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupsPlan:

@@ -22,8 +22,6 @@ from riffle_spark.spark.plans.plan_nodes import Node, analysed
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
-__all__ = ["JoinPlan", "key_columns", "read_join"]
-
 _LEFT_ONLY: Final = ("LeftSemi", "LeftAnti")
 """Joins whose rows have the columns of the left side only."""
 _WATERMARK_MS: Final = 1_700_000_000_000

@@ -7,8 +7,6 @@ from riffle_spark.process.plans.cut import CLOCKS
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
-__all__ = ["count_all_values", "set_current_time"]
-
 _ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
 """Clocks that keep the session's time zone."""
 _NO_ZONE: Final = "UTC"

@@ -25,8 +25,6 @@ from riffle_spark.process.plans.plan_values import (
 from riffle_spark.spark.plans.plan_changes import count_all_values
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 
-__all__ = ["PlanReader"]
-
 _ATTRIBUTE: Final = "AttributeReference"
 _COMMON: Final = "_common_expr_"
 """How Spark names an expression that it computes once below its uses. A number follows, which differs in each start."""

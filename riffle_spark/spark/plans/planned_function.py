@@ -25,8 +25,6 @@ from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal
 from riffle_spark.spark.plans.plan_nodes import Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["PlannedFunction", "check_function", "named_functions", "result_id", "top_k", "user_aggregate"]
-
 _USER_AGGREGATE: Final = "riffle_spark_aggregate"
 """The attribute of a pandas function that holds the user's aggregate behind it."""
 _WITH_EVAL_MODE: Final = ("Sum", "Average")

@@ -15,8 +15,6 @@ from riffle_spark.spark.plans.plan_nodes import Node, analysed
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
-__all__ = ["TablePlan", "read_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:

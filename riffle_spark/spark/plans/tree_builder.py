@@ -10,8 +10,6 @@ from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["TreeBuilder", "new_leaf"]
-
 
 def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, Mapping[str, Node]]:
     """Return a leaf without rows with the columns of a schema, and these columns by name.

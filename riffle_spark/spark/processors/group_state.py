@@ -22,8 +22,6 @@ from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.spark_errors import misfit
 from riffle_spark.state.formats.arrow_casts import cast_table
 
-__all__ = ["TIME_OUTS", "GroupStates", "StateColumns"]
-
 TIME_OUTS: dict[str, TimeMode] = {
     "NoTimeout": "None",
     "ProcessingTimeTimeout": "ProcessingTime",

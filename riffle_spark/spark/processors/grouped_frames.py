@@ -27,8 +27,6 @@ from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
 from riffle_spark.spark.processors.pandas_output import PandasOptions
 
-__all__ = ["GroupedFrames"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupedFrames:

@@ -20,8 +20,6 @@ from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.states import CellsState, ListOfCells, MapOfCells, ValueOfCells
 from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 
-__all__ = ["Handle", "Phase"]
-
 Phase: TypeAlias = Literal["PRE_INIT", "CREATED", "INITIALIZED", "TIMER_PROCESSED", "CLOSED"]
 """The phase of a processor, by Spark's names. ``PRE_INIT`` is on the driver, where variables are only declared."""
 Schema: TypeAlias = DataType | str

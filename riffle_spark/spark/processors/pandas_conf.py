@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 import pyspark
 
-__all__ = ["SETTINGS", "pandas_options"]
-
 SETTINGS = {
     "timezone": "spark.sql.session.timeZone",
     "rows_max": "spark.sql.execution.arrow.maxRecordsPerBatch",

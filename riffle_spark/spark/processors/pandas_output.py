@@ -17,8 +17,6 @@ from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_t
 
 from riffle_spark.state.formats.arrow_casts import replace_nulls_by_nan
 
-__all__ = ["NO_LIMIT", "PandasOptions", "PandasOutput"]
-
 _COERCION: Final = "int_to_decimal_coercion_enabled"
 _COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_from_pandas).parameters else {}
 """The argument that lets PySpark's converter make decimals of integers, if it has one."""

@@ -12,8 +12,6 @@ from riffle_spark.process.processors.processor import Form, Key, split_into_wind
 from riffle_spark.process.types.fields import rows_as_tuples
 from riffle_spark.spark.processors.spark_errors import emitted_late
 
-__all__ = ["EventTimeForm", "RowForm", "RowMaker", "row_maker"]
-
 ROWS_MAX: Final = 16_384
 """The maximal number of rows that are Python objects at the same time."""
 _PER_MS: Final = 1_000

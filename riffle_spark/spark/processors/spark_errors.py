@@ -8,21 +8,6 @@ from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeErr
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.spark.compat import error_of_class
 
-__all__ = [
-    "DOING",
-    "Kind",
-    "Reason",
-    "StandIn",
-    "already_defined",
-    "emitted_late",
-    "empty_list",
-    "misfit",
-    "no_timers",
-    "no_ttl",
-    "wrong_name",
-    "wrong_phase",
-]
-
 _PREFIX: Final = "STATEFUL_PROCESSOR_"
 Kind: TypeAlias = Literal["value", "list", "map"]
 Reason: TypeAlias = Literal["on_driver", "no_key", "deleted"]

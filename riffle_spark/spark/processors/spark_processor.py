@@ -16,8 +16,6 @@ from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class Declaration:

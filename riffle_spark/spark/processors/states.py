@@ -19,8 +19,6 @@ from riffle_spark.spark.compat import ListState, MapState, ValueState
 from riffle_spark.spark.processors.row_form import RowMaker
 from riffle_spark.spark.processors.spark_errors import DOING, Kind, empty_list, misfit
 
-__all__ = ["CellsState", "ListOfCells", "MapOfCells", "ValueOfCells"]
-
 Fields: TypeAlias = tuple[Any, ...]
 _UPDATING: Final = DOING["value"]["update"][1]
 _MAP: Final = DOING["map"]

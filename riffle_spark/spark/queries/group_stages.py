@@ -20,8 +20,6 @@ from riffle_spark.spark.processors.group_state import TIME_OUTS
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.transform import TransformWithState
 
-__all__ = ["GroupsCall", "GroupsStage", "call_of", "keep_call"]
-
 _OF_ROWS: Final = "transformWithState"
 """The method whose processor gets rows. Others get pandas frames."""
 _NO_TIMERS: Final = {"NoTime": "None"}

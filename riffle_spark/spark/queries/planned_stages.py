@@ -30,8 +30,6 @@ from riffle_spark.spark.plans import (
 from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
 
-__all__ = ["READERS", "PlannedStage", "check_dispatch", "planned_stages"]
-
 _WITH_PARTITION: Final[Mapping[str, str]] = {
     "aggregate": "Group by",
     "distinct": "Select",

@@ -22,8 +22,6 @@ from riffle_spark.state.log.query_roots import add_query, has_query, query_names
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import normalised, open_store
 
-__all__ = ["NewQuery", "OpenedRoot", "choose_root", "exact_root"]
-
 _started: Final = set[str]()
 """The roots of the queries that this process has started."""
 

@@ -29,8 +29,6 @@ from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["explain_query", "start_query"]
-
 _logger = logging.getLogger("riffle_spark")
 _CHECKPOINT: Final = "checkpointLocation"
 _CHECKPOINTS_CONF: Final = "spark.sql.streaming.checkpointLocation"

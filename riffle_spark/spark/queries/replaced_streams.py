@@ -10,8 +10,6 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries.stream_options import StreamOptions
 
-__all__ = ["Replace", "check_not_replacing", "replaced_stream", "replacing_streams"]
-
 Replace: TypeAlias = Callable[[DataFrame, StreamOptions], tuple[DataFrame, StreamOptions | None]]
 """Gets the frame and the options of a call of ``riffle_spark.on``. Returns another frame, and its options: ``None``
 leaves the frame to Spark's own operators.

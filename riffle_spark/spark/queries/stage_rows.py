@@ -22,8 +22,6 @@ from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.queries.stream_options import Place
 from riffle_spark.spark.sinks import sink_choice
 
-__all__ = ["LateRows", "dead_letters", "input_of", "inputs_of", "late_rows", "operators_of"]
-
 _STAGE_COLUMN: Final = "rows_"
 """The prefix of a batch's columns if several stages read inputs: one column per stage, with its number."""
 _LATE_BY: Final = "__riffle_late_by"

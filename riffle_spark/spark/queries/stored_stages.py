@@ -15,8 +15,6 @@ from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema
 from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings, schema_of_text
 
-__all__ = ["ACCEPT", "TAKE_OVER", "check_mode", "check_stored"]
-
 _logger = logging.getLogger("riffle_spark")
 
 ACCEPT: Final = "riffle.accept"

@@ -13,8 +13,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.plans.cut_query import read_frame
 from riffle_spark.spark.plans.plan_nodes import analysed, items, kind
 
-__all__ = ["Place", "StreamOptions", "latest_rows", "marked", "options_in"]
-
 Place: TypeAlias = str | Callable[..., object]
 """The destination of a side output: a folder, or a function as of ``foreachBatch``."""
 _DIFFERENCES = {

@@ -20,8 +20,6 @@ from riffle_spark.spark.state_operators import state_operator
 from riffle_spark.spark.stateful import StatefulJob
 from riffle_spark.spark.transform import TransformWithState
 
-__all__ = ["StreamJob", "StreamQuery"]
-
 _IDLE: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
 """Spark's figures of an operator when no batch was due."""
 

@@ -26,8 +26,6 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest, Snap
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import StoreSchema, with_encryption_key
 
-__all__ = ["FirstRows", "FirstVersion", "commit_first_version", "new_draft", "write_first_version"]
-
 _EPOCH = 1
 """The epoch of the record and in the names of the snapshots. The first driver's claim has the next one."""
 _TASKS_PER_CORE = 4

@@ -30,8 +30,6 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["seeder"]
-
 
 def seeder(
     batch: DataFrame,

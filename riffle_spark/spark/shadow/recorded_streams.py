@@ -17,8 +17,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
-__all__ = ["RecordedBatch", "RecordedStream", "Recordings"]
-
 _WAITING_MAX: Final = 4
 """How many batches a stream is recorded ahead."""
 _POLL_SECONDS: Final = 0.1

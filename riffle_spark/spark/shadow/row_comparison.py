@@ -14,8 +14,6 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import types
 
-__all__ = ["Difference", "Row", "compare_rows"]
-
 Row: TypeAlias = tuple[object, ...]
 """The values of a row. A struct is a tuple, too."""
 _VARIANT: Final = getattr(types, "VariantVal", None)

@@ -21,8 +21,6 @@ from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.shadow import row_comparison
 from riffle_spark.spark.shadow.recorded_streams import RecordedBatch, RecordedStream, Recordings
 
-__all__ = ["BatchDifference", "EngineFigures", "ShadowReport", "shadow"]
-
 Engine: TypeAlias = Literal["spark", "riffle"]
 Query: TypeAlias = Callable[[SparkSession], "DataFrame | DataStreamWriter"]
 _ENGINES: Final[tuple[Engine, Engine]] = ("spark", "riffle")

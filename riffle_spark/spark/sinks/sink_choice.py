@@ -15,8 +15,6 @@ from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
 
-__all__ = ["DELIVERY_ID", "TEMPORARY", "Give", "check_recovery", "check_spark_query", "side_sink", "sink_of"]
-
 Give = Callable[[DataFrame, Delivery], object]
 """A function that delivers rows to a sink."""
 TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")

@@ -17,18 +17,6 @@ from riffle_spark.spark.compat.java import parameter_count
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 from riffle_spark.spark.engine.jvm_errors import mentions
 
-__all__ = [
-    "FileSink",
-    "MemorySink",
-    "call_for_each_row",
-    "check_file_system",
-    "check_format",
-    "is_files",
-    "line_folder",
-    "path_exists",
-    "qualified_path",
-]
-
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")

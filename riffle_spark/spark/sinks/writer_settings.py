@@ -7,8 +7,6 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-__all__ = ["WriterCall", "WriterSettings"]
-
 _FUNCTION_METHODS: Final = ("foreach", "foreachBatch")
 _NOT_OF_SINK: Final = ("checkpointlocation", "riffle.")
 

@@ -15,17 +15,6 @@ from riffle_spark.state.copies.disk import is_member_name, list_incoming_files
 from riffle_spark.state.copies.stack import PART, STACKS
 from riffle_spark.state.copies.stacks import Stacks
 
-__all__ = [
-    "has_process_ended",
-    "is_owner_dead",
-    "lock_claims",
-    "lock_exclusively",
-    "owner_files",
-    "process_name",
-    "remove_folders",
-    "remove_leftovers",
-]
-
 _REMOVED: Final = ".removed-"
 _LOCK_TRIES: Final = 600
 _LOCK_PAUSE_SECONDS: Final = 0.05

@@ -13,26 +13,6 @@ from riffle_spark.errors import ConfigError, CorruptStateError, LocalDiskError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
 
-__all__ = [
-    "MERGED",
-    "STORED",
-    "DamagedCopy",
-    "DiskUse",
-    "IncomingFile",
-    "SealedFile",
-    "damaged_copy_error",
-    "default_local_dir",
-    "disk_refused_error",
-    "is_block",
-    "is_disk_refusal",
-    "is_member_name",
-    "list_fetched_files",
-    "list_incoming_files",
-    "list_sealed_files",
-    "read_disk_use",
-    "refuse_network",
-]
-
 STORED: Final = ".stored"
 """How the names of files with a fetched block of a delta or merged delta end, before ``paths.BLOCK``."""
 MERGED: Final = ".merged"

@@ -20,8 +20,6 @@ from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.formats.key_codec import encode_keys, find_differing_rows
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["ElementColumns", "ElementKeys", "VariableElements"]
-
 
 class ElementKeys(NamedTuple):
     """Keys by key-group with their stored hashes. ``spans`` holds (key-group, first key, end)."""

@@ -28,18 +28,6 @@ from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE
 from riffle_spark.state.schemas.variable_kinds import DUE, ELEMENT, NO_DUE, NO_ELEMENT, TIMER, Ids, encoded_keys
 from riffle_spark.state.schemas.variables import NAMES, VariableColumns, number_variables
 
-__all__ = [
-    "ElementRows",
-    "ElementRun",
-    "Ranges",
-    "element_runs",
-    "expand_ranges",
-    "find_key_ranges",
-    "merge_elements",
-    "number_keys",
-    "structs_of",
-]
-
 _NO_IDS: Final[Ids] = np.empty(0, np.int64)
 _Number = TypeVar("_Number", bound=np.generic)
 

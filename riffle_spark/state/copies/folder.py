@@ -54,8 +54,6 @@ from riffle_spark.state.copies.stack import PART, STACKS
 from riffle_spark.state.copies.stacks import Stacks
 from riffle_spark.state.log import paths
 
-__all__ = ["Folder", "claim_folder"]
-
 _CLAIM_TRIES: Final = 60
 _CLAIM_PAUSE_SECONDS: Final = 0.05
 _SPARE_FILES_MAX: Final = 256

@@ -20,8 +20,6 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.entry_rows import is_possible
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 
-__all__ = ["FILE", "Change", "Listing", "encode_entry", "first_seed", "read_entries"]
-
 _FORMAT: Final = 3
 FILE: Final[Pattern[str]] = compile_pattern(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){1,3}[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 """A safe name of a file below the member's folder."""

@@ -34,8 +34,6 @@ from typing import Final
 from riffle_spark.private_folders import make_private
 from riffle_spark.state.copies.journal import Change, Listing, encode_entry, first_seed, read_entries
 
-__all__ = ["JOURNAL", "JournalFile", "JournalLocked"]
-
 JOURNAL: Final = ".journal"
 _NAME: Final = re.compile(r"([0-9]{10,200})(\.[0-9a-f]{8}\.journal)\Z")
 _TRIES: Final = 3

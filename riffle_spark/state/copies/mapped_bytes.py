@@ -7,8 +7,6 @@ import resource
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_few_addresses", "threads_within_limit"]
-
 _STATM: Final = Path("/proc/self/statm")
 _SHARE: Final = 0.5
 """The share of the free address space for mapped copies. The rows of a batch need the rest."""

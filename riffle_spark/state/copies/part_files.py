@@ -40,14 +40,6 @@ from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = [
-    "PartFiles",
-    "mapped_bytes",
-    "merge_rows",
-    "read_all_rows",
-    "scrub_stacks",
-]
-
 _MAPPED_FROM_BYTES = 64 * 1024
 """Smaller files are read: mapping them costs more, and a process may have only so many mappings."""
 _FILES_MAX = 4096

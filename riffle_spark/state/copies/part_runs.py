@@ -21,8 +21,6 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_kinds import ELEMENT
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["OpenBlock", "merge_into_block", "merge_key_groups", "split_into_runs"]
-
 
 class OpenBlock:
     """The rows of a verified block, opened for a schema."""

@@ -5,8 +5,6 @@ from riffle_spark.state.copies.stack import PART, STACKS
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.place import Place
 
-__all__ = ["encryption_place"]
-
 
 def encryption_place(file: str, store: str, key_group: int) -> Place:
     """Return the place that a key-group's part is encrypted for.

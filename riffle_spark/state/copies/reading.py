@@ -27,8 +27,6 @@ from riffle_spark.state.formats.key_codec import normalise_zeros
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, NO_ELEMENT, TIMER, Ids, Variable, encoded_keys, id_of_key
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["CopyRuns", "DueElements", "FoundElements", "Reading"]
-
 _BY_NAME: Final = [("owner", "ascending"), ("name", "ascending")]
 _NO_ROWS: Final[Indices] = np.empty(0, np.int64)
 _NUMBERS: Final = {

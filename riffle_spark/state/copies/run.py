@@ -29,23 +29,6 @@ from riffle_spark.state.formats.key_codec import encode_keys, find_differing_row
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = [
-    "DueRows",
-    "Hashes",
-    "Indices",
-    "RequestedKeys",
-    "Run",
-    "RunBlock",
-    "RunsOfKeyGroup",
-    "find_due_rows",
-    "find_first_due_ms",
-    "find_first_ms_by_hash",
-    "find_newest_by_group",
-    "look_up_keys",
-    "merge_groups",
-    "merge_runs",
-]
-
 _GROWTH: Final = 8
 _GROUP_BITS: Final = 15
 """There are at most 32 768 key-groups."""

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.history import FIRST
 
-__all__ = ["PART", "STACKS", "Signature", "Stack", "StackedPart", "signature_of"]
-
 Signature = tuple[int, int, int, int]
 """A file's inode, size, and last changes of content and inode (ns). Every write to a file changes at least one."""
 STACKS = "stacks"

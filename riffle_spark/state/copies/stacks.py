@@ -11,8 +11,6 @@ from riffle_spark.state.copies.journal import Change, Listing
 from riffle_spark.state.copies.journal_file import JournalFile, JournalLocked
 from riffle_spark.state.copies.stack import PART, STACKS, Stack, StackedPart
 
-__all__ = ["Stacks"]
-
 
 class Stacks:
     """The stacks of one ``store`` in one member's folder, as one task sees them.

@@ -17,8 +17,6 @@ from pyarrow import types
 
 from riffle_spark.columns import Column
 
-__all__ = ["cast_column", "cast_columns", "cast_table", "replace_nulls_by_nan"]
-
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the table with the types and nullability of ``schema``. Both have the same names in the same order.

@@ -12,8 +12,6 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["check_schema", "check_sizes", "may_unpack"]
-
 _UNPACKED_ALWAYS: Final = 16 << 20
 """The unpacked size in bytes that every part may have."""
 _LZ4_RATIO_MAX: Final = 255

@@ -8,17 +8,6 @@ import pyarrow as pa
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats.arrow_messages import check_schema
 
-__all__ = [
-    "can_become",
-    "check_names",
-    "check_storable",
-    "describe_schema",
-    "inner_types",
-    "schema_from_text",
-    "schema_to_text",
-    "widens",
-]
-
 _REMEDY = "Restore the log's objects from a backup, or roll back to an intact version (riffle rollback)."
 _UNITS = ("s", "ms", "us", "ns")
 _STORABLE_LEAVES = [

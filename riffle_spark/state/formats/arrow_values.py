@@ -16,15 +16,6 @@ from pyarrow import types
 from riffle_spark.columns import Column, one_array
 from riffle_spark.errors import ConfigError
 
-__all__ = [
-    "check_buffers",
-    "find_undecodable",
-    "is_offset_overflow",
-    "offset_overflow_error",
-    "readable_row",
-    "readable_rows",
-]
-
 _Change: TypeAlias = Callable[[pa.Array], pa.Array]
 
 

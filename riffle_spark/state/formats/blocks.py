@@ -22,8 +22,6 @@ import pyarrow as pa
 from riffle_spark.columns import Offsets
 from riffle_spark.state.formats import part_codec
 
-__all__ = ["BlockIndex", "BlockRange", "checksum_of_block", "encode_block_file", "read_index"]
-
 _WITH_PARTS: Final = b"RFBLOCK1"
 _MAGIC: Final = b"RFBLOCK2"
 _LENGTH: Final = struct.Struct("<Q")

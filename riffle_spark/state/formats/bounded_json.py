@@ -7,8 +7,6 @@ of the parsed objects is estimated from counts of bytes before anything is parse
 import json
 from typing import Final
 
-__all__ = ["allowed_bytes", "check_size", "parse_json"]
-
 _ALLOWED_BYTES: Final = 256 << 20
 _ALLOWED_TIMES: Final = 1024
 """Chains take most: with 32 768 key-groups and ten links each 190 MB. If every batch changes equally many rows of each

@@ -13,21 +13,6 @@ import pyarrow as pa
 
 from riffle_spark.columns import fixed_values, one_array, positions_of, valid_mask
 
-__all__ = [
-    "DUE_COLUMN",
-    "DUE_ORDER",
-    "DUE_SPAN",
-    "NEVER_MS",
-    "DueTimes",
-    "add_due_order",
-    "add_due_orders",
-    "can_be_due",
-    "compute_due_times",
-    "first_ms_of",
-    "in_milliseconds",
-    "read_stored_order",
-]
-
 NEVER_MS = 2**63 - 1
 
 DUE_ORDER = "__due_order"

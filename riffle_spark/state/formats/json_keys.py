@@ -28,17 +28,6 @@ import pyarrow as pa
 from riffle_spark.columns import Mask, is_text_or_bytes, one_array
 from riffle_spark.errors import UNREADABLE, ConfigError
 
-__all__ = [
-    "Misfit",
-    "array_of_json",
-    "describe_key",
-    "json_of_array",
-    "parse_json",
-    "parse_key",
-    "table_of_keys",
-    "to_json_rows",
-]
-
 _BYTES: Final = "base64"
 _SPECIAL_FLOATS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 

@@ -20,8 +20,6 @@ import pyarrow.compute as pc
 from riffle_spark import columns as arrow
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["encode_keys", "find_differing_rows", "normalise_zeros"]
-
 _NULL, _PRESENT = b"\x00", b"\x01"
 _END: Final = b"\x00\x00"
 _ESCAPED: Final = b"\x00\xff"

@@ -31,8 +31,6 @@ from riffle_spark.columns import Column, Offsets, binary_column, byte_slices, po
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.state.formats.key_codec import encode_keys
 
-__all__ = ["KeyEncoder", "check_map_key_type", "encode_nested_keys", "sort_map_entries"]
-
 Encode: TypeAlias = Callable[[object], bytes]
 
 _PRESENT: Final = b"\x01"

@@ -30,25 +30,6 @@ from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.arrow_values import check_buffers
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, add_due_order, add_due_orders
 
-__all__ = [
-    "DELETED",
-    "ENCRYPTED",
-    "HASH",
-    "IN_PLAIN",
-    "VARIABLE",
-    "Checksum",
-    "Data",
-    "altered_error",
-    "checksum",
-    "decode",
-    "encode",
-    "encode_block",
-    "encode_slices",
-    "fit_columns",
-    "open_block",
-    "open_part",
-]
-
 _UNSORTED = b"1"
 _BY_HASH = b"2"
 _BY_VARIABLE = b"3"

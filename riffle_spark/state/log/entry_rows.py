@@ -25,19 +25,6 @@ from riffle_spark.state.log.manifest import (
     shares_of,
 )
 
-__all__ = [
-    "NUMBERS_END",
-    "changed_entries_from_json",
-    "check_link",
-    "checked_entries_from_json",
-    "entries_from_json",
-    "entries_to_text",
-    "is_possible",
-    "link_from_json",
-    "link_to_json",
-    "newest_links_to_text",
-]
-
 _ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _KEY_GROUPS_MAX = 1 << 15

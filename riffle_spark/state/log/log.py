@@ -27,8 +27,6 @@ from riffle_spark.state.log.record_manifests import RecordManifests, manifest_of
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "first_sequence"]
-
 FULL_EVERY = 64
 """At least every 64th record is full. The others have changes since earlier records (``record_manifests``)."""
 SURE_SECONDS = 60.0

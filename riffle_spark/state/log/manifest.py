@@ -26,26 +26,6 @@ from typing import Final, NamedTuple
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.place import Place
 
-__all__ = [
-    "CLAIM_DIGITS",
-    "EMPTY",
-    "EMPTY_HEAD",
-    "Address",
-    "Block",
-    "Entry",
-    "Head",
-    "Link",
-    "Manifest",
-    "MergedDelta",
-    "Replacement",
-    "Size",
-    "Snapshot",
-    "link_in_block",
-    "links_in_block",
-    "make_link",
-    "shares_of",
-]
-
 Address = tuple[str, int]
 """(store, key-group)."""
 CLAIM_DIGITS = 8

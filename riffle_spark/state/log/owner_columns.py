@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["owners_from_json", "owners_to_json"]
-
 
 def owners_to_json(owners: Mapping[str, object]) -> list[object]:
     """Return the owners, or lists of standbys, by task as three lists.

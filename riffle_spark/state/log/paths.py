@@ -18,42 +18,6 @@ from typing import NamedTuple
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
-__all__ = [
-    "BLOCK",
-    "FAR",
-    "LOG",
-    "MAILBOX",
-    "OTHER_OBJECTS",
-    "QUERIES",
-    "QUERY",
-    "REPLACED",
-    "SAVEPOINTS",
-    "STATUS",
-    "STATUS_PAGE",
-    "ObjectName",
-    "block_place",
-    "check_store_name",
-    "delta_name",
-    "delta_place",
-    "far_beyond_error",
-    "is_of_shared_root",
-    "merged_delta_name",
-    "merged_delta_place",
-    "merged_place",
-    "no_log_error",
-    "output_place",
-    "parse_object_name",
-    "parse_record_name",
-    "record_name",
-    "savepoint_name",
-    "sealed_block_name",
-    "shared_root",
-    "snapshot_id",
-    "snapshot_name",
-    "snapshot_place",
-    "snapshot_prefix",
-]
-
 BLOCK = ".block"
 """How the names of local block files end (``state.formats.blocks``)."""
 LOG = "log/"

@@ -17,8 +17,6 @@ from riffle_spark.state.objects.open import normalised, open_store
 from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["add_query", "has_query", "only_root", "query_names", "root_of", "safe_name", "stores_of"]
-
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME: Final = 64
 _DIGEST_DIGITS: Final = 8

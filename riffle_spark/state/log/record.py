@@ -25,18 +25,6 @@ from riffle_spark.state.log.owner_columns import owners_from_json, owners_to_jso
 from riffle_spark.state.log.recorded_moves import RecordedMoves
 from riffle_spark.state.log.recorded_savepoints import RecordedSavepoint
 
-__all__ = [
-    "FORMAT",
-    "OLDEST_FORMAT",
-    "Kind",
-    "Record",
-    "RecordedMember",
-    "decode",
-    "digest",
-    "encode",
-    "is_record",
-]
-
 FORMAT = 10
 """The format in which records are written."""
 OLDEST_FORMAT = 1

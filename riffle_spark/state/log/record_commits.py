@@ -10,8 +10,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, decode, is_record
 from riffle_spark.state.objects.store import ObjectStore, overwrite_error
 
-__all__ = ["RECORD_BYTES_MAX", "FetchedRecord", "RecordCommits", "fetch_record"]
-
 RECORD_BYTES_MAX = 1 << 29
 _TRIES = 5
 

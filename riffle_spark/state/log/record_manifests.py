@@ -13,8 +13,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["RecordManifests", "manifest_of_record"]
-
 _Entries = Mapping[Address, Entry]
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import cast
 
-__all__ = ["RecordedMoves"]
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedMoves:

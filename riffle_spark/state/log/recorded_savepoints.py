@@ -6,8 +6,6 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["SAVEPOINTS_MAX", "RecordedSavepoint", "check_savepoint_name", "find_savepoint"]
-
 SAVEPOINTS_MAX: Final = 64
 """A query has at most this many savepoints, because each record lists all of them."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")

@@ -28,15 +28,6 @@ from riffle_spark.state.log.record_commits import fetch_record
 from riffle_spark.state.log.recorded_savepoints import SAVEPOINTS_MAX, RecordedSavepoint, check_savepoint_name
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = [
-    "NewSavepoint",
-    "check_addition",
-    "put_savepoint",
-    "read_savepoint",
-    "savepoint_objects",
-    "without_savepoint",
-]
-
 _USER_MAX = 100
 _STEPS_BACK_MAX = 64
 """The batch before is looked for in so many records. Claims and operator requests may be in between."""

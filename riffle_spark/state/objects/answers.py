@@ -12,8 +12,6 @@ from fnmatch import fnmatchcase
 
 from riffle_spark.errors import ConfigError, RefusedError
 
-__all__ = ["NOT_IMPLEMENTED", "TRANSIENT", "Action", "Rule", "first_match", "is_definite"]
-
 NOT_IMPLEMENTED = frozenset({405, 501, 505})
 TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)})
 """The statuses of answers after which the request is sent again."""

@@ -21,8 +21,6 @@ from riffle_spark.state.objects.azure_client import CREDENTIAL_CHAIN, create_cli
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = ["AzureStore"]
-
 _PAGE_NAMES: Final = 5000
 _PUT: Final = frozenset({"put_object"})
 _GET: Final = frozenset({"get_object"})

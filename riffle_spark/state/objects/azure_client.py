@@ -26,8 +26,6 @@ from riffle_spark.state.objects import store
 from riffle_spark.state.objects.http_store import Authorize, Client, new_session
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = ["CREDENTIAL_CHAIN", "create_client", "signs_url"]
-
 CREDENTIAL_CHAIN: Final = (
     "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity of azure-identity"
 )

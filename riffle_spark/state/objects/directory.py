@@ -41,8 +41,6 @@ from riffle_spark.state.objects.store import (
     tag_content,
 )
 
-__all__ = ["DirectoryStore"]
-
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _LEFTOVER_SECONDS = 24 * 3600

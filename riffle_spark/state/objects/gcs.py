@@ -23,8 +23,6 @@ from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Actio
 from riffle_spark.state.objects.http_store import Client, Page, Request, Response
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = ["GcsStore"]
-
 _ENDPOINT: Final = "https://storage.googleapis.com"
 _SCOPES: Final = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _PAGE_NAMES: Final = 1000

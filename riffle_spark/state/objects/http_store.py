@@ -28,8 +28,6 @@ from riffle_spark.state.objects import store
 from riffle_spark.state.objects.answers import Action, Rule, first_match, is_definite
 from riffle_spark.state.objects.remote import BodyInterrupted, Failure, Patience, RemoteStore
 
-__all__ = ["Authorize", "Client", "HttpStore", "Page", "Request", "Response", "new_session"]
-
 _KINDS: Final = {
     "put_object": "put",
     "copy_object": "put",

@@ -14,8 +14,6 @@ from riffle_spark.state.objects.store import (
     write_all,
 )
 
-__all__ = ["MemoryStore"]
-
 
 class _Objects:
     """The objects that all memory stores with the same name share."""

@@ -7,8 +7,6 @@ from typing import Any
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 
-__all__ = ["AzureOptions", "FileOptions", "GcsOptions", "S3Options", "StoreOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["Place"]
-
 
 class Place(NamedTuple):
     """The identity of an encrypted part. A frame authenticates it, so a part decrypts in its own place only.

@@ -17,8 +17,6 @@ from riffle_spark.state.objects import store
 from riffle_spark.state.objects.answers import Action
 from riffle_spark.state.objects.options import StoreOptions
 
-__all__ = ["Body", "BodyInterrupted", "Failure", "Patience", "RemoteStore"]
-
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 5.0
 _PAUSE_DOUBLINGS_MAX: Final = 10

@@ -29,8 +29,6 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.remote import BodyInterrupted, Failure, Patience, RemoteStore
 from riffle_spark.state.objects.s3_answers import rule_of
 
-__all__ = ["S3Store"]
-
 _Answer = Mapping[str, object]
 """An answer of botocore: the fields of an operation's output or error."""
 _AWS_OWN_KEY: Final = "aws/s3"

@@ -12,8 +12,6 @@ from typing import Final
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.answers import NOT_IMPLEMENTED, TRANSIENT, Action, Rule, first_match
 
-__all__ = ["CREDENTIAL_CHAIN", "TABLE", "rule_of"]
-
 CREDENTIAL_CHAIN: Final = "environment, ~/.aws or the machine's role"
 
 

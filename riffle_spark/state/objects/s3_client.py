@@ -21,18 +21,6 @@ from riffle_spark.state.objects.options import StoreOptions
 from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, rule_of
 from riffle_spark.state.objects.store import RequestCounts, check_endpoint, content_md5
 
-__all__ = [
-    "SENDING",
-    "Call",
-    "client_of",
-    "forget_client",
-    "no_credentials",
-    "refused",
-    "unavailable",
-    "untrusted",
-    "unwrapped_key",
-]
-
 _REQUEST_KINDS = {
     "PutObject": "put",
     "CopyObject": "put",

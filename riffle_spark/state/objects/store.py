@@ -11,25 +11,6 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from riffle_spark.errors import ConfigError
 
-__all__ = [
-    "PIECE_BYTES",
-    "CopyingStore",
-    "DatedStore",
-    "ObjectStore",
-    "RequestCounts",
-    "TaggedObject",
-    "check_endpoint",
-    "check_name",
-    "check_prefix",
-    "check_range",
-    "content_md5",
-    "content_tag",
-    "overwrite_error",
-    "sent_since",
-    "tag_content",
-    "write_all",
-]
-
 PIECE_BYTES: Final = 256 << 10
 """The size of the pieces of ``copy_to``. The allocator reuses memory of this size and returns larger pieces."""
 

@@ -30,8 +30,6 @@ from typing import Literal
 
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 
-__all__ = ["CopyPlan", "plan_by_entry", "plan_copy"]
-
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:

@@ -23,8 +23,6 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_by_entry, plan_copy
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
-__all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "read_head"]
-
 _TRIES = 8
 """Reads of a stack that other processes keep changing, before it counts as intact."""
 

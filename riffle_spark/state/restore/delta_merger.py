@@ -32,8 +32,6 @@ from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import StackParts, timer_at_head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["DeltaMerger", "Merged"]
-
 
 @dataclass(frozen=True, slots=True)
 class Merged:

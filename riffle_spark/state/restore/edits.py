@@ -41,18 +41,6 @@ from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, Variabl
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.unknown_names import check_known
 
-__all__ = [
-    "EditOfState",
-    "EditedState",
-    "StoredState",
-    "check_edit",
-    "count_state_rows",
-    "edit_state",
-    "mask_of_keys",
-    "read_key_group",
-    "touched_key_groups",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EditOfState:

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from riffle_spark.state.formats import part_codec
 
-__all__ = ["FetchedRange", "are_stored"]
-
 _PIECE_BYTES = 1 << 20
 
 

@@ -30,8 +30,6 @@ from riffle_spark.state.restore.stack_follower import StackFollower
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Follower", "restore_tables"]
-
 _CREATED_AT_ONCE = 64
 _CREATED_BYTES = 8 << 20
 """Small copies are created together, because the folder is listed before: other processes may have created some."""

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from riffle_spark.state.copies.mapped_bytes import threads_within_limit
 
-__all__ = ["Budget", "run_ahead"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _BYTES_AHEAD = 32 << 20

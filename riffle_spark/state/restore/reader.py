@@ -31,22 +31,6 @@ from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
-__all__ = [
-    "RANGE_BYTES",
-    "Reader",
-    "SnapshotFile",
-    "Totals",
-    "choose_range_bytes",
-    "fetch_links",
-    "fetch_snapshots",
-    "group_into_bounded_runs",
-    "name_range",
-    "next_range_bytes",
-    "span_bytes",
-    "split_into_ranges",
-    "write_parts",
-]
-
 RANGE_BYTES = 8 << 20
 """The smallest length of a snapshot's ranges."""
 _CONCURRENT_GETS = 12

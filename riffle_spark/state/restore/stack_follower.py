@@ -17,8 +17,6 @@ from riffle_spark.state.restore.reader import Reader, SnapshotFile, span_bytes, 
 from riffle_spark.state.restore.stack_parts import StackParts, timer_at_head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["StackFollower"]
-
 _GAP_BYTES = 8 << 20
 """Upkeep gets a delta with one GET unless two parts are further apart."""
 

@@ -31,8 +31,6 @@ from riffle_spark.state.restore.reader import SnapshotFile
 from riffle_spark.state.schemas.history import FIRST
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["UNKNOWN_MS", "OpenStack", "StackParts", "timer_at_head"]
-
 UNKNOWN_MS = -NEVER_MS
 """The timer of a copy at another head than its entry's, so that its expired rows are unknown."""
 

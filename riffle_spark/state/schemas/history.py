@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 
 import xxhash
 
-__all__ = ["FIRST", "NEVER_CHANGED", "History", "Name"]
-
 Name: TypeAlias = tuple[str, ...]
 """A column, a variable, or a variable and a field of it."""
 FIRST: Final = -1

@@ -19,8 +19,6 @@ from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 
-__all__ = ["PlainColumns"]
-
 _ROUTED_BY = "routed_by"
 Result = TypeVar("Result")
 

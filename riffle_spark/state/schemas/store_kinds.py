@@ -7,8 +7,6 @@ import pyarrow as pa
 
 from riffle_spark.state.schemas.store_schema import StoreSchema, read_meanings
 
-__all__ = ["StoreKind", "kind_of_store", "why_not_set"]
-
 StoreKind: TypeAlias = Literal["columns", "distinct", "distinct values", "join", "processor", "session"]
 _OF_KEY = "key "
 """The start of the meaning of a grouping column."""

@@ -11,17 +11,6 @@ from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = [
-    "StoreSchema",
-    "check_encryption_key",
-    "make_recorded_text",
-    "read_encryption_key",
-    "read_meanings",
-    "read_operator_meanings",
-    "schema_of_text",
-    "with_encryption_key",
-]
-
 _MEANINGS = "meanings"
 _OPERATOR = "operator"
 _KEY = "encryption_key"

@@ -39,8 +39,6 @@ from riffle_spark.state.schemas.variable_kinds import (
     ids_of_keys,
 )
 
-__all__ = ["NAMES", "OURS", "VariableColumns", "number_variables"]
-
 Result = TypeVar("Result")
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
