@@ -1,5 +1,5 @@
-"""What a running query does by itself, on real executors: owners go to the racks that rows come from, a full disk is
-emptied, and a member that is back restores nothing under ``sticky`` either.
+"""A running query reacts on real executors without an operator: owners move to the racks of their rows, a member with a
+full disk loses its tasks, and a returning member restores nothing with ``assignor="sticky"``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PARTITION_OF = {"a": 0, "b": 1}
 
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
-    """Run the module's session on that cluster, with what reads Kafka."""
+    """Return the cluster's master URL, and add the Kafka connector to the session's configuration."""
     CONF["spark.jars"] = ",".join(map(str, connector_jars()))
     return master_of(cluster)
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """Start two brokers of one Kafka cluster, one in each rack, with a partition each."""
+    """Start a Kafka cluster of two brokers, one per rack. The topic has one partition on each broker."""
     with KafkaBroker(tmp_path / "one", rack="a") as first, KafkaBroker(tmp_path / "two", "b", first) as second:
         for broker in (first, second):
             broker.wait_until_ready()
@@ -55,7 +55,7 @@ def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
 
 
 class Keyed:
-    """A query on the topic, and what was sent to it: ten keys of each key-group with every batch."""
+    """A query on the topic. Each batch has ten keys per key-group, and the producer counts what it sent."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
         names = [f"key-{number}" for number in range(400)]
@@ -76,7 +76,7 @@ class Keyed:
         self.query = start(rows, self.job, folder / "checkpoint", processingTime="100 milliseconds")
 
     def send(self, partition_of: dict[int, int] | None = None) -> None:
-        """Send one row a key, to its key-group's partition or to any, and wait for its batch."""
+        """Send one row per key, to the partition of its key-group or to a random one, and wait for the batch."""
         done, self.sent = len(self.job.reports), self.sent + 1
         for group, keys in self.keys.items():
             for key in keys:
@@ -100,7 +100,7 @@ class Keyed:
         return {task.key_group: of[owner] for task, owner in owners.items()}
 
     def stop(self) -> None:
-        """End query and producer."""
+        """Stop the query and close the producer."""
         self.query.stop()
         self._producer.close()
 
@@ -108,8 +108,10 @@ class Keyed:
 def test_owners_follow_the_racks_of_a_keyed_topic(
     spark: SparkSession, cluster: StandaloneCluster, brokers: KafkaBroker, tmp_path: Path
 ) -> None:
-    """Rows of any partition move nothing; once each key-group's come from the other rack only, owners are exchanged
-    within a few batches and nothing is read across racks. Nobody asks for it, and then it rests.
+    """Owners move to the rack that the rows of their key-groups come from.
+
+    Rows from random partitions cause no move. If all rows of each key-group come from the other rack, the owners are
+    exchanged within 25 batches, and then no owner moves any more.
     """
     run_workers(spark, cluster, 2)
     keyed = Keyed(spark, tmp_path, brokers)
@@ -146,7 +148,9 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
 def test_a_full_disk_empties_a_member_and_it_comes_back(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the high mark it gives up all that it has, warm; with room again it gets its share."""
+    """A member whose disk is fuller than the limit hands over all its tasks without a restore, and gets its share back
+    when the disk has room again.
+    """
     monkeypatch.setattr(quarantine, "_MEASURE_SECONDS", 0.2)  # private: sooner
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, num_standbys=1)
@@ -175,7 +179,9 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
 def test_under_sticky_a_member_that_is_back_restores_nothing(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """It gets back what it had, and fetches no snapshot: it has its copies."""
+    """A member that returns with its folder gets its key-groups back, and no batch restores one or fetches a
+    snapshot.
+    """
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, assignor="sticky")
     query.feed_until(lambda: query.holds().keys() == {I1, I2}, "both are members")

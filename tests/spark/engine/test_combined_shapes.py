@@ -1,4 +1,4 @@
-"""Queries whose rows are combined before the shuffle in every batch answer what Spark's own do."""
+"""Queries whose rows are combined before the shuffle in every batch return Spark's results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ OTHERS = (
 def test_a_query_answers_what_sparks_own_did(
     spark: SparkSession, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over late rows, restarts, batches without rows and each output mode, against what is recorded of Spark."""
+    """The query returns the recorded results of Spark over late rows, restarts, batches without rows and each output
+    mode.
+    """
     if not is_recorded(shape):
         pytest.skip("not recorded on this version of Spark")
     combined: list[str] = []

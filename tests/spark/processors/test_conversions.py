@@ -1,4 +1,4 @@
-"""Values of every kind become what Spark makes of them in state of every type, or are refused where it loses them."""
+"""Values of every kind are stored in state of every type as Spark stores them, or refused if Spark loses them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ NAMES = (
 
 
 class Trials(StatefulProcessor):
-    """Makes the trials that are not in ``done``, one after the other, and notes each before and after it in a file."""
+    """A processor that runs the trials that are not in ``done``. It writes a line to a file before and after each
+    trial.
+    """
 
     def __init__(self, path: Path, done: frozenset[str] = frozenset()) -> None:
         self.path, self._done = path, done
@@ -106,7 +108,7 @@ class Trials(StatefulProcessor):
         self._map = handle.getMapState("map", "k string, s string", "k string, s string")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Make the trials."""
+        """Run the trials."""
         with self.path.open("a") as file:
             for name in NAMES:
                 if name not in self._done:
@@ -119,7 +121,7 @@ class Trials(StatefulProcessor):
         try:
             value = self._tried(kind, given)
         except (EOFError, OSError):
-            raise  # the other side is gone, and says why in its log only
+            raise  # the process at the other end has died, and only its log says why
         except Exception as error:  # noqa: BLE001 - the test compares any error
             return ["!", type(error).__name__, str(error)[:200]]
         return [type(value).__name__, repr(value)]
@@ -154,7 +156,7 @@ class Trials(StatefulProcessor):
 
 
 def found(path: Path) -> dict[str, list[str]]:
-    """Return what is noted, by trial; of one that was begun and broke off: an error without words."""
+    """Return the result of each trial from the file. A trial that broke off has an empty error."""
     notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {name: told[0] if told else ["!", "", ""] for name, *told in notes}
 
@@ -183,7 +185,7 @@ OUT_OF_RANGE = REFUSED_WHERE_SPARK_KEEPS["wraps"] | {f"{kind}/2**63" for kind in
 
 @pytest.fixture
 def utc() -> Iterator[None]:
-    """Run as on a machine in UTC, where the recordings were made."""
+    """Set the time zone of this process to UTC, as when the recordings were made."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -193,15 +195,15 @@ def utc() -> Iterator[None]:
 
 
 def recorded() -> dict[str, list[str]]:
-    """Return what Spark told, by trial."""
+    """Return Spark's result of each trial."""
     told: dict[str, list[str]] = json.loads(RECORDED.read_text())
     return told
 
 
 @pytest.fixture
 def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
-    """Return what is told here, by trial. What is out of range is tried by itself: a number of a known class is
-    looked at once the batch ends.
+    """Return riffle's result of each trial. Trials out of range run alone, because their numbers are checked at the end
+    of a batch.
     """
     for done in (OUT_OF_RANGE, *({*NAMES} - {one} for one in OUT_OF_RANGE)):
         Run(Trials(tmp_path / "told", frozenset(done)), output="id string").batch({"a": [1]})
@@ -209,7 +211,9 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
 
 
 def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> None:
-    """In every type and by every call, except for what is listed above and for texts that Java makes of objects."""
+    """Every value has Spark's result in every type and call, except for the listed differences and texts that Java
+    makes of objects.
+    """
     differing: dict[str, object] = {}
     refused: set[str] = set()
     kept: set[str] = set()
@@ -232,7 +236,7 @@ def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> N
 
 
 def test_what_is_listed_does_differ(ours: dict[str, list[str]]) -> None:
-    """Each entry of the lists is a difference from Spark."""
+    """Each listed difference is a difference from Spark."""
     known = recorded()
     for name in KEPT_WHERE_SPARK_HAS_NULL:
         assert (known[name], ours[name][0]) in ((NULL, "float"), (NULL, "Decimal")), name

@@ -1,4 +1,4 @@
-"""Batches that are drawn, with late and equal times, go through wrapped queries as through Spark's own."""
+"""Random batches, with late rows and equal times, have the same results in wrapped queries as in Spark's own."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 def test_drawn_batches_are_answered_as_by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[tuple[str, str]]
 ) -> None:
-    """Whatever comes late, at the same time or not at all."""
+    """Wrapped queries return Spark's results for random batches."""
     shape = SHAPES[name]
     if shape.owed:
         pytest.skip(shape.owed)
     streams = shape.schemas
-    # The last rows are later than all others, and close what is open.
+    # The last rows are later than all others, and close open windows.
     batches = [
         {at: table for at, table in batch.items() if at in streams} for batch in beside(*drawn, ("99z1", "99y1"))
     ]
