@@ -31,7 +31,7 @@ ENVIRONMENTS = [{"RIFFLE_RACK": rack} for rack in RACKS]
 I1, I2 = "127.0.0.2", "127.0.0.3"
 TOPIC, GROUPS = "keyed", 8
 PARTITION_OF = {"a": 0, "b": 1}
-"""One partition in each rack."""
+"""The partition whose broker is in each rack."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
         for broker in (first, second):
             broker.wait_until_ready()
         admin = KafkaAdminClient(bootstrap_servers=first.bootstrap)
-        wait_for(lambda: len(admin.describe_cluster()["brokers"]) == len(RACKS), "both brokers are there")
+        wait_for(lambda: len(admin.describe_cluster()["brokers"]) == len(RACKS), "both brokers have joined")
         admin.create_topics({TOPIC: {"assignments": {0: [1], 1: [2]}}}, wait_for_metadata=True)
         admin.close()
         yield first
@@ -83,7 +83,7 @@ class Keyed:
                 partition = partition_of[group] if partition_of else random.Random(f"{key} {self.sent}").randrange(2)
                 self._producer.send(TOPIC, key=key.encode(), value=b"1", partition=partition)
         self._producer.flush()
-        wait_for(lambda: self._is_through(done), "the batch is through")
+        wait_for(lambda: self._is_through(done), "the batch has ended")
         assert self.query.exception() is None
         latest = self.kept.latest("k")
         assert all(latest[k] == {"rows": self.sent, "total": self.sent} for keys in self.keys.values() for k in keys)
@@ -154,7 +154,9 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
     monkeypatch.setattr(quarantine, "_MEASURE_SECONDS", 0.2)  # private: sooner
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, num_standbys=1)
-    query.feed_until(lambda: query.holds().keys() == {I1, I2} and query.settled(), "everybody holds everything")
+    query.feed_until(
+        lambda: query.holds().keys() == {I1, I2} and query.settled(), "both members have a copy of every key-group"
+    )
     assert {host: len(owned) for host, (owned, _, _) in query.holds().items()} == {I1: 4, I2: 4}
     query.feed(2)
     query.catch_up()
@@ -165,13 +167,17 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
             pytest.skip("only who may mount can give a folder a disk of its own")
         ballast = folder / "ballast"
         ballast.write_bytes(bytes(int(0.92 * 24 * 2**20)))
-        reports = query.feed_until(lambda: query.holds()[I1] == (set(), set(), set()), "it is empty")
+        reports = query.feed_until(
+            lambda: query.holds()[I1] == (set(), set(), set()), "the member on the full disk is empty"
+        )
         assert [report.restores for report in reports] == [0] * len(reports)
         assert any("RIFFLE-0763" in text and member in text for report in reports for text in report.warnings)
         query.rest()
         assert list(folder.glob("totals/*")) == []
         ballast.unlink()
-        reports = query.feed_until(lambda: len(query.holds()[I1][0]) == 4 and query.settled(), "it is back")
+        reports = query.feed_until(
+            lambda: len(query.holds()[I1][0]) == 4 and query.settled(), "the member has its share again"
+        )
         assert query.holds()[I2][0] | query.holds()[I1][0] == set(range(8))
         query.feed(2)
 
@@ -195,7 +201,9 @@ def test_under_sticky_a_member_that_is_back_restores_nothing(
     cluster.return_worker(0)
     await_executors(spark, 2)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    reports = query.feed_until(lambda: query.holds().get(I1, (set(),))[0] == mine, "it has its own back")
+    reports = query.feed_until(
+        lambda: query.holds().get(I1, (set(),))[0] == mine, "the member has its key-groups again"
+    )
     assert time.monotonic() < deadline
     reports.append(query.feed())
     assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)

@@ -48,7 +48,7 @@ QUICKER = (
     (r"> 600\b", "> 8"),
     (r"> 10000\b", "> 200"),
 )
-"""Shorter durations and smaller thresholds, so that a fault of some seconds counts."""
+"""Replacements that shorten durations and lower thresholds, so that a fault of a few seconds fires an alert."""
 TOPIC = "events"
 KEYS = 400
 DISK_BYTES = 48 << 20
@@ -250,7 +250,7 @@ def test_prometheus_has_the_values_of_the_readings(query: Query, prometheus: Pro
         tuple(sorted([("__name__", each.metric.name), *zip(each.metric.labels, each.labels, strict=True)])): each.value
         for each in readings(query.job.reports[-1], driver.facts())
     }
-    wait_for(lambda: expected.keys() <= series().keys(), f"{expected.keys() - series().keys()}")
+    wait_for(lambda: expected.keys() <= series().keys(), f"the series {expected.keys() - series().keys()}")
     rows = (("__name__", "riffle_rows_total"), ("store", "totals"))
     seen = driver.facts().counters["rows/totals"]
     wait_for(lambda: series()[rows] >= seen, "the rows of later batches")

@@ -98,7 +98,7 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
     played.feed_until(lambda ran: _executor(played, first) not in ran.values())
     reports = list(played.job.reports)[before:]
     assert any("RIFFLE-0771" in warning for report in reports for warning in report.warnings)
-    assert sum(report.restores for report in reports) == 0, "it went warm"
+    assert sum(report.restores for report in reports) == 0, "key-groups move warm"
     played.check_where()
     played.job.reconfigure(exclude="")
     played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 BATCHES = 4
 OLDER = 2
-"""How many batches the older copies of checkpoint and state have seen."""
+"""The number of batches in the older copies of checkpoint and state."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ SPARKS = (
     "Utils: Your hostname",
     "Utils: Set SPARK_LOCAL_IP",
 )
-"""Warnings that Spark may print for each streaming query that it runs alone and that is stopped."""
+"""Warnings that Spark alone may log for each streaming query that is stopped."""
 JOB_GROUPS_MAX = 2
-"""Spark cancels the jobs of a query before and after its end, and warns each time that it finds none."""
+"""Spark cancels the jobs of a query before and after its end, and logs a warning each time if there are none."""
 LEVEL = re.compile(r"\b(?:WARN|ERROR)\b (.*)")
 
 

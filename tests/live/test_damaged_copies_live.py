@@ -50,7 +50,7 @@ def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
         wanted = {key: {"visits": batch + 1, "total": (batch + 1) * key} for key in range(KEYS)}
         assert kept.latest("user") == wanted
         lost = any("removed" in each or ".journal" in each for each in done)  # A journal lists all copies of a store.
-        assert job.reports[-1].runs == 1 or lost, "a copy that is gone may move"
+        assert job.reports[-1].runs == 1 or lost, "only a key-group whose copy was lost may move"
     fetched = [report.fetched_bytes + report.upkeep_fetched_bytes for report in job.reports]
     print(f"fetched {fetched}, snapshots {sum(report.snapshots for report in job.reports)}")
     assert before <= workers(spark)

@@ -92,6 +92,6 @@ def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(spark: S
         f"{records(root)[-1].query_id}/0/{number}": expected[number] for number in range(batches)
     }
     assert all(call == calls[0] for calls in found.values() for call in calls)
-    assert [len(calls) for calls in found.values()].count(2) == 1, "only the death after the sink delivers again"
+    assert [len(calls) for calls in found.values()].count(2) == 1, "only the crash after the sink repeats a delivery"
     assert committed(root) == list(range(batches))
     assert [report.decision for report in job.reports] == ["repeat", "run"]

@@ -36,7 +36,7 @@ def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     first = inventory.await_executors(spark, settings)
     assert len(first) == 1
     assert spark.range(5).count() == 5
-    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor is removed")
     assert inventory.find_planned_removals(spark, [first[0].id]) == {first[0].id}
     assert len(inventory.await_executors(spark, settings)) == 1
 
@@ -45,6 +45,6 @@ def test_none_at_all_is_told_with_the_setting_that_bounds_the_wait(spark: SparkS
     """The job raises UnavailableError, with the setting that limits the wait, if the cluster starts no executor in
     time.
     """
-    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor is removed")
     with pytest.raises(UnavailableError, match=r"0\.01 s"):
         inventory.await_executors(spark, settings_in(tmp_path, initial_rebalance_delay=0.01))

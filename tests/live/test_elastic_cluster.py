@@ -69,12 +69,12 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
     report = query.feed()
     killer.join()
     assert (report.restores, report.fetched_snapshot_bytes, report.fetched_bytes) == (0, 0, 0)
-    wait_for(lambda: victim not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: victim not in executor_ids(spark), "Spark has removed the executor")
     await_executors(spark, 2)
     reports = query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "the member is back and warm")
     assert {m.id for m in query.job.members()} == before, "the new executor is the old member"
     assert sorted(query.owned().values()) == sorted(owned.values())
-    assert sum(r.upkeep_restores + r.restores for r in [report, *reports]) == 0, "only missed changes were folded"
+    assert sum(r.upkeep_restores + r.restores for r in [report, *reports]) == 0, "only missed deltas were applied"
     assert {m["goal"] for r in reports for m in r.moves if m["role"] == "owner"} <= {"return", "balance", "valid"}
 
 
@@ -94,7 +94,7 @@ def test_a_death_inside_a_batch_loses_and_doubles_nothing(
     report = query.feed()
     killer.join()
     assert report.restores > 0
-    wait_for(lambda: victim not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: victim not in executor_ids(spark), "Spark has removed the executor")
     assert victim not in query.feed().owners
 
 
@@ -110,17 +110,19 @@ def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
     added = cluster.start_worker()
     cluster.wait_until_ready()
     await_executors(spark, 3)
-    reports = query.feed_until(lambda: len(query.owned()) == 3, "three members are counted")
+    reports = query.feed_until(lambda: len(query.owned()) == 3, "three members own key-groups")
     reports += query.feed_until(query.settled, "three members are balanced", resting=False)
     assert sorted(query.owned().values()) == [4, 4, 4]
     assert [r for r in reports if r.restores] == []
     assert {m["role"] for r in reports for m in r.moves} == {"owner", "warmup"}
     leaving = next(m for m in query.job.members() if m.host == cluster.hosts[added])
     query.job.drain(leaving.id)
-    reports = query.feed_until(lambda: query.owned()[leaving.executor] == 0 and query.settled(), "it is empty")
+    reports = query.feed_until(
+        lambda: query.owned()[leaving.executor] == 0 and query.settled(), "the drained member is empty"
+    )
     assert [r for r in reports if r.restores] == []
     cluster.kill_worker(added)
-    wait_for(lambda: leaving.executor not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: leaving.executor not in executor_ids(spark), "Spark has removed the executor")
     report = query.feed()
     assert (report.restores, report.runs) == (0, 1)
     assert sorted(query.owned().values()) == [6, 6]
@@ -135,14 +137,14 @@ def test_a_stopped_executor_that_wakes_up_does_no_harm(
     known = executor_ids(spark)
     os.kill(asleep, signal.SIGSTOP)
     try:
-        wait_for(lambda: not known <= executor_ids(spark), "Spark gives it up")
+        wait_for(lambda: not known <= executor_ids(spark), "Spark replaces the stopped executor")
         reports = [query.feed() for _ in range(2)]
         assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * 2
     finally:
         os.kill(asleep, signal.SIGCONT)
     query.feed(2)
     await_executors(spark, 2)
-    query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "two members are level again")
+    query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "two members have caught up")
 
 
 @pytest.mark.long
@@ -161,7 +163,9 @@ def test_a_worker_that_returns_after_the_delay_is_filled_again(
     assert set(query.owned().values()) == {8}
     cluster.return_worker(1)
     await_executors(spark, 2)
-    query.feed_until(lambda: query.settled() and sorted(query.owned().values()) == [4, 4], "it has its share again")
+    query.feed_until(
+        lambda: query.settled() and sorted(query.owned().values()) == [4, 4], "the member has its share again"
+    )
     assert member.id in {m.id for m in query.job.members()}
 
 

@@ -170,7 +170,7 @@ def test_a_thousand_ids_are_nowhere_after_a_purge(
     assert purged.exit_code == 0, purged.output
     assert "end the savepoints before" in purged.output
     assert query.objects_with(erased) == set()
-    assert kinds({*objects.list("")}) == {"snapshot"}, "a delta that nothing lists could not be decrypted"
+    assert kinds({*objects.list("")}) == {"snapshot"}, "the purge leaves no delta that the search could not decrypt"
     left = {id_: values for id_, values in query.expected.items() if id_ not in set(erased)}
     assert query.state() == left
 

@@ -33,7 +33,7 @@ KEYS = 40
 WAITS = ["spark.locality.wait.process", "spark.locality.wait.node", "spark.locality.wait.rack"]
 TAGS = "spark.job.tags"
 NOBODY = frozenset({"nobody"})
-"""Who has gone."""
+"""Executors that a batch started with and that are not live, so they count as lost."""
 COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
@@ -87,7 +87,9 @@ def kill(spark: SparkSession) -> str:
 
 def wait_until_gone(spark: SparkSession, victim: str) -> None:
     """Wait until Spark has removed the executor."""
-    wait_for(lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has noticed")
+    wait_for(
+        lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has removed the executor"
+    )
 
 
 def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: StatefulJob, kept: Kept) -> None:

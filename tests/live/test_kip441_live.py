@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 CONF = live.CONF
 ENVIRONMENTS = [{"RIFFLE_RACK": "a"}, {"RIFFLE_RACK": "b"}]
-"""Racks, of more workers in turn."""
+"""The racks of the workers. Further workers get them in turn."""
 I1, I2, I3, I4 = (f"127.0.0.{number}" for number in range(2, 6))
 T1, T2, T3, T4 = range(4)
 
@@ -42,7 +42,9 @@ def query_on(
         spark, folder, key_groups=key_groups, num_standbys=len(wanted) - 1, expected_executors=len(wanted),
         probing_rebalance_interval=600, member_racks=(("*", "one"),), **settings,
     )  # fmt: skip
-    query.feed_until(lambda: query.holds().keys() == wanted.keys() and query.settled(), "everybody holds everything")
+    query.feed_until(
+        lambda: query.holds().keys() == wanted.keys() and query.settled(), "every member has a copy of every task"
+    )
     query.arrange(wanted, num_standbys=1)
     return query
 
@@ -63,7 +65,7 @@ def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: 
     run_workers(spark, cluster, 2)
     query = query_on(spark, tmp_path, {I1: ({T1, T3}, {T2}), I2: ({T2}, {T1, T3})})
     run_workers(spark, cluster, 3)
-    query.feed_until(lambda: I3 in query.holds(), "I3 is counted")
+    query.feed_until(lambda: I3 in query.holds(), "I3 is a member")
     warming = {I1: ({T1, T3}, {T2}, set()), I2: ({T2}, {T1, T3}, set()), I3: (set(), set(), {T1, T3})}
     assert query.holds() == warming
     reports = [*query.catch_up(), query.feed()]
@@ -133,10 +135,12 @@ def test_scaling_in_with_standbys_that_lag(spark: SparkSession, cluster: Standal
         await_executors(spark, 2)
         reports = [query.feed() for _ in range(2)]
         assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}
-        assert sum(report.probes_run for report in reports) == 0, "nothing is warm: there is nothing to look for"
+        assert sum(report.probes_run for report in reports) == 0, "no probe runs while no warm-up has caught up"
         query.job.request_rebalance()
         query.feed()
-        assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}, "nor to hand over"
+        assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}, (
+            "no task moves while no warm-up has caught up"
+        )
     reports = [query.feed(), *query.catch_up(), query.feed()]
     assert sum(report.probes_run for report in reports) == 1
     assert restored(reports) == [(0, 0)] * len(reports)

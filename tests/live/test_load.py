@@ -31,7 +31,9 @@ CONF = {
 TIMEOUT_SECONDS = 500
 NUMBER = pa.schema([("n", pa.int64())])
 MORE_MB = 60
-"""More than the first batch, a worker takes at most so much in any other; five times as much waits at the source."""
+"""The memory that a worker may use in any batch beyond that of the first one. Five times as much waits at the
+source.
+"""
 
 
 @pytest.mark.timeout(900)
@@ -79,7 +81,7 @@ def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: K
     assert set(told["rows_of_key"].values()) == {(TAKEN + TIMES * SENT) // KEYS}
     assert [batch["runs"] for batch in batches] == [1] * len(batches)
     assert max(batch["rows"] for batch in batches) <= TAKEN
-    assert max(lags) > (TIMES - 1) * SENT / 2, "the fullest partition of two"
+    assert max(lags) > (TIMES - 1) * SENT / 2, "the lag of the fuller of two partitions"
     assert lags[-1] == 0
     worked_off = lags[lags.index(max(lags)) :]
     assert worked_off == sorted(worked_off, reverse=True)

@@ -18,7 +18,7 @@ CONF = {"spark.executor.memory": "1400m", "spark.executor.pyspark.memory": "1500
 BATCHES = 10
 KEYS_PER_BATCH = 13_000
 TEXT = "concat_ws('', transform(sequence(1, 8), i -> sha2(cast(id * 8 + i as string), 512))) AS v"
-"""A kilobyte for each key."""
+"""A value of one kilobyte for each key."""
 STATE_BYTES = 129 << 20
 
 

@@ -36,7 +36,7 @@ def query_on(spark: SparkSession, cluster: StandaloneCluster, folder: Path, **se
     run_workers(spark, cluster, len(HOSTS))
     usual = {"num_standbys": 1, "expected_executors": len(HOSTS), "scheduled_rebalance_max_delay": 0}
     query = LiveQuery(spark, folder, member_racks=(("*", "one"),), **{**usual, **settings})
-    query.feed_until(lambda: len(query.holds()) == len(HOSTS) and query.settled(), "all are there and warm")
+    query.feed_until(lambda: len(query.holds()) == len(HOSTS) and query.settled(), "four members are warm")
     return query
 
 
@@ -71,8 +71,8 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
     assert len(lost_tasks) == 2
     standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (points.id,))}
     query.ownership.placement.present = replace(present, standbys=standbys)
-    query.feed_until(lambda: has_only_owners_copies(query), "there is no copy beside the owners'")
-    query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "each has a snapshot to point to")
+    query.feed_until(lambda: has_only_owners_copies(query), "only owners have copies")
+    query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "every standby points to a snapshot")
     assert {t: query.ownership.placement.present.standbys[t] for t in lost_tasks} == dict.fromkeys(
         lost_tasks, (points.id,)
     )

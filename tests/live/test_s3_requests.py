@@ -78,7 +78,7 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
             rest(job)  # A starting query sends further requests, which are not part of a later batch.
         else:
             told = sum(job.reports[-1].requests.values())
-            wait_for(lambda: len(asked("steady")) >= before + told, "the log")  # noqa: B023 - called in this turn only
+            wait_for(lambda: len(asked("steady")) >= before + told, "the requests are in the access log")  # noqa: B023 - called in this turn only
             counted.append(Counter(kind(line) for line in asked("steady")[before:]))
     for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):
         assert report.slots_that_wrote == 2

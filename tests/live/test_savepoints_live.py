@@ -116,7 +116,7 @@ def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_
     again = Query(spark, query.folder, feed)
     again.run()
     assert again.state() == after(range(BATCHES))
-    assert committed(query.root)[-1] >= kept, "the rows come again, perhaps in fewer batches"
+    assert committed(query.root)[-1] >= kept, "Spark reads the rows again, perhaps in fewer batches"
 
     other = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
     other.feed.add(rows(1000))

@@ -167,7 +167,7 @@ def test_an_aggregate_continues_with_what_was_set_and_without_what_was_deleted(
     assert [one["edit"]["action"] for one in shown if one["kind"] == "state"] == ["delete", "set"]
     riffle_spark.rollback(query.root, f"record:{undo}", str(query.checkpoint), execute=True)
     query.start()
-    assert query.batch(("apple", 7))[-1]["page"] == "cherry", "the rows of the last batch come again"
+    assert query.batch(("apple", 7))[-1]["page"] == "cherry", "Spark reads the rows of the last batch again"
     table = riffle_spark.read_state(query.root, store).read_all()
     counts = {row["page"]: row[counted] for row in table.to_pylist()}
     assert counts == {"apple": 3, "berry": 2, "cherry": 2}

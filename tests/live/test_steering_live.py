@@ -119,7 +119,7 @@ def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
 
 
 def latency(answer: dict[str, object]) -> float:
-    """Return the seconds between the request and its answer. One machine sets both times."""
+    """Return the seconds between the request and its answer. Both times are of the same machine."""
     return (int(str(answer["answered_ms"])) - int(str(answer["time_ms"]))) / 1000
 
 
@@ -166,7 +166,7 @@ def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steere
     assert steered.query.exception() is None
     assert len(steered.job.reports) == 2
     steered.restart()
-    steered.wait(lambda: len(steered.job.reports) == 3, "the pause has ended with the run")
+    steered.wait(lambda: len(steered.job.reports) == 3, "the restarted query is not paused")
 
 
 def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSession, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     assert report.fetched_bytes == 0
     assert second.kept.latest("k") == {key: {"rows": 2, "total": 2} for key in KEYS}
     second.job.undrain(leaving)
-    second.wait(lambda: [member.owned for member in second.job.members()] == [4, 4], "it has its share again")
+    second.wait(lambda: [member.owned for member in second.job.members()] == [4, 4], "the member has its share again")
     second.query.stop()
 
 

@@ -25,9 +25,9 @@ from tests.kit.pages import blocks
 from tests.kit.servers.bare_python import bare_python, clean_environment
 
 NEEDED = ("pyarrow", "numpy", "xxhash")
-"""What the page says that executors need."""
+"""The packages that executors need, according to the page."""
 FOR_DRIVER = (*NEEDED, "pandas", "dateutil", "six", "pytz", "tzdata", "kafka", "boto3", "botocore", "jmespath", "click")
-"""What the requirements of riffle_spark are called where they are imported from."""
+"""The top-level modules of all requirements of riffle_spark."""
 PAGE = CHECKOUT / "docs" / "getting-started.md"
 Outcomes = Mapping[str, list[str]]
 

@@ -11,7 +11,7 @@ from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse
 
 SOON_SECONDS = 60
 ERRORS = 20
-"""After so many, pauses that began with a millisecond and never shrank would be a minute long."""
+"""After this number of errors, a pause that starts at a millisecond and is never reset would take a minute."""
 
 
 def ended(worker: BackgroundThread) -> bool:

@@ -19,7 +19,7 @@ from tests.kit.queries.record_shapes import is_recorded, recorded
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 OFTEN = ("keyless", "tumbling_late_append")
-"""Shapes that every run of the tests plays. `--all` plays all whose rows can be combined."""
+"""The shapes that every test run plays. ``--all`` plays all whose rows can be combined."""
 OTHERS = (
     "complete_count", "complete_joined", "complete_late_counts", "complete_top", "count_by_key", "null_struct_key",
     "over_results", "rollup", "sliding_append", "sliding_offset", "sliding_uneven", "sql_complete", "sql_having",

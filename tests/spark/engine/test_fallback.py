@@ -116,4 +116,4 @@ def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
     lines = [line for file in (tmp_path / "out" / "0003").glob("*.json") for line in file.read_text().splitlines()]
     totals = {row["k"]: (row["rows"], row["total"]) for row in map(json.loads, lines)}
     assert totals == dict.fromkeys(range(3), (40, 60))
-    assert told.count(WARNING) == 2, "one for each start of the query"
+    assert told.count(WARNING) == 2, "one warning for each start of the query"

@@ -68,10 +68,10 @@ def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSess
     """
     leaving, staying = two
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
-    wait_for(lambda: leaving.id not in executor_ids(spark), "Spark knows that it leaves")
+    wait_for(lambda: leaving.id not in executor_ids(spark), "Spark lists the executor as decommissioned")
     assert SparkCluster(spark).find_planned_removals([leaving.id, staying.id, "77"]) == {leaving.id}
     told = spark.sparkContext._jsc.sc().statusStore().executorSummary
-    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
+    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "the executor is removed")
     assert "decommission" in str(told(leaving.id).removeReason().get())
     assert SparkCluster(spark).find_planned_removals([leaving.id]) == {leaving.id}
 
@@ -87,7 +87,7 @@ def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSessi
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """A killed executor disappears from the list, and its removal does not count as planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
-    wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has removed the executor")
     assert inventory.find_planned_removals(spark, [two[1].id]) == frozenset()
     assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
@@ -106,8 +106,8 @@ def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
         yield from batches
 
     assert len(spark.range(0, 4, 1, 4).mapInArrow(fail_there, "id long").collect()) == 4
-    wait_for(lambda: executor_ids(spark) == {two[1].id}, "it is excluded")
-    wait_for(lambda: executor_ids(spark) == {bad, two[1].id}, "it may be used again")
+    wait_for(lambda: executor_ids(spark) == {two[1].id}, "the executor is excluded")
+    wait_for(lambda: executor_ids(spark) == {bad, two[1].id}, "the executor may be used again")
 
 
 def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) -> None:

@@ -81,7 +81,7 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
     wait_for(lambda: "clicks" not in served(spark), "the end of the source of the stopped query")
     assert served(spark)["clicks_2"]["riffle_rows_total"] == 20
     second_query.stop()
-    wait_for(lambda: not served(spark), "the end of the other")
+    wait_for(lambda: not served(spark), "the end of the source of the second query")
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
     lists = pa.Array.from_buffers(pa.list_(kind), 2, twice, children=[without_offsets(kind)])
     mended = with_offsets(pa.table({"x": lists}))
     assert mended.to_pylist() == [{"x": []}, {"x": []}]
-    assert mended.nbytes == 8, "two offsets"
+    assert mended.nbytes == 8, "the size of two offsets"
 
 
 def test_rows_stay_what_they_are() -> None:

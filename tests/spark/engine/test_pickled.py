@@ -1,4 +1,4 @@
-"""What Spark pickles for executors: orders as text, the user's computation, and names of functions."""
+"""Spark's pickles for executors have orders as text, the user's computation and names of functions."""
 
 from __future__ import annotations
 

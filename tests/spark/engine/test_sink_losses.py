@@ -71,7 +71,7 @@ class Murderous:
         self.calls.append(delivery_id)
         if self._armed and self.calls.count(delivery_id) == 1:
             spark = rows.sparkSession
-            assert holders(rows) == {2}, "one dead holder must cost nothing"
+            assert holders(rows) == {2}, "results have two copies, so the loss of one executor loses no rows"
             processes = executor_processes()
             for executor in inventory.executors(spark):
                 os.kill(processes[executor.id], signal.SIGKILL)

@@ -78,7 +78,7 @@ def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
 
     def lose() -> None:
         try:
-            wait_for(lambda: lose_a_part(spark, others), "a part is ready", 0.01)
+            wait_for(lambda: lose_a_part(spark, others), "a part is stored", 0.01)
         finally:
             (folder / "go").touch()
 

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 SECOND = 1_767_225_600
-"""The first of 2026."""
+"""The first second of 2026, as Unix time."""
 
 
 class Seen(NamedTuple):
@@ -215,7 +215,7 @@ def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
         run.processAllAvailable()
     with query.running(once=True) as run:
         ended(run)
-    assert query.ran() == [Seen(0, 2, [])], "as in Spark, a start for one batch runs none without rows"
+    assert query.ran() == [Seen(0, 2, [])], "as in Spark, the trigger once runs no batch without rows"
     with query.running(available_now=True) as run:
         ended(run)
     assert query.ran() == [Seen(1, 0, [5])]
@@ -333,4 +333,7 @@ def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytes
         assert Tick(query.spark, str(checkpoint)).beside(rows) is rows
         assert "RIFFLE-0295" in caplog.text
         caplog.clear()
-    wait_for(lambda: run_to_end(Tick(query.spark, str(checkpoint)).beside(rates), batch, checkpoint) and ran[1:], "on")
+    wait_for(
+        lambda: run_to_end(Tick(query.spark, str(checkpoint)).beside(rates), batch, checkpoint) and ran[1:],
+        "two batches",
+    )

@@ -48,7 +48,7 @@ BATCHES = [
     [("b", 14, 5), ("b", 16, 7), ("c", 26, 3), ("d", 45, 1)],
     [("e", 90, 1)],
 ]
-"""Page, second and number. Some rows come again after the query has moved."""
+"""Page, second and number of each row. After the move some rows are repeated."""
 
 
 @pytest.fixture

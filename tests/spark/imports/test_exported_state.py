@@ -55,7 +55,7 @@ EXPORTED = (
     "groups_until_quiet",
     "chain_three",
 )
-"""Shapes of each kind of store."""
+"""One or more shapes for each kind of store."""
 OF_SPARK_4 = ("processor_lists_and_maps", "processor_quiet")
 
 

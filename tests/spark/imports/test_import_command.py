@@ -195,7 +195,7 @@ def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(mo
 def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     moved: Moved, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """riffle reads its offsets, but the session of this test cannot read its state. That of the command could."""
+    """Without Spark's S3 connector in the session, the import of a checkpoint in S3 is refused and writes nothing."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     moved.native()
@@ -221,7 +221,7 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
 
 @pytest.mark.long
 def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
-    """With the same keys the query continues."""
+    """Moved state is encrypted with the query's encryption keys, and the query continues with them."""
     keys = moved.folder / "keys"
     keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = {"encryption_keys": f"file:{keys}"}

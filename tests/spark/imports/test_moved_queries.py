@@ -38,7 +38,7 @@ KINDS = (
     "within",
 )
 OFTEN = ("null_struct_key",)
-"""Shapes that every run of the tests moves. `--all` moves all others."""
+"""The shapes that every test run moves. ``--all`` moves all others."""
 FORMATS = {
     "partitions": {"spark.sql.shuffle.partitions": "3"},
     "changelog": {
@@ -70,11 +70,13 @@ REFUSED = dict.fromkeys(
     ),
     "RIFFLE-1613",
 ) | {"form_no_operator": "RIFFLE-1617"}
-"""Shapes whose state is in Spark's own binary form or lacks a result that no later part reads, or that have none."""
+"""The errors of shapes that cannot be moved: their state is in Spark's binary form, lacks a dropped result, or does not
+exist.
+"""
 
 
 LATER = ("chain_counted_then_joined", "chain_joined_after_then_counted", "chain_joined_ever_then_counted", "form_union")
-"""Shapes whose results arrive later after any restart."""
+"""Shapes that return some results later after any restart."""
 
 
 def _is_moved(shape: Shape) -> bool:
@@ -128,7 +130,7 @@ def test_a_moved_query_of_several_streams_continues_as_sparks_own_after_a_restar
     restarted = play_native_part(spark, shape, tmp_path / "restarted", range(half), {})
     restarted += play_native_part(spark, shape, tmp_path / "restarted", range(half, len(shape.batches)), {})
     of_spark = Played(moved.columns, [rows for rows, _ in restarted], [watermark for _, watermark in restarted])
-    assert of_spark.steps != recorded(shape).steps, "the restart changes nothing: move this shape to the other test"
+    assert of_spark.steps != recorded(shape).steps, "the restart changes nothing: remove this shape from LATER"
     assert difference(moved, of_spark) == ""
 
 

@@ -95,7 +95,9 @@ BY_READERS = {
     *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
     *("result_and_input", "table_keys"),
 }
-"""What tests of aggregates, de-duplications, joins, tables and chains ask for, and two of below."""
+"""The terms of ``REFUSED`` that other tests cover: those of aggregates, de-duplications, joins, tables and chains, and
+two below.
+"""
 
 
 @pytest.mark.parametrize("name", REFUSED_QUERIES)

@@ -80,7 +80,7 @@ ROWS: dict[str, Callable[[], Any]] = {
 }
 WAYS = ("update", "appendValue", "appendList of one", "map key", "map value")
 FATAL = {"datetime UTC+5", "Row(x, y)", "range(2)", "np.array", "pd.NaT", "pd.Series", "3+4j"}
-"""Values that Spark can unpickle for no type but these, and after which its server answers no more."""
+"""Values that Spark can unpickle only for the types in ``BEARABLE``. For all others its server dies."""
 BEARABLE = {
     "timestamp/datetime UTC+5", "timestamp_ntz/datetime UTC+5", "date/datetime UTC+5", "array<date>/np.array",
     "struct<x:int,y:string>/Row(x, y)",
@@ -162,15 +162,15 @@ def found(path: Path) -> dict[str, list[str]]:
 
 
 RECORDED = DATA / "native" / "conversions.json"
-"""What Spark 4.3.0 told. Spark 4.0.5 told the same, but it cannot pickle a ``Row(x, y)`` for a struct, and cuts a tuple
-that is too long for ``update`` and ``appendValue``.
+"""The results of Spark 4.3.0. Spark 4.0.5 has the same, except that it cannot pickle a ``Row(x, y)`` for a struct, and
+cuts a tuple that is too long for ``update`` and ``appendValue``.
 """
 NULL = ["NoneType", "None"]
 NUMBERS = {"5", "300", "2**31", "2**63", "np.int64"}
 KEPT_WHERE_SPARK_HAS_NULL = {f"{kind}/{name}" for kind in ("float", "double") for name in NUMBERS} | {
     f"decimal(5,2)/{name}" for name in ("5", "300", "np.int64")
 }
-"""Whole numbers where a number with a fraction is wanted."""
+"""Whole numbers for types with a fraction: riffle stores them, and Spark stores NULL."""
 REFUSED_WHERE_SPARK_KEEPS = {
     "wraps": {"byte/300", "byte/2**31", "byte/2**53+1", "short/2**31", "short/2**53+1", "int/2**31", "int/2**53+1"},
     "loses an element": {f"array<int>/{name}" for name in ("(1, 'a')", "[date]", "[datetime]", "(1, datetime)")},
@@ -179,7 +179,7 @@ REFUSED_WHERE_SPARK_KEEPS = {
     "keeps the names of fields": {f"{way}/dict of fields" for way in ("update", "appendValue", "appendList of one",
                                   "map key", "map value")},
 }  # fmt: skip
-"""Where Spark keeps something else than what was given, by what it does."""
+"""Values for which Spark stores something else, by what it does. riffle refuses them."""
 OUT_OF_RANGE = REFUSED_WHERE_SPARK_KEEPS["wraps"] | {f"{kind}/2**63" for kind in ("byte", "short", "int", "long")}
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.newer_spark
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int64()), ("offset", pa.int64())])
 OUTPUT = "k string, told long"
 POISON = {"at once": 101, "in the middle": 102, "in its output": 103, "in its state": 104}
-"""Rows with these numbers make a function fail, by what of it fails."""
+"""The numbers that make a function fail, by where it fails."""
 TOO_LARGE = 2**40
 Event = tuple[str, int]
 
@@ -196,7 +196,7 @@ def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
         (warning,) = [one for one in query.reports[-1].warnings if "dead letters" in one]
         assert warning.startswith("[RIFFLE-0809] Batch 0 has 2 dead letters.")
         assert "Boom for the first." in warning
-        assert "101" not in warning, "what was raised may have rows' values in it, and a warning is logged"
+        assert "101" not in warning, "the log must not contain the error's message, which may have values of rows"
 
 
 @pytest.mark.parametrize(("name", "poison"), list(zip(["groups", "rows", "pandas", "groups"], POISON, strict=True)))

@@ -171,7 +171,7 @@ DOES: dict[str, Callable[[Any], object]] = {
     "update, remove": lambda state: (state.update((2,)), state.remove()),
     "remove, update": lambda state: (state.remove(), state.update((2,))),
 }
-"""What a call does with a state of 1 that is due in five seconds."""
+"""The changes that a call makes. Before it the state is 1, with a timeout in five seconds."""
 KEPT: dict[str, tuple[object, bool, int | None] | None] = {
     "nothing": (1, True, 5_001),
     "update": (2, True, None),
@@ -181,7 +181,7 @@ KEPT: dict[str, tuple[object, bool, int | None] | None] = {
     "update, remove": None,
     "remove, update": (2, True, None),
 }
-"""The number, whether there is a state, and when it is due, as Spark has them then."""
+"""The number, whether there is a state, and the timeout (ms) after each call, as in Spark."""
 
 
 @pytest.mark.parametrize("has_timed_out", [False, True])

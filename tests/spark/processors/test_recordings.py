@@ -16,7 +16,7 @@ pytestmark = pytest.mark.newer_spark
 
 CONF = native.CONF
 FORM = "pandas" if spark_version.startswith("4.0.") else "rows"
-"""What is recorded of this Spark; before 4.1 it has no other form."""
+"""The form that is recorded of this Spark version. Spark 4.0 has only pandas."""
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,12 +23,12 @@ DRAWN = (
 )  # fmt: skip
 EXAMPLES = 3
 PHASES = (Phase.explicit, Phase.generate)
-"""Examples take seconds each, so one that fails is told as it was drawn."""
+"""Examples take seconds, so a failing example is printed without being shrunk."""
 
 WORDS = st.builds(
     "{}{}{}".format, st.integers(0, 60) | st.sampled_from((9, 10, 20)), st.sampled_from("ab"), st.integers(1, 3)
 )
-"""Rows at the edges of windows, and anywhere; few keys and numbers, so that many rows are equal."""
+"""Rows at the edges of windows and anywhere, with few keys and numbers, so that many rows are equal."""
 FILES = st.lists(WORDS, max_size=5).map(" ".join)
 BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 

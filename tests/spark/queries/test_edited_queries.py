@@ -247,7 +247,9 @@ BASES = {
 PROCESSORS = "processors"
 EDITS = [(base, edit) for base, one in BASES.items() for edit in one.edits]
 LONG_BASES = ("windows", "complete windows", "sessions", "distinct", PROCESSORS)
-"""Queries that only long runs play. tests/protocol/batch/test_edited_jobs.py has edits of all kinds without Spark."""
+"""Base queries that only long runs play. tests/protocol/batch/test_edited_jobs.py has edits of all kinds
+without Spark.
+"""
 
 
 def _marks(base: str) -> list[pytest.MarkDecorator]:
@@ -350,4 +352,6 @@ def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: Spark
     assert records(f"file://{tmp_path}/state")[-1].stale_stores == {}
     counted = fed(grouped(COUNT))
     assert counted is not None
-    assert [row.c for row in counted.collect()] == [3], "the rows that came without the stage, and none that it knew"
+    assert [row.c for row in counted.collect()] == [3], (
+        "the rows of the batch without the stage count, and duplicates that it knew do not"
+    )
