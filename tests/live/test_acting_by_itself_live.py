@@ -1,5 +1,7 @@
-"""A running query reacts on real executors without an operator: owners move to the racks of their rows, a member with a
-full disk loses its tasks, and a returning member restores nothing with ``assignor="sticky"``.
+"""A running query adapts on real executors without an operator.
+
+Owners move to the racks of their rows. A member with a full disk loses its tasks. A member that returns restores
+nothing with ``assignor="sticky"``.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
 
 
 class Keyed:
-    """A query on the topic. Each batch has ten keys per key-group, and the producer counts what it sent."""
+    """A query on the topic. Each batch has ten keys per key-group, and ``sent`` is the number of batches."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
         names = [f"key-{number}" for number in range(400)]

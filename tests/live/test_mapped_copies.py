@@ -33,8 +33,8 @@ def copied_bytes(folder: Path) -> int:
 
 
 def test_a_query_runs_whose_state_is_a_tenth_of_the_limit(spark: SparkSession, tmp_path: Path) -> None:
-    """A query whose state is a tenth of the limit runs while the state grows, in batches that change all key-groups,
-    and after a restart that restores all of it.
+    """A query runs with a state of a tenth of the limit: while the state grows, in batches that change all key-groups,
+    and after a restart without local copies.
     """
     kept = Kept()
     lasts = aggregate(rows=count(), v=last("v"))

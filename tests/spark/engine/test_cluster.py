@@ -68,8 +68,8 @@ def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) ->
 
 
 def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: SparkSession, home: Home) -> None:
-    """A job of the query sets pool and tag while it runs and keeps the caller's job group. Afterwards the thread's
-    properties are as before.
+    """An upkeep job sets its pool and tag while it runs, and keeps the caller's job group. Afterwards the thread has
+    its former properties.
     """
     context = spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", "mine")

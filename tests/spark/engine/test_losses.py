@@ -93,7 +93,7 @@ def test_a_batch_that_spark_gives_up_for_lost_executors_says_so_in_our_words(
 ) -> None:
     """If Spark gives up a batch because of lost executors, riffle's error names the settings to change.
 
-    The error is a ConfigError only if all causes are a lack of memory or Spark reports one.
+    The error is a ConfigError if executors had no memory, and an UnavailableError if their reasons are unknown.
     """
     found = _loss_error(error, removals)
     assert (None if found is None else type(found)) == told

@@ -210,7 +210,7 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
 
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK, StorageLevel.MEMORY_AND_DISK_2])
 def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkSession, level: StorageLevel) -> None:
-    """The RDD of a result is stored at once without lineage, with two copies if there are several executors."""
+    """The RDD of a result is stored at once and without lineage, with the copies of its storage level."""
     rdd = batch(spark)._jdf.queryExecution().toRdd()
     jvm.store_rdd(spark, rdd, level)
     try:

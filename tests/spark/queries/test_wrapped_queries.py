@@ -298,7 +298,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
 
 @pytest.mark.long
 def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
-    """A changed join is refused if its buffered rows lack a column, or whether they had a partner."""
+    """A changed join is refused if its buffered rows lack a column, or do not record whether they had a partner."""
     clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")
     views = Feed(tmp_path / "views", "bt timestamp, view string, m long")
     clicks.add([{"at": BEGIN.isoformat(), "page": "a", "n": 1}])
