@@ -1,4 +1,4 @@
-"""What tests on executors of hosts of their own share."""
+"""Fixtures of the tests on a standalone cluster in which each worker has its own host address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apps.demo.servers import StandaloneCluster
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A master and a worker for each of the module's ``ENVIRONMENTS``, or two, on addresses of their own."""
+    """A standalone cluster with one worker per entry of the module's ``ENVIRONMENTS`` (default: two workers)."""
     told = getattr(request.module, "ENVIRONMENTS", [{}, {}])
     with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=len(told), environments=told) as started:
         started.wait_until_ready()

@@ -1,5 +1,7 @@
-"""What a running query does by itself, on real executors: owners go to the racks that rows come from, a full disk is
-emptied, and a member that is back restores nothing under ``sticky`` either.
+"""A running query adapts on real executors without an operator.
+
+Owners move to the racks of their rows. A member with a full disk loses its tasks. A member that returns restores
+nothing with ``assignor="sticky"``.
 """
 
 from __future__ import annotations
@@ -31,31 +33,31 @@ ENVIRONMENTS = [{"RIFFLE_RACK": rack} for rack in RACKS]
 I1, I2 = "127.0.0.2", "127.0.0.3"
 TOPIC, GROUPS = "keyed", 8
 PARTITION_OF = {"a": 0, "b": 1}
-"""One partition in each rack."""
+"""The partition whose broker is in each rack."""
 
 
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
-    """Run the module's session on that cluster, with what reads Kafka."""
+    """Return the cluster's master URL, and add the Kafka connector to the session's configuration."""
     CONF["spark.jars"] = ",".join(map(str, connector_jars()))
     return master_of(cluster)
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """Start two brokers of one Kafka cluster, one in each rack, with a partition each."""
+    """Start a Kafka cluster of two brokers, one per rack. The topic has one partition on each broker."""
     with KafkaBroker(tmp_path / "one", rack="a") as first, KafkaBroker(tmp_path / "two", "b", first) as second:
         for broker in (first, second):
             broker.wait_until_ready()
         admin = KafkaAdminClient(bootstrap_servers=first.bootstrap)
-        wait_for(lambda: len(admin.describe_cluster()["brokers"]) == len(RACKS), "both brokers are there")
+        wait_for(lambda: len(admin.describe_cluster()["brokers"]) == len(RACKS), "both brokers have joined")
         admin.create_topics({TOPIC: {"assignments": {0: [1], 1: [2]}}}, wait_for_metadata=True)
         admin.close()
         yield first
 
 
 class Keyed:
-    """A query on the topic, and what was sent to it: ten keys of each key-group with every batch."""
+    """A query on the topic. Each batch has ten keys per key-group, and ``sent`` is the number of batches."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
         names = [f"key-{number}" for number in range(400)]
@@ -76,14 +78,14 @@ class Keyed:
         self.query = start(rows, self.job, folder / "checkpoint", processingTime="100 milliseconds")
 
     def send(self, partition_of: dict[int, int] | None = None) -> None:
-        """Send one row a key, to its key-group's partition or to any, and wait for its batch."""
+        """Send one row per key, to the partition of its key-group or to a random one, and wait for the batch."""
         done, self.sent = len(self.job.reports), self.sent + 1
         for group, keys in self.keys.items():
             for key in keys:
                 partition = partition_of[group] if partition_of else random.Random(f"{key} {self.sent}").randrange(2)
                 self._producer.send(TOPIC, key=key.encode(), value=b"1", partition=partition)
         self._producer.flush()
-        wait_for(lambda: self._is_through(done), "the batch is through")
+        wait_for(lambda: self._is_through(done), "the batch has ended")
         assert self.query.exception() is None
         latest = self.kept.latest("k")
         assert all(latest[k] == {"rows": self.sent, "total": self.sent} for keys in self.keys.values() for k in keys)
@@ -100,7 +102,7 @@ class Keyed:
         return {task.key_group: of[owner] for task, owner in owners.items()}
 
     def stop(self) -> None:
-        """End query and producer."""
+        """Stop the query and close the producer."""
         self.query.stop()
         self._producer.close()
 
@@ -108,8 +110,10 @@ class Keyed:
 def test_owners_follow_the_racks_of_a_keyed_topic(
     spark: SparkSession, cluster: StandaloneCluster, brokers: KafkaBroker, tmp_path: Path
 ) -> None:
-    """Rows of any partition move nothing; once each key-group's come from the other rack only, owners are exchanged
-    within a few batches and nothing is read across racks. Nobody asks for it, and then it rests.
+    """Owners move to the rack that the rows of their key-groups come from.
+
+    Rows from random partitions cause no move. If all rows of each key-group come from the other rack, the owners are
+    exchanged within 25 batches, and then no owner moves any more.
     """
     run_workers(spark, cluster, 2)
     keyed = Keyed(spark, tmp_path, brokers)
@@ -146,11 +150,15 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
 def test_a_full_disk_empties_a_member_and_it_comes_back(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the high mark it gives up all that it has, warm; with room again it gets its share."""
+    """A member whose disk is fuller than the limit hands over all its tasks without a restore, and gets its share back
+    when the disk has room again.
+    """
     monkeypatch.setattr(quarantine, "_MEASURE_SECONDS", 0.2)  # private: sooner
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, num_standbys=1)
-    query.feed_until(lambda: query.holds().keys() == {I1, I2} and query.settled(), "everybody holds everything")
+    query.feed_until(
+        lambda: query.holds().keys() == {I1, I2} and query.settled(), "both members have a copy of every key-group"
+    )
     assert {host: len(owned) for host, (owned, _, _) in query.holds().items()} == {I1: 4, I2: 4}
     query.feed(2)
     query.catch_up()
@@ -161,13 +169,17 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
             pytest.skip("only who may mount can give a folder a disk of its own")
         ballast = folder / "ballast"
         ballast.write_bytes(bytes(int(0.92 * 24 * 2**20)))
-        reports = query.feed_until(lambda: query.holds()[I1] == (set(), set(), set()), "it is empty")
+        reports = query.feed_until(
+            lambda: query.holds()[I1] == (set(), set(), set()), "the member on the full disk is empty"
+        )
         assert [report.restores for report in reports] == [0] * len(reports)
         assert any("RIFFLE-0763" in text and member in text for report in reports for text in report.warnings)
         query.rest()
         assert list(folder.glob("totals/*")) == []
         ballast.unlink()
-        reports = query.feed_until(lambda: len(query.holds()[I1][0]) == 4 and query.settled(), "it is back")
+        reports = query.feed_until(
+            lambda: len(query.holds()[I1][0]) == 4 and query.settled(), "the member has its share again"
+        )
         assert query.holds()[I2][0] | query.holds()[I1][0] == set(range(8))
         query.feed(2)
 
@@ -175,7 +187,9 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
 def test_under_sticky_a_member_that_is_back_restores_nothing(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """It gets back what it had, and fetches no snapshot: it has its copies."""
+    """A member that returns with its folder gets its key-groups back, and no batch restores one or fetches a
+    snapshot.
+    """
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, assignor="sticky")
     query.feed_until(lambda: query.holds().keys() == {I1, I2}, "both are members")
@@ -189,7 +203,9 @@ def test_under_sticky_a_member_that_is_back_restores_nothing(
     cluster.return_worker(0)
     await_executors(spark, 2)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    reports = query.feed_until(lambda: query.holds().get(I1, (set(),))[0] == mine, "it has its own back")
+    reports = query.feed_until(
+        lambda: query.holds().get(I1, (set(),))[0] == mine, "the member has its key-groups again"
+    )
     assert time.monotonic() < deadline
     reports.append(query.feed())
     assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)

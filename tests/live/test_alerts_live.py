@@ -1,4 +1,4 @@
-"""A real Prometheus gets a running query's metrics, and each alert fires while its fault lasts, and resolves."""
+"""Prometheus scrapes a running query, and each alert fires while its fault lasts and resolves afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUICKER = (
     (r"> 600\b", "> 8"),
     (r"> 10000\b", "> 200"),
 )
-"""Shorter durations and smaller thresholds, so that a fault of some seconds counts."""
+"""Replacements that shorten durations and lower thresholds, so that a fault of a few seconds fires an alert."""
 TOPIC = "events"
 KEYS = 400
 DISK_BYTES = 48 << 20
@@ -65,7 +65,9 @@ def quicker_rules() -> str:
 
 
 def test_promtool_accepts_rules_and_configuration(tmp_path: Path) -> None:
-    """The rules are valid, those of the test as well, and unit tests of the rules pass."""
+    """promtool accepts the rules, the shortened rules of these tests and the configuration, and the rules' unit tests
+    pass.
+    """
     assert "6 rules found" in promtool("check", "rules", "alerts.yml", folder=CONF_FILES)
     promtool("check", "config", "prometheus.yml", folder=CONF_FILES)
     (tmp_path / "alerts.yml").write_text(quicker_rules())
@@ -74,7 +76,7 @@ def test_promtool_accepts_rules_and_configuration(tmp_path: Path) -> None:
 
 
 class Traffic:
-    """Sends records to the topic, some each tenth of a second, until it is stopped."""
+    """A thread that sends records to the topic every tenth of a second until it is stopped."""
 
     def __init__(self, broker: KafkaBroker) -> None:
         self.rate = 2
@@ -84,7 +86,7 @@ class Traffic:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the producer."""
+        """Stop the thread and close the producer."""
         self._stopped.set()
         self._thread.join()
         self._producer.close()
@@ -98,7 +100,7 @@ class Traffic:
 
 
 class Sink:
-    """Reads the rows, and then waits as long as a test wants."""
+    """A sink that reads the rows, and then waits for as long as a test sets."""
 
     def __init__(self) -> None:
         self.pause = 0.0
@@ -106,7 +108,7 @@ class Sink:
         self.open.set()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark passes both
-        """Take a batch."""
+        """Read a batch and wait."""
         rows.count()
         time.sleep(self.pause)
         self.open.wait()
@@ -114,9 +116,9 @@ class Sink:
 
 @pytest.fixture(scope="module")
 def session(shared_session: SharedSession) -> Iterator[SparkSession]:
-    """Two executors, the Kafka connector, and the servlet of Spark's metrics."""
+    """A session with two executors, the Kafka connector and Spark's Prometheus servlet."""
     shared_session.stop()
-    end_jvm()  # the class path of a JVM without the connector does not change
+    end_jvm()  # a running JVM would not load the connector's jars
     spark = (
         SparkSession.builder.master("local-cluster[2,2,900]")
         .config("spark.jars", ",".join(str(jar) for jar in connector_jars()))
@@ -138,7 +140,7 @@ def session(shared_session: SharedSession) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[None]:
-    """Send metrics each second."""
+    """Export metrics every second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1000")
         patch.setenv("NO_PROXY", "127.0.0.1")
@@ -147,7 +149,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Iterator[Prometheus]:
-    """A server that receives OTLP and has the alerts."""
+    """A Prometheus server that receives OTLP and evaluates the alerts."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "alerts.yml").write_text(quicker_rules())
     with Prometheus(f"{INTERVAL}rule_files: [{folder}/alerts.yml]\n", folder) as server:
@@ -156,7 +158,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, environment: None) -> I
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small file system for local copies."""
+    """A small file system that holds the local copies."""
     folder = tmp_path_factory.mktemp("disk")
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "riffle-test", str(folder)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -166,7 +168,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Query:
-    """The running query with its traffic and its sink."""
+    """The running query with its traffic, sink and folders."""
 
     def __init__(self, job: StatefulJob, sink: Sink, traffic: Traffic, root: Path, local: Path) -> None:
         self.job = job
@@ -184,7 +186,7 @@ def query(
     disk: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Query]:
-    """A query over Kafka with a standby for each key-group. Its metrics go to Prometheus."""
+    """A query that reads Kafka, has a standby per key-group and exports its metrics to Prometheus."""
     folder = tmp_path_factory.mktemp("query")
     kafka_broker.create_topic(TOPIC, partitions=2)
     settings = Settings(
@@ -248,7 +250,7 @@ def test_prometheus_has_the_values_of_the_readings(query: Query, prometheus: Pro
         tuple(sorted([("__name__", each.metric.name), *zip(each.metric.labels, each.labels, strict=True)])): each.value
         for each in readings(query.job.reports[-1], driver.facts())
     }
-    wait_for(lambda: expected.keys() <= series().keys(), f"{expected.keys() - series().keys()}")
+    wait_for(lambda: expected.keys() <= series().keys(), f"the series {expected.keys() - series().keys()}")
     rows = (("__name__", "riffle_rows_total"), ("store", "totals"))
     seen = driver.facts().counters["rows/totals"]
     wait_for(lambda: series()[rows] >= seen, "the rows of later batches")
@@ -259,7 +261,7 @@ def test_prometheus_has_the_values_of_the_readings(query: Query, prometheus: Pro
 
 
 def test_every_query_of_the_dashboard_is_valid(query: Query, prometheus: Prometheus) -> None:
-    """Prometheus accepts each, and most have values for a query without failures."""
+    """Prometheus accepts every expression of the dashboard, and most of them have values for a healthy query."""
     text = (CHECKOUT / "conf" / "grafana" / "riffle.json").read_text()
     expressions = [json.loads(f'"{each}"') for each in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', text)]
     assert len(expressions) > 15
@@ -268,7 +270,7 @@ def test_every_query_of_the_dashboard_is_valid(query: Query, prometheus: Prometh
 
 
 def test_no_commit(query: Query, prometheus: Prometheus) -> None:
-    """A sink that hangs. The alert names the query."""
+    """RiffleNoCommit fires while the sink hangs, and its summary names the query."""
     texts: list[str] = []
 
     def repair() -> None:
@@ -280,7 +282,7 @@ def test_no_commit(query: Query, prometheus: Prometheus) -> None:
 
 
 def test_lag_grows(query: Query, prometheus: Prometheus) -> None:
-    """More records than the slow batches read."""
+    """RiffleLagGrows fires while more records arrive than the slow batches read."""
 
     def fault() -> None:
         query.sink.pause = 1.0
@@ -294,7 +296,7 @@ def test_lag_grows(query: Query, prometheus: Prometheus) -> None:
 
 
 def test_standby_behind(query: Query, prometheus: Prometheus) -> None:
-    """Upkeep hangs on every member, so standbys do not follow."""
+    """RiffleStandbyBehind fires while upkeep hangs on every member."""
     with ExitStack() as held:
 
         def fault() -> None:
@@ -311,7 +313,7 @@ def test_standby_behind(query: Query, prometheus: Prometheus) -> None:
 
 @pytest.mark.parametrize("name", ["RiffleLocalDiskFull", "RiffleMemberQuarantined"])
 def test_full_disk(query: Query, prometheus: Prometheus, name: str) -> None:
-    """A disk that is fuller than its limit. Its members are quarantined."""
+    """The alerts for a full disk and for quarantined members fire while a disk is fuller than its limit."""
     ballast = query.local / "ballast"
 
     def fault() -> None:
@@ -323,7 +325,7 @@ def test_full_disk(query: Query, prometheus: Prometheus, name: str) -> None:
 
 @contextmanager
 def refused_snapshots(root: Path) -> Iterator[None]:
-    """Let every put of a snapshot fail: a file is in the place of its folder."""
+    """Make every put of a snapshot fail in the block: a file replaces the folder of snapshots."""
     folders = [path for path in root.rglob("snapshot") if path.is_dir()]
     assert folders
     for folder in folders:
@@ -338,7 +340,7 @@ def refused_snapshots(root: Path) -> Iterator[None]:
 
 
 def test_snapshots_failing(query: Query, prometheus: Prometheus) -> None:
-    """Executors cannot write snapshots, while batches continue."""
+    """RiffleSnapshotsFailing fires while executors cannot write snapshots. Batches continue."""
     query.traffic.rate = 20
     wait_for(lambda: any(path.is_dir() for path in query.root.rglob("snapshot")), "a first snapshot")
     with ExitStack() as stack:
@@ -351,7 +353,9 @@ def test_snapshots_failing(query: Query, prometheus: Prometheus) -> None:
 
 
 def test_prometheus_reads_the_totals_from_sparks_servlet(session: SparkSession, query: Query, tmp_path: Path) -> None:
-    """The example's rules for names make the same names as through OTLP, with the query as label."""
+    """The relabelling rules of the example turn the servlet's metrics into the names that OTLP has, with a
+    query label.
+    """
     port = str(session.sparkContext.uiWebUrl).rpartition(":")[2]
     example = (CONF_FILES / "prometheus.yml").read_text()
     config = INTERVAL + "scrape_configs:" + example.partition("scrape_configs:")[2]

@@ -1,5 +1,5 @@
-"""What is asked of placement holds on real executors: an assignor of one's own, a pin under `hash`, filters that change
-live; and where a key is said to be, its rows are run.
+"""A user's assignor, pins, and live include and exclude filters decide placement on real executors, and ``where`` names
+the executor that processes a key.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ MIB = 2**20
 
 
 def tells_who_ran(rows: pa.Table, _: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Answer, and keep, which executor ran a key."""
+    """Output and store the executor that processed each key."""
     ran = pa.table({"k": rows["k"], "executor": [executor_id()] * rows.num_rows}, schema=RAN)
     return ran, ran
 
 
 def on_the_first(view: View, _: AssignSettings) -> Assignment:
-    """Let the first member own everything, whatever else is asked for."""
+    """Assign every task to the member with the lowest id, and ignore all requests."""
     return Assignment({task.id: min(member.id for member in view.members) for task in view.tasks})
 
 
 class Played:
-    """A job on two executors that a test feeds, a row a key, and what its sink was told."""
+    """A job on two executors. Each batch has one row per key, and its sink keeps the output."""
 
     def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
         given = settings_in(folder, expected_executors=2, acceptable_recovery_lag=0, max_warmup_replicas=8, **settings)
@@ -52,7 +52,7 @@ class Played:
         self.job: StatefulJob = Stateful("ran", "k", compute, settings=given).into(self._kept)
 
     def feed(self) -> dict[object, str]:
-        """Run one batch; return which executor ran each key."""
+        """Run one batch and return the executor that processed each key."""
         self._version += 1
         self.job(self._spark.range(KEYS).selectExpr("id k"), self._version)
         rest(self.job)
@@ -60,7 +60,9 @@ class Played:
         return {row["k"]: row["executor"] for row in newest}
 
     def feed_until(self, reached: Callable[[dict[object, str]], bool]) -> dict[object, str]:
-        """Run batches until one ran as it should; where keys are said to be, they are run with each."""
+        """Run batches until ``reached`` accepts one. Unless an owner moved, ``where`` predicted the executors of each
+        batch.
+        """
         for _ in range(MOST_BATCHES):
             said = {key: self.job.where(key).executor for key in range(KEYS)} if self._version >= 0 else {}
             ran = self.feed()
@@ -71,7 +73,7 @@ class Played:
         raise AssertionError(f"not in {MOST_BATCHES} batches; members {self.job.members()}")
 
     def check_where(self) -> None:
-        """Compare what is said of every key with who then runs it, and with the members."""
+        """Check that ``where`` names the executor that the next batch uses, and the owner's executor and host."""
         said = {key: self.job.where(key) for key in range(KEYS)}
         assert self.feed() == {key: place.executor for key, place in said.items()}
         hosts = {member.id: (member.executor, member.host) for member in self.job.members()}
@@ -82,7 +84,9 @@ class Played:
 def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_its_tasks(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A function in the settings: nobody stores or ships it. A member that it would never leave is excluded live."""
+    """A function as ``assignor`` decides the owners. If it assigns tasks to an excluded member, they go to another
+    member.
+    """
     played = Played(spark, tmp_path, assignor=on_the_first)
     with pytest.raises(ConfigError, match="not run a batch yet"):
         played.job.where(0)
@@ -94,7 +98,7 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
     played.feed_until(lambda ran: _executor(played, first) not in ran.values())
     reports = list(played.job.reports)[before:]
     assert any("RIFFLE-0771" in warning for report in reports for warning in report.warnings)
-    assert sum(report.restores for report in reports) == 0, "it went warm"
+    assert sum(report.restores for report in reports) == 0, "key-groups move warm"
     played.check_where()
     played.job.reconfigure(exclude="")
     played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
@@ -102,7 +106,9 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
 
 @pytest.mark.long
 def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp_path: Path) -> None:
-    """A pinned key-group is run where it was pinned; who is not included runs nothing else."""
+    """A pinned key-group moves to its member with ``assignor="hash"``. A member that ``include`` leaves out keeps only
+    its pinned key-group.
+    """
     played = Played(spark, tmp_path, assignor="hash", num_standbys=1)
     _two_members(played)
     played.check_where()
@@ -124,7 +130,7 @@ def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp
 
 
 def _two_members(played: Played) -> set[str]:
-    """Run batches until both executors are members; return these."""
+    """Run batches until both executors are members, and return the member ids."""
     for _ in range(int(PATIENCE_SECONDS)):
         played.feed()
         members = {member.id for member in played.job.members() if member.state == "live"}

@@ -1,4 +1,4 @@
-"""Checkpoints and state that do not fit are refused with a remedy, and the remedy mends them."""
+"""A query whose checkpoint and state do not match is refused with a remedy, and runs after that remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 BATCHES = 4
 OLDER = 2
-"""How many batches the older copies of checkpoint and state have seen."""
+"""The number of batches in the older copies of checkpoint and state."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Query:
 
     @property
     def root(self) -> str:
-        """Where its state is."""
+        """Return the root."""
         return f"file://{self.folder}/state"
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark's checkpoint is."""
+        """Return the folder of Spark's checkpoint."""
         return self.folder / "checkpoint"
 
     def run(self) -> dict[object, dict[str, int]]:
-        """Run to the end as a new process would; return the newest row of each key that was delivered."""
+        """Run the query with a new job until the feed is read. Return the newest delivered row of each key."""
         kept = Kept()
         compute = aggregate(rows=count(), total=sum_("v"))
         job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(kept)
@@ -50,7 +50,7 @@ class Query:
         return cast("dict[object, dict[str, int]]", kept.latest("k"))
 
     def refusal(self) -> str:
-        """Run, and return what it is refused with."""
+        """Run the query and return the error that refuses it."""
         with pytest.raises(StreamingQueryException) as caught:
             self.run()
         return str(caught.value)
@@ -58,7 +58,7 @@ class Query:
 
 @pytest.fixture(scope="module")
 def original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Query:
-    """A query that has seen all its batches, with copies of checkpoint and state from before the last ones."""
+    """A query that ran all its batches, with copies of its checkpoint and state from after batch 1."""
     folder = tmp_path_factory.mktemp("original")
     query = Query(spark, folder, Feed(folder / "in", "k long, v long"))
     for number in range(BATCHES):
@@ -73,7 +73,7 @@ def original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Q
 
 @pytest.fixture
 def query(original: Query, tmp_path: Path) -> Iterator[Query]:
-    """A copy of that query for one test, on the same input; what the test adds to the input is taken out again."""
+    """A copy of the original query for one test. It shares the input, and removes the rows that the test adds."""
     for name in ("checkpoint", "state", "local"):
         shutil.copytree(original.folder / name, tmp_path / name, symlinks=True)
     before = set(original.feed.folder.iterdir())
@@ -88,7 +88,7 @@ def rows(number: int) -> list[dict[str, int]]:
 
 
 def after(batches: int) -> dict[object, dict[str, int]]:
-    """Return the state after that many batches."""
+    """Return the state after the first ``batches`` batches."""
     state: dict[object, dict[str, int]] = {}
     for row in [row for number in range(batches) for row in rows(number)]:
         before = state.get(row["k"], {"rows": 0, "total": 0})
@@ -104,7 +104,9 @@ def put_back(query: Query, original: Query, name: str) -> None:
 
 @pytest.mark.long
 def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: Query) -> None:
-    """With a checkpoint from before, the state is taken back to it, and the batches run again to the same result."""
+    """An older checkpoint is refused with ``riffle rollback`` as the remedy. After it, the batches run again to the
+    same result.
+    """
     put_back(query, original, "checkpoint")
     told = query.refusal()
     assert "RIFFLE-0215" in told
@@ -119,7 +121,7 @@ def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: 
 
 @pytest.mark.long
 def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path: Path) -> None:
-    """State of another query is refused until it is adopted; then new input is added to it."""
+    """A new checkpoint is refused until the state is adopted. New rows are then added to the existing state."""
     shutil.rmtree(query.checkpoint)
     fresh = Query(query.spark, query.folder, Feed(tmp_path / "new-in", "k long, v long"))
     fresh.feed.add([{"k": k, "v": 100} for k in range(4)])
@@ -133,7 +135,9 @@ def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path
 
 
 def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
-    """State that lost its last batches takes Spark's offsets back with it, and the batches run again."""
+    """A root that lost its last batches is refused. A rollback resets Spark's offsets too, and the lost batches run
+    again.
+    """
     put_back(query, original, "state")
     query.feed.add([{"k": 9, "v": 9}])
     told = query.refusal()
@@ -144,7 +148,9 @@ def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_of_another_line_is_refused_and_led_back(query: Query) -> None:
-    """It is at the state's batch, and ended that elsewhere: Spark would go on from there, without the rows between."""
+    """A checkpoint whose last batch ended at other offsets than the state's is refused, because rows in between would
+    be lost. A rollback to that batch restores the offsets.
+    """
     entry = query.checkpoint / "offsets" / str(BATCHES - 1)
     told = entry.read_text()
     entry.write_text(told.replace(f'"logOffset":{BATCHES - 1}', f'"logOffset":{BATCHES - 2}'))

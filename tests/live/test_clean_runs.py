@@ -39,9 +39,9 @@ SPARKS = (
     "Utils: Your hostname",
     "Utils: Set SPARK_LOCAL_IP",
 )
-"""Warnings that Spark may print for each streaming query that it runs alone and that is stopped."""
+"""Warnings that Spark alone may log for each streaming query that is stopped."""
 JOB_GROUPS_MAX = 2
-"""Spark cancels the jobs of a query before and after its end, and warns each time that it finds none."""
+"""Spark cancels the jobs of a query before and after its end, and logs a warning each time if there are none."""
 LEVEL = re.compile(r"\b(?:WARN|ERROR)\b (.*)")
 
 
@@ -52,7 +52,7 @@ def readme() -> str:
 
 
 def lines_of(program: str, folder: Path) -> list[str]:
-    """Run a program in a folder of its own and return the lines that it logs."""
+    """Run a program in an empty folder and return the lines of its stderr."""
     ran = subprocess.run(
         [sys.executable, "-c", program.replace(FOLDER, str(folder))],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True,
@@ -61,13 +61,13 @@ def lines_of(program: str, folder: Path) -> list[str]:
 
 
 def warnings_of(lines: list[str]) -> list[str]:
-    """Return the texts of warnings and errors."""
+    """Return the texts of the warnings and errors."""
     return [match[1] for match in map(LEVEL.search, lines) if match is not None]
 
 
 @pytest.mark.parametrize("program", [readme(), WRAPPED], ids=["readme", "wrapped"])
 def test_a_program_that_stops_its_query_prints_nothing_of_ours(program: str, tmp_path: Path) -> None:
-    """Its output is Spark's alone: no traceback, and no warning that names no action."""
+    """A program that stops its query logs only Spark's own warnings, and no traceback."""
     lines = lines_of(program, tmp_path)
     warned = warnings_of(lines)
     assert [line for line in warned if not line.startswith(SPARKS)] == []

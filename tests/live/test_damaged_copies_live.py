@@ -1,4 +1,4 @@
-"""Local files that are damaged between the batches of a real query, whose Python workers live on."""
+"""Local files are damaged between the batches of a real query, while its Python workers stay alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES, DAMAGES = 5, 5
 
 
 def workers(spark: SparkSession) -> set[int]:
-    """Return the processes that run Python for the executors."""
+    """Return the ids of the executors' Python processes."""
     return set(spark.sparkContext.parallelize(range(4), 4).map(lambda _: os.getpid()).collect())
 
 
@@ -31,7 +31,7 @@ def workers(spark: SparkSession) -> set[int]:
 def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
-    """Some damage before each batch, of owners' and standbys' files: all totals are right, and no worker died."""
+    """All totals are right and no Python worker dies if files of owners and standbys are damaged before each batch."""
     settings = settings_in(tmp_path, num_standbys=1, snapshot_chain_links=4)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
     computed = Stateful("visits", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)
@@ -49,8 +49,8 @@ def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
         rest(job)
         wanted = {key: {"visits": batch + 1, "total": (batch + 1) * key} for key in range(KEYS)}
         assert kept.latest("user") == wanted
-        lost = any("removed" in each or ".journal" in each for each in done)  # a journal lists all copies of a store
-        assert job.reports[-1].runs == 1 or lost, "a copy that is gone may move"
+        lost = any("removed" in each or ".journal" in each for each in done)  # A journal lists all copies of a store.
+        assert job.reports[-1].runs == 1 or lost, "only a key-group whose copy was lost may move"
     fetched = [report.fetched_bytes + report.upkeep_fetched_bytes for report in job.reports]
     print(f"fetched {fetched}, snapshots {sum(report.snapshots for report in job.reports)}")
     assert before <= workers(spark)

@@ -1,4 +1,4 @@
-"""The commands of two pages of docs/deploy, as printed, on workers whose Python has only what the pages say."""
+"""The commands of two pages in docs/deploy run as printed, on workers whose Python has only what the pages require."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES = "riffle_spark.worker.slot boto3 pyarrow"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Two workers that find no checkout on their path."""
+    """Two workers without the checkout on their Python path."""
     folder = tmp_path_factory.mktemp("cluster")
     with StandaloneCluster(folder, 2, WorkerSize(cores=1), [{"PYTHONPATH": ""}]) as cluster:
         yield cluster
@@ -75,7 +75,7 @@ def test_a_zip_file_for_workers_with_four_packages(cluster: StandaloneCluster, d
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the printed environment, with pinned packages, and its archive; return the folder of both."""
+    """Build the environment and its archive by the printed commands, with pinned packages. Return their folder."""
     folder = checkout_copy(tmp_path_factory.mktemp("environment"))
     make, install, pack = printed(PAGE, "venv-pack -p environment").splitlines()
     run_printed(make, folder, Path(sys.executable).parent)
@@ -91,7 +91,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bring(environment: Path, deployment: Deployment) -> None:
-    """Put the environment and its archive where the commands run."""
+    """Link the environment and its archive into the folder where the commands run."""
     for name in ("environment", "environment.tar.gz"):
         (deployment.folder / name).symlink_to(environment / name)
 
@@ -99,7 +99,7 @@ def bring(environment: Path, deployment: Deployment) -> None:
 def test_an_environment_for_workers_with_only_python(
     cluster: StandaloneCluster, deployment: Deployment, environment: Path
 ) -> None:
-    """Workers run in the environment that is sent as an archive."""
+    """Workers that have only Python run in the environment that Spark distributes as an archive."""
     bring(environment, deployment)
     command, replaced = printed(PAGE, "--archives environment.tar.gz#environment"), {"spark://master:7077": cluster.url}
     deployment.submit(command, replaced, {})
@@ -110,7 +110,9 @@ def test_an_environment_for_workers_with_only_python(
 
 
 def test_yarn(deployment: Deployment, environment: Path, tmp_path: Path) -> None:
-    """On YARN the driver and the executors run in containers, in the environment that is sent as an archive."""
+    """On YARN the containers of the driver and the executors run in the environment that Spark distributes as an
+    archive.
+    """
     bring(environment, deployment)
     assert "venv-pack -p environment" in printed("yarn.md", "venv-pack")
     local = {

@@ -1,4 +1,6 @@
-"""Dispatch by partition in a real stream: the same results as by key, over switches there and back."""
+"""Dispatch by partition in a real stream gives the results of dispatch by key, also after switches in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ PARTITIONS = 5
 
 
 def partition_of(keys: pa.Table) -> pa.Table:
-    """Name the partition of each key: it is the number in it."""
+    """Return the topic and partition of each key, which follow from the number in the key."""
     numbers = [int(key[1:]) % PARTITIONS for key in keys["k"].to_pylist()]
     return pa.table({"topic": [f"t{n % 2}" for n in numbers], "partition": numbers})
 
 
 class Events:
-    """A feed of drawn rows whose keys keep to their partitions."""
+    """A feed of random rows in which each key stays in its partition."""
 
     def __init__(self, folder: Path) -> None:
         self.feed = Feed(folder, SCHEMA)
@@ -36,7 +38,7 @@ class Events:
         self.at = 0
 
     def add(self, batches: int) -> None:
-        """Add so many micro-batches."""
+        """Add ``batches`` micro-batches."""
         for _ in range(batches):
             self.feed.add(self.row() for _ in range(60))
 
@@ -48,13 +50,13 @@ class Events:
         return {"k": f"u{number}", "v": value, "topic": f"t{partition % 2}", "partition": partition, "at": self.at}
 
     def expected(self, spark: SparkSession) -> DataFrame:
-        """Return what one groupBy over all of it gives."""
+        """Return the result of one groupBy over all rows."""
         columns = (F.count("*").alias("rows"), F.sum("v").alias("total"), F.max_by("v", "at").alias("newest"))
         return self.feed.table(spark).groupBy("k").agg(*columns)
 
 
 def job_of(settings: Settings, kept: Kept) -> StatefulJob:
-    """Return running totals by key."""
+    """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"), newest=last("v"))
     return Stateful("totals", "k", compute, settings=settings, order_by="at").into(kept)
 
@@ -62,7 +64,7 @@ def job_of(settings: Settings, kept: Kept) -> StatefulJob:
 @pytest.mark.long
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
-    """Rows go by their partition, a partition is a shard, and every key's result is that of a groupBy."""
+    """With dispatch by partition, each topic partition is a shard, and each key's result is that of a groupBy."""
     events, kept = Events(tmp_path / "in"), Kept()
     events.add(3)
     job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
@@ -76,7 +78,9 @@ def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_
 
 @pytest.mark.long
 def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
-    """Pause, clean up, stop, switch, start: no copy is left, and all state is fetched from the new snapshots."""
+    """The procedure to switch the dispatch works in both directions: no local copy is left, and state is fetched from
+    the new snapshots.
+    """
     events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
     for dispatch in ("key_group", "partition", "key_group"):
         if events.at:
@@ -96,7 +100,9 @@ def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession,
 
 
 def test_another_dispatch_than_the_states_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The query fails before it runs anything, and the error names both and the command."""
+    """A query with another dispatch than its state fails before it runs a batch. The error names both values and the
+    command.
+    """
     events = Events(tmp_path / "in")
     events.add(1)
     run_to_end(events.feed.stream(spark), job_of(settings_in(tmp_path), Kept()), tmp_path / "checkpoint")

@@ -1,4 +1,4 @@
-"""The driver dies with SIGKILL at steps of the protocol, one step a batch; what it leaves behind adds up."""
+"""The driver is killed with SIGKILL at one step of the protocol per batch, and every row still counts once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Totals = dict[int, tuple[int, int]]
 
 
 def batch(number: int, batches: int) -> list[dict[str, int]]:
-    """Return a batch's rows: all keys in the first and the last, some in the others."""
+    """Return the rows of a batch: all keys in the first and the last batch, two thirds of them in the others."""
     everything = number in (0, batches - 1)
     return [{"k": k, "v": 10 * number + k} for k in range(KEYS) if everything or (k + number) % 3] * 2
 
@@ -48,7 +48,7 @@ def undisturbed(batches: int) -> list[Totals]:
 
 
 def deliveries(spark: SparkSession, folder: Path) -> dict[str, list[Totals]]:
-    """Return what each call of the sink got, by delivery id."""
+    """Return the rows of each call of the sink, grouped by delivery id."""
     found = defaultdict(list)
     for call in sorted((folder / "out").iterdir()):
         rows = spark.read.schema("k long, rows long, total long, delivery string").json(str(call)).collect()
@@ -59,7 +59,7 @@ def deliveries(spark: SparkSession, folder: Path) -> dict[str, list[Totals]]:
 
 @contextmanager
 def driver(folder: Path, step: str, number: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the job as a process of its own, which waits with Spark ready for a line of input."""
+    """Start the job in a new process. It starts Spark and waits for a line on its stdin."""
     path = os.pathsep.join([str(APP.parent), os.environ["PYTHONPATH"]])
     environment = {**os.environ, "PYTHONPATH": path, "JAVA_TOOL_OPTIONS": QUICK_JAVA}
     command = [sys.executable, str(APP), str(folder), step, str(number)]
@@ -71,7 +71,9 @@ def driver(folder: Path, step: str, number: int) -> Iterator[subprocess.Popen[by
 
 
 def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(spark: SparkSession, tmp_path: Path) -> None:
-    """State and sink, with deliveries counted by their id, are those of a run that nobody killed."""
+    """After five kills of the driver, the sink has the rows of an undisturbed run, if deliveries are counted by their
+    id.
+    """
     batches = len(STEPS) + 2
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(batches):
@@ -90,6 +92,6 @@ def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(spark: S
         f"{records(root)[-1].query_id}/0/{number}": expected[number] for number in range(batches)
     }
     assert all(call == calls[0] for calls in found.values() for call in calls)
-    assert [len(calls) for calls in found.values()].count(2) == 1, "only the death after the sink delivers again"
+    assert [len(calls) for calls in found.values()].count(2) == 1, "only the crash after the sink repeats a delivery"
     assert committed(root) == list(range(batches))
     assert [report.decision for report in job.reports] == ["repeat", "run"]

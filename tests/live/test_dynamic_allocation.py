@@ -1,4 +1,4 @@
-"""Executors that Spark adds and takes away by itself, down to none."""
+"""Spark's dynamic allocation adds and removes executors, down to none."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ CONF = {
 def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Dynamic allocation starts with none, and would wait for tasks as we wait for it; its removal was planned."""
+    """The driver gets an executor from dynamic allocation, although no task is pending. The removal of an idle executor
+    counts as planned.
+    """
     settings = settings_in(tmp_path)
     assert inventory.expected_executors(spark, settings) == 1
     assert inventory.executors(spark) == ()
     first = inventory.await_executors(spark, settings)
     assert len(first) == 1
     assert spark.range(5).count() == 5
-    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor is removed")
     assert inventory.find_planned_removals(spark, [first[0].id]) == {first[0].id}
     assert len(inventory.await_executors(spark, settings)) == 1
 
 
 def test_none_at_all_is_told_with_the_setting_that_bounds_the_wait(spark: SparkSession, tmp_path: Path) -> None:
-    """A cluster that gives nothing within the delay is unavailable, to be tried again."""
-    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    """The job raises UnavailableError, with the setting that limits the wait, if the cluster starts no executor in
+    time.
+    """
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor is removed")
     with pytest.raises(UnavailableError, match=r"0\.01 s"):
         inventory.await_executors(spark, settings_in(tmp_path, initial_rebalance_delay=0.01))

@@ -1,6 +1,4 @@
-"""Live elasticity on a standalone cluster whose workers are hosts of their own: executors come, go, stop and return,
-and every batch's ledger is exact.
-"""
+"""Executors join, leave, die, hang and return on a standalone cluster, and every batch counts each row once."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 CONF = {
     **live.CONF,
-    # Less than a new executor takes to start: what a dead one leaves undone is its standby's to do.
+    # A new executor needs longer to start. So the slots of a dead executor run on its standby.
     "spark.locality.wait": "1s",
     "spark.executor.heartbeatInterval": "1s",
     "spark.network.timeout": "20s",
@@ -32,14 +30,15 @@ NEVER = 1000
 
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
-    """Run the module's session on that cluster."""
+    """Return the cluster's master URL."""
     return master_of(cluster)
 
 
 @pytest.fixture
 def query(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> LiveQuery:
-    """A query on two members with one standby, after its first batches: copies are level, and no snapshot falls due
-    that would spare somebody what was missed.
+    """A query on two members with one standby, after its first batches. All copies have caught up.
+
+    No snapshot is taken, because a returning member could restore from it instead of fetching the missed deltas.
     """
     await_executors(spark, 2)
     made = LiveQuery(spark, tmp_path, num_standbys=1, snapshot_chain_links=NEVER)
@@ -50,7 +49,7 @@ def query(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> Li
 
 
 def kill_in_a_batch(query: LiveQuery, pid: int) -> None:
-    """SIGKILL to a process as soon as a batch's slots run."""
+    """Kill a process with SIGKILL as soon as the batch's slots run."""
     wait_for(query.is_running_slots, "slots run", poll_seconds=0.005)
     os.kill(pid, signal.SIGKILL)
 
@@ -59,8 +58,9 @@ def kill_in_a_batch(query: LiveQuery, pid: int) -> None:
 def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_own_back(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
-    """SIGKILL of an executor in a batch: nothing is fetched or restored; its successor on the same folder fetches only
-    what it missed and gets its key-groups back.
+    """A standby takes over inside the batch in which the owner's executor is killed, and nothing is restored.
+
+    The executor that restarts on the same folder fetches only the missed deltas and gets its key-groups back.
     """
     before, owned = {m.id for m in query.job.members()}, query.owned()
     victim = next(m.executor for m in query.job.members() if m.host == cluster.hosts[0])
@@ -69,12 +69,12 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
     report = query.feed()
     killer.join()
     assert (report.restores, report.fetched_snapshot_bytes, report.fetched_bytes) == (0, 0, 0)
-    wait_for(lambda: victim not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: victim not in executor_ids(spark), "Spark has removed the executor")
     await_executors(spark, 2)
     reports = query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "the member is back and warm")
     assert {m.id for m in query.job.members()} == before, "the new executor is the old member"
     assert sorted(query.owned().values()) == sorted(owned.values())
-    assert sum(r.upkeep_restores + r.restores for r in [report, *reports]) == 0, "only missed changes were folded"
+    assert sum(r.upkeep_restores + r.restores for r in [report, *reports]) == 0, "only missed deltas were applied"
     assert {m["goal"] for r in reports for m in r.moves if m["role"] == "owner"} <= {"return", "balance", "valid"}
 
 
@@ -82,8 +82,8 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
 def test_a_death_inside_a_batch_loses_and_doubles_nothing(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """SIGKILL of an executor in a batch, without standbys: its key-groups are restored elsewhere, and every row of this
-    batch and of the next ones is counted and delivered once.
+    """If an executor without standbys is killed inside a batch, its key-groups are restored on another executor. Each
+    row is counted and delivered once.
     """
     await_executors(spark, 2)
     query = LiveQuery(spark, tmp_path, key_groups=4)
@@ -94,7 +94,7 @@ def test_a_death_inside_a_batch_loses_and_doubles_nothing(
     report = query.feed()
     killer.join()
     assert report.restores > 0
-    wait_for(lambda: victim not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: victim not in executor_ids(spark), "Spark has removed the executor")
     assert victim not in query.feed().owners
 
 
@@ -103,24 +103,26 @@ def test_a_death_inside_a_batch_loses_and_doubles_nothing(
 def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """Two members, three, two by a drain: key-groups move warm, and no batch fetches state."""
+    """When a third member joins and leaves again after a drain, key-groups move warm, and no batch restores state."""
     await_executors(spark, 2)
     query = LiveQuery(spark, tmp_path, key_groups=12, acceptable_recovery_lag=100, max_warmup_replicas=4)
-    query.feed(5)  # now every key-group has more rows than the acceptable lag, so none moves without a copy
+    query.feed(5)  # Now every key-group has more rows than the acceptable lag, so none moves without a copy.
     added = cluster.start_worker()
     cluster.wait_until_ready()
     await_executors(spark, 3)
-    reports = query.feed_until(lambda: len(query.owned()) == 3, "three members are counted")
+    reports = query.feed_until(lambda: len(query.owned()) == 3, "three members own key-groups")
     reports += query.feed_until(query.settled, "three members are balanced", resting=False)
     assert sorted(query.owned().values()) == [4, 4, 4]
     assert [r for r in reports if r.restores] == []
     assert {m["role"] for r in reports for m in r.moves} == {"owner", "warmup"}
     leaving = next(m for m in query.job.members() if m.host == cluster.hosts[added])
     query.job.drain(leaving.id)
-    reports = query.feed_until(lambda: query.owned()[leaving.executor] == 0 and query.settled(), "it is empty")
+    reports = query.feed_until(
+        lambda: query.owned()[leaving.executor] == 0 and query.settled(), "the drained member is empty"
+    )
     assert [r for r in reports if r.restores] == []
     cluster.kill_worker(added)
-    wait_for(lambda: leaving.executor not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: leaving.executor not in executor_ids(spark), "Spark has removed the executor")
     report = query.feed()
     assert (report.restores, report.runs) == (0, 1)
     assert sorted(query.owned().values()) == [6, 6]
@@ -130,26 +132,28 @@ def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
 def test_a_stopped_executor_that_wakes_up_does_no_harm(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
-    """SIGSTOP until Spark gives the executor up, SIGCONT later: standbys go on, and the ledger stays exact."""
+    """When Spark gives up an executor that hangs, standbys take over. The executor causes no error when it resumes."""
     asleep = executors_of(cluster, 1)[0]
     known = executor_ids(spark)
     os.kill(asleep, signal.SIGSTOP)
     try:
-        wait_for(lambda: not known <= executor_ids(spark), "Spark gives it up")
+        wait_for(lambda: not known <= executor_ids(spark), "Spark replaces the stopped executor")
         reports = [query.feed() for _ in range(2)]
         assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * 2
     finally:
         os.kill(asleep, signal.SIGCONT)
     query.feed(2)
     await_executors(spark, 2)
-    query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "two members are level again")
+    query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "two members have caught up")
 
 
 @pytest.mark.long
 def test_a_worker_that_returns_after_the_delay_is_filled_again(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
-    """A whole machine dies and stays away: the others balance without it; back on its disk it is the same member."""
+    """When a worker is lost for longer than the rebalance delay, the other members share its tasks. When it returns
+    with its disk, it is the same member and gets its share again.
+    """
     query.job.reconfigure(scheduled_rebalance_max_delay=0, num_standbys=0)
     query.feed()
     member = next(m for m in query.job.members() if m.host == cluster.hosts[1])
@@ -159,14 +163,16 @@ def test_a_worker_that_returns_after_the_delay_is_filled_again(
     assert set(query.owned().values()) == {8}
     cluster.return_worker(1)
     await_executors(spark, 2)
-    query.feed_until(lambda: query.settled() and sorted(query.owned().values()) == [4, 4], "it has its share again")
+    query.feed_until(
+        lambda: query.settled() and sorted(query.owned().values()) == [4, 4], "the member has its share again"
+    )
     assert member.id in {m.id for m in query.job.members()}
 
 
 def test_a_new_driver_finds_owners_and_copies_again(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
-    """After a restart of the driver nobody moves and nothing is fetched."""
+    """After a restart of the driver no owner moves and nothing is fetched."""
     owners = {kg: query.owner_of(kg) for kg in range(8)}
     query.restart()
     report = query.feed()

@@ -1,4 +1,4 @@
-"""Keys are erased from a query that Spark ran on executors: from S3, its savepoints and the executors' disks."""
+"""Keys are erased from a query on executors: from S3, from its savepoints and from the executors' disks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ROWS_PER_BATCH = 60
 
 @pytest.fixture(scope="module")
 def master(aws_environment: None) -> str:
-    """Two executors, which inherit the credentials of this process."""
+    """Return the master of two executors, which inherit this process's credentials."""
     return "local-cluster[2,1,600]"
 
 
 class Query:
-    """Totals by an id of 32 bytes, on a root in S3, with merged deltas and few retained records."""
+    """A query that totals by a 32-byte id, with its root in S3, merged deltas and few retained records."""
 
     def __init__(self, spark: SparkSession, folder: Path, server: ObjectServer, *, encrypted: bool) -> None:
         self._spark = spark
@@ -67,18 +67,18 @@ class Query:
         self.expected: dict[bytes, list[int]] = {}
 
     def add(self, ids: list[bytes], n: int) -> None:
-        """Feed a batch with a row for each id."""
+        """Feed a batch with one row per id."""
         self.feed.add([{"id": id_.hex(), "n": n} for id_ in ids])
         for id_ in ids:
             before = self.expected.get(id_, [0, 0])
             self.expected[id_] = [before[0] + 1, before[1] + n]
 
     def stream(self) -> DataFrame:
-        """Return the feed with ids as bytes."""
+        """Return the feed as a stream with ids as bytes."""
         return self.feed.stream(self._spark).selectExpr("unhex(id) id", "n")
 
     def run(self, batches: list[tuple[list[bytes], int]], savepoint_after: int | None = None) -> None:
-        """Run these batches one by one, with their upkeep, and create a savepoint after one of them."""
+        """Run these batches one by one, wait for the upkeep after each, and create a savepoint after one of them."""
         compute = aggregate(rows=count(), total=sum_("n"))
         job: StatefulJob = Stateful("totals", "id", compute, settings=self.settings).into(Kept())
         query = start(self.stream(), job, self.checkpoint, processingTime="50 milliseconds")
@@ -96,16 +96,16 @@ class Query:
             query.stop()
 
     def objects_with(self, ids: list[bytes]) -> set[str]:
-        """Return the objects below the root that have one of the ids."""
+        """Return the objects below the root that contain one of the ids."""
         return find_objects(self.root, ids, self.options, self.encryption_keys)
 
     def state(self) -> dict[bytes, list[int]]:
-        """Return the state in the root."""
+        """Return the state by id."""
         table = read_state(self.root, "totals", options=self.options, encryption_keys=self.encryption_keys).read_all()
         return {row["id"]: [row["rows"], row["total"]] for row in table.to_pylist()}
 
     def retained_objects(self) -> set[str]:
-        """Return the objects that retained records list."""
+        """Return the names of the objects that retained records list."""
         log = Log(open_store(self.root, self.options), self.root)
         tail = log.open()
         assert tail is not None
@@ -113,25 +113,25 @@ class Query:
         return set[str]().union(*log.listed_objects(records, log.first))
 
     def levels(self) -> set[int]:
-        """Return the levels of the links of all chains."""
+        """Return the levels of all links in all chains."""
         log = Log(open_store(self.root, self.options), self.root)
         log.open()
         return {link.level for entry in log.manifest.entries.values() for link in entry.chain}
 
 
 def local_files(query: Query) -> set[Path]:
-    """Return the local files of the query, on the disks of all executors."""
+    """Return the query's local files on the disks of all executors."""
     return {path for path in query.local.glob(f"{root_id(query.root)}-*/**/*") if path.is_file()}
 
 
 def kinds(names: set[str]) -> set[str]:
-    """Return the kinds of objects."""
+    """Return the kinds of the named objects."""
     parsed = map(paths.parse_object_name, names)
     return {name.kind for name in parsed if name is not None}
 
 
 def drawn_batches(ids: list[bytes]) -> list[tuple[list[bytes], int]]:
-    """Return a batch of all ids, and small batches after it."""
+    """Return one batch with all ids, and then small random batches."""
     chance = random.Random(11)
     return [(ids, 1), *((chance.sample(ids, ROWS_PER_BATCH), number) for number in range(2, BATCHES))]
 
@@ -141,7 +141,7 @@ def drawn_batches(ids: list[bytes]) -> list[tuple[list[bytes], int]]:
 def test_a_thousand_ids_are_nowhere_after_a_purge(
     encrypted: bool, spark: SparkSession, object_server: ObjectServer, tmp_path: Path
 ) -> None:
-    """They were in snapshots, deltas and merged deltas, in objects that only a savepoint keeps, and in local copies.
+    """A purge removes a thousand ids from snapshots, deltas, merged deltas, the objects of savepoints and local copies.
 
     Parts are searched as stored, and decrypted and decoded. The query continues exactly with the other ids.
     """
@@ -170,7 +170,7 @@ def test_a_thousand_ids_are_nowhere_after_a_purge(
     assert purged.exit_code == 0, purged.output
     assert "end the savepoints before" in purged.output
     assert query.objects_with(erased) == set()
-    assert kinds({*objects.list("")}) == {"snapshot"}, "a delta that nothing lists could not be decrypted"
+    assert kinds({*objects.list("")}) == {"snapshot"}, "the purge leaves no delta that the search could not decrypt"
     left = {id_: values for id_, values in query.expected.items() if id_ not in set(erased)}
     assert query.state() == left
 

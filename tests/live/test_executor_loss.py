@@ -1,4 +1,4 @@
-"""Executors that die between batches and inside them: nothing is lost, nothing counts twice."""
+"""Executors die between batches and inside them, and each row still counts once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ KEYS = 40
 WAITS = ["spark.locality.wait.process", "spark.locality.wait.node", "spark.locality.wait.rack"]
 TAGS = "spark.job.tags"
 NOBODY = frozenset({"nobody"})
-"""Who has gone."""
+"""Executors that a batch started with and that are not live, so they count as lost."""
 COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
 def counting(folder: Path) -> Callable[..., object]:
-    """Return a function that counts a key's rows, and says so and waits as long as there is a file ``hold``."""
+    """Return a function that counts the rows of each key. While the file ``hold`` exists, it creates ``computing`` and
+    waits.
+    """
 
     def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         while (folder / "hold").exists():
@@ -54,7 +56,7 @@ def counting(folder: Path) -> Callable[..., object]:
 
 @pytest.fixture
 def kept() -> Kept:
-    """A sink."""
+    """A sink that keeps its deliveries."""
     return Kept()
 
 
@@ -72,24 +74,28 @@ def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> StatefulJob:
 
 
 def batch(spark: SparkSession) -> DataFrame:
-    """Return one row a key."""
+    """Return one row per key."""
     return spark.range(KEYS).selectExpr("id k")
 
 
 def kill(spark: SparkSession) -> str:
-    """SIGKILL to the first live executor; return its id."""
+    """Kill the first live executor with SIGKILL and return its id."""
     victim = inventory.executors(spark)[0].id
     os.kill(executor_processes()[victim], signal.SIGKILL)
     return victim
 
 
 def wait_until_gone(spark: SparkSession, victim: str) -> None:
-    """Wait until Spark has noticed."""
-    wait_for(lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has noticed")
+    """Wait until Spark has removed the executor."""
+    wait_for(
+        lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has removed the executor"
+    )
 
 
 def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: StatefulJob, kept: Kept) -> None:
-    """The next batch restores what the dead executor held elsewhere; the report lists the moves and no miss."""
+    """After an executor dies, the next batch restores its key-groups on the other one. The report lists the moves and
+    no miss.
+    """
     victim = kill(spark)
     wait_until_gone(spark, victim)
     job(batch(spark), 1)
@@ -105,8 +111,10 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
 def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five key-groups of each store on two executors: some number has another owner in each group. Slots are placed
-    once for both groups, not anew with each batch; an executor that dies between two takes nothing with it.
+    """Stores in two co-location groups have different owners, and the death of an executor loses no state.
+
+    There are five key-groups on two executors, so some key-groups have another owner in each group. The plan of slots
+    is built once for both groups.
     """
     settings = settings_in(tmp_path, expected_executors=2, key_groups=5, store_groups={"models": "heavy"})
     inventory.await_executors(spark, settings, expected=2)
@@ -131,7 +139,7 @@ def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing
 
 
 def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
-    """Have an executor killed as soon as slots compute, which all wait for that."""
+    """Kill an executor as soon as slots compute. The slots wait until it is dead."""
 
     def killing() -> None:
         try:
@@ -148,7 +156,9 @@ def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
 def test_a_death_inside_a_batch_is_survived(
     spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
 ) -> None:
-    """Whether slots are computing or have reported, the batch is delivered whole and counted once."""
+    """If an executor dies while slots compute or after they have reported, the batch is delivered whole and each row
+    counts once.
+    """
     killed: list[str] = []
 
     def reached(at: str) -> None:
@@ -169,8 +179,8 @@ def test_a_death_inside_a_batch_is_survived(
 
 
 def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
-    """If Spark would keep a slot for its dead executor for minutes, the run is given up. The next one does not wait
-    either, although the application's locality waits stay as they are.
+    """A batch does not wait for a dead executor if Spark would hold its slots for minutes: the run is cancelled and
+    repeated. The application's locality waits stay as they are.
     """
     conf = spark.sparkContext._jsc.sc().conf()
     killed: list[str] = []
@@ -190,7 +200,7 @@ def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_the_last_run_is_given_up_for_nobody(spark: SparkSession, runs: int) -> None:
-    """A batch that may run once alone fails with its own error, and is not told of who has gone."""
+    """If a batch has only one run, its own error is raised, not the loss of an executor."""
 
     def failing() -> None:
         with Losses(spark, runs).watched(NOBODY):
@@ -202,13 +212,14 @@ def test_the_last_run_is_given_up_for_nobody(spark: SparkSession, runs: int) -> 
 
 
 def compute(spark: SparkSession, seconds: float) -> None:
-    """Run a task that takes so long."""
+    """Run a Spark task that takes ``seconds`` seconds."""
     spark.range(0, 1, 1, 1).selectExpr(f"java_method('java.lang.Thread', 'sleep', {int(seconds * 1000)}L)").collect()
 
 
 def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_path: Path) -> None:
-    """An executor that is lost while another executor's slot computes does not cancel that slot. A later failure is not
-    a loss, and no job after the block carries the tag.
+    """The loss of an executor does not cancel a slot that computes on another executor.
+
+    A later failure of that job is not a loss, and later jobs do not carry the tag.
     """
     inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     compute(spark, 0)  # The first task of a new executor takes longer to start.
@@ -216,7 +227,7 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
     watch._cancelled = True  # private: as if jobs that waited had run on, whatever was cancelled
 
     def is_computing() -> bool:
-        with suppress(Py4JError):  # A job that has just started may have no stages to read yet.
+        with suppress(Py4JError):  # A job that has just started may have no stages yet.
             return bool(running_seconds(spark, watch._tag))  # private: as above
         return False
 
@@ -236,8 +247,8 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
 
 
 def test_what_was_cancelled_for_who_has_gone_is_run_again(spark: SparkSession) -> None:
-    """A new executor takes what waits just before that is cancelled: at the next look a slot computes, and what comes
-    is the cancellation nevertheless.
+    """A run that is cancelled because of a lost executor is repeated, even if one of its slots has started to compute
+    on a new executor meanwhile.
     """
     context = spark.sparkContext
 
@@ -254,7 +265,7 @@ def test_what_was_cancelled_for_who_has_gone_is_run_again(spark: SparkSession) -
 
 
 def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM that did not answer once is asked again."""
+    """After a call of the JVM fails, the watch asks again and finds the lost executor."""
     connected, asked = inventory.connected, list[SparkSession]()
 
     def failing_once(of: SparkSession) -> frozenset[str]:

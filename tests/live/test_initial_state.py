@@ -1,4 +1,6 @@
-"""Initial state at any batch: each named one is loaded once, with the batch that commits it, on what is there."""
+"""Initial state can be loaded at any batch. Each named initial state is loaded once, by the batch that commits it, on
+top of the existing state.
+"""
 
 # ruff: noqa: ARG002 - PySpark's arguments
 
@@ -26,19 +28,21 @@ OUTPUT = "user string, visits long, total long"
 
 
 class Told(Visits):
-    """Writes into its output in which order it was called."""
+    """A processor that multiplies the existing count before it adds the initial state, so that the order of calls
+    shows.
+    """
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Ten times what there is, and what comes."""
+        """Set ten times the existing count plus the initial one."""
         visits, total = self.totals.get() or (0, 0)
         self.totals.update((10 * visits + initialState.visits, total))
 
 
 class Keyed(Visits):
-    """Counts rows of keys that are times."""
+    """A processor that counts the rows of keys that are timestamps."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Give out the count."""
+        """Return the count."""
         visits, _ = self.add(len(list(rows)), 0)
         yield Row(at=key[0], visits=visits)
 
@@ -49,7 +53,7 @@ def visits(processor: Visits | None = None, **given: Any) -> Stateful:
 
 
 def before(**known: int) -> pa.Table:
-    """Return an initial state: visits by user."""
+    """Return an initial state with the visits of each user."""
     return pa.table([list(known), list(known.values())], schema=INITIAL)
 
 
@@ -64,7 +68,9 @@ def state(query: Harness) -> dict[str, int]:
 
 
 def test_a_named_state_comes_with_the_next_batch_and_never_again() -> None:
-    """Old keys, new keys, keys with rows and without; later runs that still name it load nothing."""
+    """A named initial state is loaded with the next batch, for old and new keys. Later runs that still name it load
+    nothing.
+    """
     with Harness(visits(), INPUT) as query:
         query.feed([row("ann"), row("bob")])
         query.restart(before(ann=100, zoe=7), "2026-backfill")
@@ -85,7 +91,7 @@ def test_a_named_state_comes_with_the_next_batch_and_never_again() -> None:
 
 
 def test_it_is_handled_before_the_rows_of_its_batch_and_sees_what_was_there() -> None:
-    """The processor decides what becomes of a key that has state: here it multiplies it."""
+    """The processor handles initial state before the batch's rows, and sees the existing state of the key."""
     with Harness(visits(Told()), INPUT) as query:
         query.feed([row("ann"), row("ann")])
         query.restart(before(ann=5), "later")
@@ -93,7 +99,9 @@ def test_it_is_handled_before_the_rows_of_its_batch_and_sees_what_was_there() ->
 
 
 def test_the_usual_name_is_sparks_rule() -> None:
-    """With the store's first batch or not at all, beside named ones that come when they come."""
+    """Without a name, initial state is loaded only with the store's first batch, as in Spark. Named ones are still
+    loaded later.
+    """
     with Harness(visits(), INPUT, initial=before(ann=10)) as query:
         query.feed([row("ann")])
         query.restart(before(ann=500))
@@ -105,7 +113,7 @@ def test_the_usual_name_is_sparks_rule() -> None:
 
 
 def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
-    """An empty root takes it as it takes the usual one."""
+    """A named initial state is loaded by the first batch of an empty root."""
     with Harness(visits(), INPUT, initial=before(ann=10), initial_name="seed") as query:
         query.feed([row("ann")])
         query.feed([row("ann")])
@@ -114,7 +122,7 @@ def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
 
 @pytest.mark.parametrize("lose_copies", [False, True])
 def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies: bool) -> None:
-    """It is listed by its batch's record alone."""
+    """Initial state is loaded again after a crash before the commit of its batch, and never after that commit."""
     with Harness(visits(), INPUT, executors=3) as query:
         query.feed([row(user) for user in "abcdef"])
         query.restart(before(**dict.fromkeys("abcxyz", 100)), "later")
@@ -131,7 +139,7 @@ def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies
 
 
 def test_rows_of_initial_state_are_never_late() -> None:
-    """Also where the key is the very event time: they are handled, not counted, and move no watermark."""
+    """Rows of initial state are never late and do not move the watermark, even if the key is the event-time column."""
     operator = transform_with_state(
         Keyed(), key="at", output="at timestamp, visits long", time_mode="EventTime", watermark=("at", "1 second")
     )
@@ -155,13 +163,15 @@ def test_rows_of_initial_state_are_never_late() -> None:
     ],
 )
 def test_what_cannot_be_loaded_is_refused(initial: pa.Table, name: str, said: str) -> None:
-    """With the store and what to do."""
+    """Initial state without the key column, with a key of another type or with a blank name is refused."""
     with Harness(visits(), INPUT) as query, pytest.raises(ConfigError, match=said):
         query.restart(initial, name)
 
 
 def test_state_that_lies_by_partitions_takes_none() -> None:
-    """Rows of initial state have no partition; where there is nothing to load any more, nothing is refused."""
+    """Initial state is refused with dispatch by partition, because its rows have no partition. Once the store has had
+    its first batch, nothing is loaded and nothing is refused.
+    """
     source = pa.schema([*INPUT, ("topic", pa.string()), ("partition", pa.int32())])
     with Harness(visits(), source, initial=before(ann=1), dispatch="partition") as query:
         with pytest.raises(ConfigError, match="RIFFLE-0807") as caught:
@@ -177,7 +187,7 @@ def test_state_that_lies_by_partitions_takes_none() -> None:
 @pytest.mark.spark
 @pytest.mark.long
 def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSession, tmp_path: Path) -> None:
-    """In Spark, with a watermark and partitions' counts: rows of initial state come through the same shuffle once."""
+    """A query in Spark that is restarted with a named initial state loads it once, also with a watermark."""
     feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()
     backfill = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
     named: list[dict[str, Any]] = [{}, *[{"initial_state": backfill, "initial_state_name": "2026-backfill"}] * 2]
@@ -196,7 +206,9 @@ def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSess
 def test_operators_without_use_for_it_refuse_it(
     spark: SparkSession, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    """Aggregates have no handleInitialState, and a cache has no first batch."""
+    """Initial state is refused for aggregates, which have no handleInitialState, and for caches, which have no first
+    batch.
+    """
     compute: Any = visits().compute if changes else aggregate(rows=count())
     frame = spark.createDataFrame([("ann", 1)], "user string, amount long")
     job = Stateful("s", "user", compute, settings=settings_in(tmp_path), initial_state=frame, **changes).into(Kept())

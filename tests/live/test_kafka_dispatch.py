@@ -1,4 +1,6 @@
-"""Dispatch by partition on a real broker: partitions come from Spark's offsets, and a topic may grow."""
+"""Dispatch by partition works with a real Kafka broker: partitions come from Spark's offsets, and the topic
+may grow.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TIMEOUT_SECONDS = 280
 
 @pytest.mark.long
 def test_a_topic_that_grows_is_read_in_every_dispatch(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """Partitions are registered in order, also those without rows yet; every key goes on over growth and switches."""
+    """Partitions become shards in order, including those without rows. Every key continues when the topic grows and
+    when the dispatch changes.
+    """
     kafka_broker.create_topic("dispatched", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
     told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)

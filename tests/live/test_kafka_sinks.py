@@ -1,4 +1,4 @@
-"""A windowed query moves by one line from Kafka to Kafka: every result arrives, and says which delivery it is of."""
+"""A wrapped windowed query from Kafka to Kafka: every result arrives with its delivery id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 240
 
 
 def test_every_result_arrives_over_a_broken_batch_and_a_restart(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """What a broken batch left behind comes again under the same delivery, so that who reads can leave it out."""
+    """The results of a broken batch arrive again with the same delivery id, so a reader can remove the duplicates."""
     for topic, partitions in ((EVENTS, 2), (RESULTS, 1)):
         kafka_broker.create_topic(topic, partitions)
     jars = ",".join(str(jar) for jar in connector_jars())
@@ -30,7 +30,7 @@ def test_every_result_arrives_over_a_broken_batch_and_a_restart(kafka_broker: Ka
     assert batches == sorted(batches)
     assert len({delivery.rpartition("/")[0] for delivery, *_ in found}) == 1
     once = {(delivery, start, page): one for delivery, start, page, one in found}
-    assert len(found) - len(once) >= told["before"]  # All that the broken batch had written came again, and no more.
+    assert len(found) - len(once) >= told["before"]  # The broken batch's results are all there twice.
     assert sum(batch > 0 for batch in batches) == sum(not delivery.endswith("/0") for delivery, *_ in once)
     latest = {(start, page): one for (_, start, page), one in once.items()}
     assert latest == {(one["window"]["start"], one["page"]): one for one in told["expected"]}

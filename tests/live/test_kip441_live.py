@@ -1,10 +1,9 @@
-"""The three worked examples of KIP-441 and racks, live: who owns, keeps and warms what on executors of hosts of their
-own.
+"""The three worked examples of KIP-441, and racks, on a cluster in which each executor has its own host address.
 
-Tasks T1, T2, ... are key-groups 0, 1, ...; the members I1, I2, I3 are the executors of the first, second and third
-host. What the proposal shows as a standby that catches up is a warm-up here where it is one more than
-``num_standbys``. The same in simulation is in ``tests/protocol/ownership/test_kip441.py``, and a scale-out in every
-run in ``test_elastic_cluster.py``.
+Tasks T1, T2, ... are key-groups 0, 1, ... Members I1, I2, I3 are the executors of the first, second and third host. A
+standby that catches up in the proposal is a warm-up here if it exceeds ``num_standbys``.
+``tests/protocol/ownership/test_kip441.py`` simulates the same examples. ``test_elastic_cluster.py`` has a scale-out
+that every test run includes.
 """
 
 from __future__ import annotations
@@ -23,50 +22,50 @@ pytestmark = pytest.mark.cluster
 
 CONF = live.CONF
 ENVIRONMENTS = [{"RIFFLE_RACK": "a"}, {"RIFFLE_RACK": "b"}]
-"""Racks, of more workers in turn."""
+"""The racks of the workers. Further workers get them in turn."""
 I1, I2, I3, I4 = (f"127.0.0.{number}" for number in range(2, 6))
 T1, T2, T3, T4 = range(4)
 
 
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
-    """Run the module's session on that cluster."""
+    """Return the cluster's master URL."""
     return master_of(cluster)
 
 
 def query_on(
     spark: SparkSession, folder: Path, wanted: dict[str, tuple[set[int], set[int]]], **settings: object
 ) -> LiveQuery:
-    """Return a query with one standby on so many members, arranged as in the proposal's tables; racks do not count."""
+    """Return a query with the roles of the proposal's tables: one standby, and all members in the same rack."""
     key_groups = sum(len(owned) for owned, _ in wanted.values())
     query = LiveQuery(
         spark, folder, key_groups=key_groups, num_standbys=len(wanted) - 1, expected_executors=len(wanted),
         probing_rebalance_interval=600, member_racks=(("*", "one"),), **settings,
     )  # fmt: skip
-    query.feed_until(lambda: query.holds().keys() == wanted.keys() and query.settled(), "everybody holds everything")
+    query.feed_until(
+        lambda: query.holds().keys() == wanted.keys() and query.settled(), "every member has a copy of every task"
+    )
     query.arrange(wanted, num_standbys=1)
     return query
 
 
 def counts(held: dict[str, Roles]) -> dict[str, tuple[int, int, int]]:
-    """Return how many key-groups each member owns, keeps and warms up."""
+    """Return how many key-groups each member owns, holds as standby and warms up."""
     return {host: (len(owned), len(kept), len(warm)) for host, (owned, kept, warm) in held.items()}
 
 
 def restored(reports: list[BatchReport]) -> list[tuple[int, int]]:
-    """Return what each batch restored, and the bytes of snapshots that it fetched."""
+    """Return the restores and the fetched bytes of snapshots of each batch."""
     return [(report.restores, report.fetched_snapshot_bytes) for report in reports]
 
 
 @pytest.mark.long
 def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
-    """I3 joins two members with two and one tasks: it warms up both of I1's, then takes one over and keeps the
-    other.
-    """
+    """When I3 joins, it warms up both tasks of I1. It then becomes the owner of one and the standby of the other."""
     run_workers(spark, cluster, 2)
     query = query_on(spark, tmp_path, {I1: ({T1, T3}, {T2}), I2: ({T2}, {T1, T3})})
     run_workers(spark, cluster, 3)
-    query.feed_until(lambda: I3 in query.holds(), "I3 is counted")
+    query.feed_until(lambda: I3 in query.holds(), "I3 is a member")
     warming = {I1: ({T1, T3}, {T2}, set()), I2: ({T2}, {T1, T3}, set()), I3: (set(), set(), {T1, T3})}
     assert query.holds() == warming
     reports = [*query.catch_up(), query.feed()]
@@ -83,7 +82,7 @@ def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: 
 def test_members_report_the_racks_of_their_environment_and_standbys_are_elsewhere(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """Two members in each of two racks, by ``RIFFLE_RACK`` of their workers: a standby is never in its owner's."""
+    """Members report ``RIFFLE_RACK`` of their workers as their rack, and no standby is in its owner's rack."""
     run_workers(spark, cluster, 4)
     query = LiveQuery(spark, tmp_path, num_standbys=1, expected_executors=4)
     query.feed()
@@ -96,7 +95,9 @@ def test_members_report_the_racks_of_their_environment_and_standbys_are_elsewher
 
 
 def scaling_in(spark: SparkSession, cluster: StandaloneCluster, folder: Path) -> LiveQuery:
-    """Return the proposal's three members with four tasks, one standby each; who leaves is not waited for."""
+    """Return a query with the proposal's three members and four tasks, one standby each. Lost members are not waited
+    for.
+    """
     run_workers(spark, cluster, 3)
     wanted = {I1: ({T1, T4}, {T3}), I2: ({T2}, {T1, T4}), I3: ({T3}, {T2})}
     return query_on(spark, folder, wanted, scheduled_rebalance_max_delay=0)
@@ -104,7 +105,9 @@ def scaling_in(spark: SparkSession, cluster: StandaloneCluster, folder: Path) ->
 
 @pytest.mark.long
 def test_scaling_in_with_standbys_in_sync(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
-    """I1 is brought down: in one rebalance standbys take over and one more task is revoked for balance."""
+    """When I1 stops and the standbys are in sync, they take over, and one more task moves for balance in the same
+    rebalance.
+    """
     query = scaling_in(spark, cluster, tmp_path)
     cluster.stop_worker(0)
     await_executors(spark, 2)
@@ -121,7 +124,9 @@ def test_scaling_in_with_standbys_in_sync(spark: SparkSession, cluster: Standalo
 
 @pytest.mark.long
 def test_scaling_in_with_standbys_that_lag(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
-    """I2 bears three tasks while I3's copies catch up; once they have, I3 takes one over, and that is all."""
+    """While the copies of I3 lag, I2 owns three tasks. Once they have caught up, I3 takes one over, and nothing else
+    moves.
+    """
     query = scaling_in(spark, cluster, tmp_path)
     with query.stalled(cluster):
         query.feed(3)
@@ -130,10 +135,12 @@ def test_scaling_in_with_standbys_that_lag(spark: SparkSession, cluster: Standal
         await_executors(spark, 2)
         reports = [query.feed() for _ in range(2)]
         assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}
-        assert sum(report.probes_run for report in reports) == 0, "nothing is warm: there is nothing to look for"
+        assert sum(report.probes_run for report in reports) == 0, "no probe runs while no warm-up has caught up"
         query.job.request_rebalance()
         query.feed()
-        assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}, "nor to hand over"
+        assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}, (
+            "no task moves while no warm-up has caught up"
+        )
     reports = [query.feed(), *query.catch_up(), query.feed()]
     assert sum(report.probes_run for report in reports) == 1
     assert restored(reports) == [(0, 0)] * len(reports)

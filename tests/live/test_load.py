@@ -1,4 +1,6 @@
-"""A key with most of a query's rows, more rows than fit, and more than batches take, on clusters."""
+"""Clusters process a key with most of the rows, more rows than memory holds, and more rows than the batches
+can take.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,21 @@ MASTER = "local-cluster[1,1,1000]"
 CONF = {
     "spark.executor.memory": "1000m", "spark.executor.pyspark.memory": "3g",
     "spark.executor.extraJavaOptions": "-XX:MaxDirectMemorySize=96m",
-    "spark.network.maxRemoteBlockSizeFetchToMem": "32m",  # Spark refuses to start with as little memory for more.
+    "spark.network.maxRemoteBlockSizeFetchToMem": "32m",  # With a larger limit Spark refuses so little memory.
 }  # fmt: skip
 TIMEOUT_SECONDS = 500
 NUMBER = pa.schema([("n", pa.int64())])
 MORE_MB = 60
-"""More than the first batch, a worker takes at most so much in any other; five times as much waits at the source."""
+"""The memory that a worker may use in any batch beyond that of the first one. Five times as much waits at the
+source.
+"""
 
 
 @pytest.mark.timeout(900)
 def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
-    """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
+    """If executors run out of memory, the error of the batch names the settings to change, and nothing is committed.
+    The query continues with fewer rows per batch.
+    """
     told = r"RIFFLE-0292.*code 52"
     refused, _ = refused_between(spark, tmp_path, 100_000, told)
     assert "maxOffsetsPerTrigger" in refused.remedy
@@ -42,7 +48,7 @@ def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: 
 
 
 def kill_the_executor(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """End the JVM that this worker computes for, as a kernel out of memory does: Spark is told of no reason."""
+    """Kill the executor's JVM as the kernel does when memory is exhausted. Spark learns no reason."""
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
     raise AssertionError("it takes a moment")
@@ -50,7 +56,9 @@ def kill_the_executor(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Tab
 
 @pytest.mark.timeout(600)
 def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark gives the batch up; what it says of it names no setting, and ours does."""
+    """When Spark gives up a batch because its executors are killed repeatedly, the error names the memory setting to
+    raise.
+    """
     kills = arrow_function(kill_the_executor, state=NUMBER, output=NUMBER)
     job = Stateful("killed", "k", kills, settings=settings_in(tmp_path, batch_attempts=1)).into(Kept())
     with pytest.raises(UnavailableError, match="RIFFLE-0293") as refused:
@@ -60,7 +68,9 @@ def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSessi
 
 @pytest.mark.timeout(900)
 def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """The lag that Spark's progress tells grows and is worked off; workers never hold more than a batch's rows."""
+    """When a tenfold load arrives, the reported source lag grows and then shrinks to 0. Workers never hold more than
+    one batch's rows.
+    """
     kafka_broker.create_topic("load", partitions=2)
     jars = ",".join(str(jar) for jar in connector_jars())
     told = told_by(
@@ -71,7 +81,7 @@ def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: K
     assert set(told["rows_of_key"].values()) == {(TAKEN + TIMES * SENT) // KEYS}
     assert [batch["runs"] for batch in batches] == [1] * len(batches)
     assert max(batch["rows"] for batch in batches) <= TAKEN
-    assert max(lags) > (TIMES - 1) * SENT / 2, "the fullest partition of two"
+    assert max(lags) > (TIMES - 1) * SENT / 2, "the lag of the fuller of two partitions"
     assert lags[-1] == 0
     worked_off = lags[lags.index(max(lags)) :]
     assert worked_off == sorted(worked_off, reverse=True)

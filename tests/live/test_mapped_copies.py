@@ -1,4 +1,4 @@
-"""State that is small beside a limit on a Python worker's address space, whose copies are mapped, on a cluster."""
+"""Local copies are memory-mapped, so state fits a small limit of the Python worker's address space."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ CONF = {"spark.executor.memory": "1400m", "spark.executor.pyspark.memory": "1500
 BATCHES = 10
 KEYS_PER_BATCH = 13_000
 TEXT = "concat_ws('', transform(sequence(1, 8), i -> sha2(cast(id * 8 + i as string), 512))) AS v"
-"""A kilobyte for each key."""
+"""A value of one kilobyte for each key."""
 STATE_BYTES = 129 << 20
 
 
 def rows_of(spark: SparkSession, batch: int) -> DataFrame:
-    """Return new keys, a kilobyte each."""
+    """Return new keys with a kilobyte each."""
     return spark.range(batch * KEYS_PER_BATCH, (batch + 1) * KEYS_PER_BATCH).selectExpr("id AS k", TEXT)
 
 
 def copied_bytes(folder: Path) -> int:
-    """Return the size of all local copies."""
+    """Return the size of all local copies in bytes."""
     return sum(file.stat().st_size for file in (folder / "local").rglob("*") if file.is_file())
 
 
 def test_a_query_runs_whose_state_is_a_tenth_of_the_limit(spark: SparkSession, tmp_path: Path) -> None:
-    """While its state grows, over batches that touch all of it, and after a restart that restores all of it."""
+    """A query runs with a state of a tenth of the limit: while the state grows, in batches that change all key-groups,
+    and after a restart without local copies.
+    """
     kept = Kept()
     lasts = aggregate(rows=count(), v=last("v"))
     settings = settings_in(tmp_path, key_groups=8)

@@ -1,4 +1,4 @@
-"""A streaming query on each object store, with an executor killed in the middle and all local copies lost."""
+"""A streaming query runs on each object store, while an executor is killed and all local copies are lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ CREDENTIALS = ("aws_environment", "google_credentials", "azure_credentials")
 
 @pytest.fixture(scope="module")
 def master(request: pytest.FixtureRequest) -> str:
-    """Two executors, which inherit the credentials of this process: they are set before Spark starts."""
+    """Return the master of two executors. They inherit this process's credentials, which are set before Spark
+    starts.
+    """
     for name in CREDENTIALS:
         request.getfixturevalue(name)
     return "local-cluster[2,1,600]"
@@ -39,7 +41,7 @@ def master(request: pytest.FixtureRequest) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A new root, and how to reach it."""
+    """A new root with the settings and store options that reach it."""
 
     root: str
     settings: dict[str, Any]
@@ -48,7 +50,7 @@ class Place:
 
 @pytest.fixture(params=["file", "s3", "gcs", "azure"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A new root in each store. State in GCS and Azure is encrypted."""
+    """A new root in each object store. State in GCS and Azure is encrypted."""
     if request.param == "file":
         return Place(f"file://{tmp_path}/root", {}, StoreOptions())
     if request.param == "s3":
@@ -78,7 +80,9 @@ def expected(batches: int) -> dict[object, dict[str, object]]:
 
 
 def test_a_query_counts_exactly_after_a_kill(spark: SparkSession, place: Place, tmp_path: Path) -> None:
-    """Each row counts once. A second run, without local copies, continues from the store alone."""
+    """Each row counts once after an executor is killed. A second run without local copies continues from the object
+    store.
+    """
     feed = Feed(tmp_path / "in", "k long, v long")
     kept = Kept()
 
@@ -111,7 +115,7 @@ def test_a_query_counts_exactly_after_a_kill(spark: SparkSession, place: Place, 
 
 
 def kill_an_executor() -> None:
-    """Kill one, while its batch may run, and wait until it is gone."""
+    """Kill an executor, perhaps inside its batch, and wait until it is gone."""
     victim = next(iter(executor_processes().values()))
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: victim not in executor_processes().values(), "the executor is gone")

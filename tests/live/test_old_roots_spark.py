@@ -1,4 +1,4 @@
-"""A query with Spark goes on where one of an earlier version stopped: its checkpoint, its root, its member's folder."""
+"""A query in Spark continues the checkpoint, root and local folder of an earlier version of riffle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 
 def run(spark: SparkSession, old: OldRoot, files: int) -> StatefulJob:
-    """Run the query over what Spark has planned already and the next files, one a batch."""
+    """Run the query over the batches that Spark has already planned and then ``files`` new files, one per batch."""
     settings = Settings(root=old.root, local_dir=str(old.folder / "local"), key_groups=8, snapshot_chain_links=4)
     jobs = [operator.into(lambda frame, _: frame.collect()) for operator in operators()]
     job, feed = together(*jobs, settings=settings), Feed(old.folder / "in", DDL)
@@ -36,7 +36,9 @@ def run(spark: SparkSession, old: OldRoot, files: int) -> StatefulJob:
 def test_a_query_goes_on_and_is_rolled_back_over_the_upgrade(
     spark: SparkSession, tmp_path: Path, archive: Path
 ) -> None:
-    """Two batches follow; then it goes back to one of before, and Spark gives it all files since, at once."""
+    """The query runs two batches, and is then rolled back to a batch from before the upgrade. Spark reads all files
+    since then in one batch.
+    """
     old = OldRoot(archive, tmp_path)
     first, oracle = old.next_file, old.oracle(22)
     job = run(spark, old, 2)

@@ -1,5 +1,5 @@
-"""What placement does where it is asked for something else, on executors of hosts of their own: standbys by tags,
-standbys that only know which snapshot to fetch, state that is not durable; and two losses at once.
+"""Placement with standbys by tags, with snapshot pointers, with state that is not durable, and after two losses at
+once.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ ENVIRONMENTS = [{f"RIFFLE_TAG_{name.upper()}": value for name, value in tags.ite
 
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
-    """Run the module's session on that cluster."""
+    """Return the cluster's master URL."""
     return master_of(cluster)
 
 
 def query_on(spark: SparkSession, cluster: StandaloneCluster, folder: Path, **settings: object) -> LiveQuery:
-    """Return a query on four members with one standby of each key-group, all warm; who leaves is not waited for."""
+    """Return a query on four members with one warm standby per key-group. Lost members are not waited for."""
     run_workers(spark, cluster, len(HOSTS))
     usual = {"num_standbys": 1, "expected_executors": len(HOSTS), "scheduled_rebalance_max_delay": 0}
     query = LiveQuery(spark, folder, member_racks=(("*", "one"),), **{**usual, **settings})
-    query.feed_until(lambda: len(query.holds()) == len(HOSTS) and query.settled(), "all are there and warm")
+    query.feed_until(lambda: len(query.holds()) == len(HOSTS) and query.settled(), "four members are warm")
     return query
 
 
 def test_standbys_differ_in_each_tag_that_is_asked_for(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """KIP-708: owner and standby are in another zone and another row; members tell their tags."""
+    """Members report their tags, and a standby is in another zone and another row than its owner (KIP-708)."""
     query = query_on(spark, cluster, tmp_path, rack_aware_assignment_tags=("zone", "row"))
     members = query.job.members()
     assert {member.host: dict(member.tags) for member in members} == dict(zip(HOSTS, TAGS, strict=True))
@@ -57,8 +57,9 @@ def test_standbys_differ_in_each_tag_that_is_asked_for(
 def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """It follows nothing before; its readiness names the snapshot. It takes over all that it points to, though others
-    have as little to do and balance alone would share it out.
+    """A standby that holds only a snapshot pointer has no copy, and fetches the snapshot when it takes over.
+
+    It takes over all tasks that it points to, although balance alone would distribute them.
     """
     query = query_on(
         spark, cluster, tmp_path, standby_mode="snapshot_pointer", snapshot_chain_links=2, retained_versions=4
@@ -70,8 +71,8 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
     assert len(lost_tasks) == 2
     standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (points.id,))}
     query.ownership.placement.present = replace(present, standbys=standbys)
-    query.feed_until(lambda: has_only_owners_copies(query), "there is no copy beside the owners'")
-    query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "each has a snapshot to point to")
+    query.feed_until(lambda: has_only_owners_copies(query), "only owners have copies")
+    query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "every standby points to a snapshot")
     assert {t: query.ownership.placement.present.standbys[t] for t in lost_tasks} == dict.fromkeys(
         lost_tasks, (points.id,)
     )
@@ -84,7 +85,7 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
 
 
 def has_only_owners_copies(query: LiveQuery) -> bool:
-    """Tell whether nobody has a copy of what another member owns."""
+    """Return whether each member has copies only of the key-groups that it owns."""
     live, owners = query.ownership.membership.live, query.ownership.placement.present.owners
     copies = {(kg, member) for member in live for _, kg in query.ownership.copies.known.of_member(member)}
     return copies == {(task.key_group, owner) for task, owner in owners.items()}
@@ -93,13 +94,13 @@ def has_only_owners_copies(query: LiveQuery) -> bool:
 def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """A key-group whose owner and standby went comes from the store; all others are warm where they go on."""
+    """If two members are lost at once, only the key-groups whose owner and standby were both lost are restored."""
     query = query_on(spark, cluster, tmp_path, key_groups=16)
-    query.feed()  # so that owners have copies, too
+    query.feed()  # owners get copies, too
     query.catch_up()
     present = query.ownership.placement.present
     one, owner = next(iter(present.owners.items()))
-    gone = {owner, *present.standbys[one]}  # so that there is something that both had
+    gone = {owner, *present.standbys[one]}  # the two lost members have key-groups in common
     lost = [member for member in query.job.members() if member.id in gone]
     both = {t for t, o in present.owners.items() if {o, *present.standbys[t]} <= gone}
     for member in lost:
@@ -112,7 +113,7 @@ def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
 def test_what_is_not_durable_begins_anew_where_its_member_was_lost_and_nowhere_else(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """A cache is not sealed, so nothing can be fetched; the query goes on."""
+    """A cache starts empty for the keys of a lost member and continues for all others. The query does not fail."""
     run_workers(spark, cluster, len(HOSTS))
     settings = Settings(root=f"file://{tmp_path}/state", key_groups=8, expected_executors=len(HOSTS))
     kept, keys = Kept(), spark.range(200).selectExpr("id k")

@@ -1,4 +1,6 @@
-"""An executor whose local disk really refuses, in a real query: the batch commits on the other one, and it returns."""
+"""The local disk of an executor becomes read-only in a real query: batches commit on the other executor until it
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ KEYS = 24
 def test_a_batch_commits_elsewhere_and_the_member_returns_once_its_disk_is_well(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of one member goes read-only between two batches: a second run of the same batch commits on the other
-    executor, with a warning; with the disk well again the member has key-groups, and every batch was right.
+    """A member whose folder becomes read-only is set aside with a warning, and the batch runs again on the other
+    executor.
+
+    The member gets slots again when its disk is writable. Every batch has the right totals.
     """
     monkeypatch.setattr(discovery, "_ASIDE_SECONDS", 1.0)  # private: sooner
     settings = settings_in(tmp_path)

@@ -1,4 +1,4 @@
-"""What a new user is likely to get wrong in a query: each error is gone once its remedy is followed."""
+"""Frequent mistakes of new users: each error disappears once the user follows its remedy."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _numbers = itertools.count()
 
 
 def collect_rows(rows: DataFrame, batch_id: int) -> None:
-    """Take a batch's rows, as a sink does."""
+    """Collect a batch's rows, as a sink."""
     rows.collect()
 
 
 @dataclass
 class Place:
-    """A folder with an input, and everything that a user's query has there."""
+    """A folder with the input, root and checkpoint of a user's query."""
 
     spark: SparkSession
     folder: Path
@@ -55,7 +55,7 @@ class Place:
         return riffle_spark.on(self.feed.stream(self.spark), root=root or self.root, **options)
 
     def run(self, writer: DataStreamWriter, *path: str, **trigger: Any) -> None:
-        """Start a writer and wait for its end."""
+        """Start a writer and wait until its query ends."""
         writer = writer.option("checkpointLocation", str(self.folder / self.checkpoint))
         query = writer.trigger(**(trigger or {"availableNow": True})).start(*path)
         try:
@@ -64,15 +64,15 @@ class Place:
             query.stop()
 
     def collect(self, frame: DataFrame, mode: str = "complete", **trigger: Any) -> None:
-        """Run a frame of a wrapped query into a function."""
+        """Run a wrapped frame with ``foreachBatch``."""
         self.run(frame.writeStream.outputMode(mode).foreachBatch(collect_rows), **trigger)
 
     def save(self, frame: DataFrame, mode: str, *path: str) -> None:
-        """Run a frame into files."""
+        """Run a wrapped frame with a file sink."""
         self.run(frame.writeStream.format("json").outputMode(mode), *path)
 
     def count(self, key: str = "k", store: str = "totals", compute: Any = None, **more: Any) -> None:
-        """Run an operator over what is new in the input; what is not one of its arguments is a setting."""
+        """Run an operator over the new input. Extra keyword arguments are settings."""
         watermark, columns = more.pop("watermark", None), more.pop("columns", ["k", "v", "at"])
         settings = {"root": self.root, "local_dir": f"{self.folder}/local", "key_groups": 8, **more}
         operator = Stateful(
@@ -82,17 +82,17 @@ class Place:
         self.run(stream.writeStream.foreachBatch(operator.into(collect_rows)))
 
     def count_on(self, key: str = "k", **options: str) -> None:
-        """Run a wrapped count over what is new in the input."""
+        """Run a wrapped count over the new input."""
         writer = self.events().groupBy(key).count().writeStream.outputMode("complete")
         self.run(writer.options(**options).foreachBatch(collect_rows))
 
     def more(self) -> None:
-        """Add a row, so that there is a batch to run."""
+        """Add a row, so that the next run has a batch."""
         self.feed.add([ROW])
 
 
 def command(place: Place, act: Callable[[], object]) -> None:
-    """Do what fails, and run the last command that its error prints, as it is printed."""
+    """Call ``act``, which fails, and run the last command that its error prints."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - the test has asserted already which one it is
@@ -114,7 +114,7 @@ def state_that_is_gone(place: Place, mended: bool) -> None:
 
 
 def new_checkpoint(place: Place, mended: bool) -> None:
-    """Delete the checkpoint between two runs; the remedy that needs no thought is another root."""
+    """Replace the checkpoint between two runs. The remedy is another root."""
     if not mended:
         place.count()
         place.checkpoint = "checkpoint2"
@@ -151,7 +151,7 @@ def other_key_on(place: Place, mended: bool) -> None:
 
 
 def with_timers(place: Place, mended: bool) -> None:
-    """End keys by event time."""
+    """Run a function with event-time timers, with or without a watermark."""
     compute = arrow_function(
         lambda _, state: (OUT.empty_table(), state), state=DUE, output=OUT, due="until", time_mode="EventTime"
     )
@@ -164,12 +164,12 @@ def by_ten(frame: DataFrame) -> DataFrame:
 
 
 def late_counts(events: DataFrame, *, watermark: bool) -> DataFrame:
-    """Count by windows, with a watermark or without."""
+    """Count by windows, with or without a watermark."""
     return by_ten(events) if watermark else events.groupBy(F.window("at", "10 minutes")).count()
 
 
 def without_checkpoint(place: Place, mended: bool) -> None:
-    """Run a query into files, with a checkpoint or without."""
+    """Run a file sink with or without a checkpoint."""
     writer = by_ten(place.events()).writeStream.format("json").outputMode("append").trigger(availableNow=True)
     if mended:
         writer = writer.option("checkpointLocation", f"{place.folder}/checkpoint")
@@ -177,7 +177,7 @@ def without_checkpoint(place: Place, mended: bool) -> None:
 
 
 def in_memory(place: Place, name: str) -> None:
-    """Run a query into a table in memory."""
+    """Run a memory sink with or without a query name."""
     writer = place.events().groupBy("k").count().writeStream.format("memory").outputMode("complete")
     writer = writer.queryName(name) if name else writer
     writer.trigger(availableNow=True).start().awaitTermination(QUERY_TIMEOUT_SECONDS)
@@ -274,13 +274,13 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 @pytest.mark.sample("no root")
 def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
-    """The mistake is refused; a query that is written as the remedy says runs."""
+    """The mistake is refused, and the query runs once it is written as the remedy says."""
     check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))
 
 
 @pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
 @pytest.mark.sample("state that is gone")
 def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
-    """The mistake between two runs is refused; after the remedy the query goes on."""
+    """The mistake between two runs is refused, and the query continues after the remedy."""
     place = Place(spark, tmp_path)
     check_remedy(mistake, place, place)

@@ -1,4 +1,4 @@
-"""A rollback that is itself rolled back, with Spark's checkpoint: it goes forward by several batches."""
+"""A rollback is undone by a rollback to a later record, and Spark's checkpoint moves forward by several batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.spark
 @pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.long
 def test_spark_goes_on_from_a_line_that_was_given_up(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
-    """Neither offsets nor commits of the batches in between are there any more, and none are needed. Where output is
-    sealed the batch itself comes once more, and is delivered as it was.
+    """Spark continues from the restored batch, although the offsets and commits of the batches in between are gone.
+
+    With ``deliver_after_commit`` the restored batch is delivered once more, with the same rows.
     """
     feed, sink, checkpoint = Feed(tmp_path / "in", "k long, v long"), Kept(), tmp_path / "checkpoint"
     root, given = f"file://{tmp_path}/state", settings_in(tmp_path, key_groups=2, deliver_after_commit=sealed)

@@ -1,4 +1,4 @@
-"""What a job asks of a real S3 server: counted by the server, and said clearly when it refuses."""
+"""The requests that a job sends to a real S3 server, as counted in the server's access log."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ CONF = {
 
 @pytest.fixture(scope="module")
 def s3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server keeps its log."""
+    """The folder of the server's log."""
     return tmp_path_factory.mktemp("s3")
 
 
 @pytest.fixture(scope="module")
 def s3_server(s3_folder: Path) -> Iterator[S3Server]:
-    """A server of this module's own, whose log nobody else writes."""
+    """A server only for this module, so that its log has no other requests."""
     with S3Server(s3_folder) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
-    """Give this process what the server asks for."""
+    """Set the server's credentials in this process."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def asked(s3_folder: Path) -> Callable[[str], list[str]]:
-    """Return the lines that the server has logged about a prefix, oldest first."""
+    """Return a function that returns the log's requests for a prefix, oldest first."""
     log = s3_folder / "s3.log"
     return lambda prefix: [line for line in log.read_text().splitlines() if prefix in line and "HTTP/1" in line]
 
 
 def kind(line: str) -> str:
-    """Return what a line of the access log says was asked."""
+    """Return the kind of request in a line of the access log."""
     method = re.search(r"(GET|PUT|HEAD|DELETE|POST) /", line)
     assert method, line
     return "list" if "list-type" in line or "prefix=" in line else method[1].lower()
@@ -63,9 +63,11 @@ def kind(line: str) -> str:
 def test_a_steady_batch_asks_little_and_lists_nothing(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
 ) -> None:
-    """Each batch makes at most slots that wrote + 2 requests; the report counts what the server does."""
+    """A batch after warm-up sends at most (slots that wrote + 2) requests and no list request. The report counts the
+    requests that the server logs.
+    """
     settings = settings_in(tmp_path, root=f"s3://{s3_server.bucket}/steady", s3_endpoint=s3_server.endpoint)
-    settings = settings.but(status_interval=0)  # the status is not written in a batch
+    settings = settings.but(status_interval=0)  # the status would add requests
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
     counted = []
@@ -73,10 +75,10 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
         before = len(asked("steady"))
         job(spark.range(1000).selectExpr(f"id % {KEYS} k", "id v"), batch)
         if batch < WARM_UP:
-            rest(job)  # What a start looks for beside the first batches is not part of a steady one.
+            rest(job)  # A starting query sends further requests, which are not part of a later batch.
         else:
             told = sum(job.reports[-1].requests.values())
-            wait_for(lambda: len(asked("steady")) >= before + told, "the log")  # noqa: B023 - called in this turn only
+            wait_for(lambda: len(asked("steady")) >= before + told, "the requests are in the access log")  # noqa: B023 - called in this turn only
             counted.append(Counter(kind(line) for line in asked("steady")[before:]))
     for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):
         assert report.slots_that_wrote == 2
@@ -87,7 +89,7 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
 
 
 def test_a_restart_elsewhere_restores_from_the_store(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
-    """State that was committed to the server is whole on a member without any copy."""
+    """A job without local copies restores the state that an earlier job committed to S3."""
     root = f"s3://{s3_server.bucket}/restored"
     for batch, local in enumerate(("one", "two")):
         kept = Kept()

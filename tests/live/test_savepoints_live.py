@@ -1,4 +1,6 @@
-"""Savepoints of real queries: created while one runs, gone back to long after, and forked to another query."""
+"""Savepoints of real queries: created while the query runs, used for a rollback much later, and forked to another
+query.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def rows(number: int) -> list[dict[str, int]]:
 
 
 def after(*numbers: range) -> Totals:
-    """Return the state after these batches."""
+    """Return the state after the batches of these ranges."""
     state: Totals = {}
     for row in [row for of_range in numbers for number in of_range for row in rows(number)]:
         before = state.get(row["k"], {"rows": 0, "total": 0})
@@ -38,7 +40,7 @@ def after(*numbers: range) -> Totals:
 
 @pytest.fixture
 def spark_that_forgets(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session whose checkpoints keep few batches, so that a rollback has to write what Spark has purged."""
+    """A session whose checkpoints keep three batches, so that a rollback has to write entries that Spark has purged."""
     name = "spark.sql.streaming.minBatchesToRetain"
     spark.conf.set(name, 3)
     yield spark
@@ -46,7 +48,7 @@ def spark_that_forgets(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 class Query:
-    """A query over a feed, which keeps few records and reads requests."""
+    """A query over a feed that keeps few records and reads requests."""
 
     def __init__(self, spark: SparkSession, folder: Path, feed: Feed, root: str = "") -> None:
         self.spark = spark
@@ -59,7 +61,7 @@ class Query:
 
     @property
     def root(self) -> str:
-        """Where its state is."""
+        """Return the root."""
         assert self.settings.root is not None
         return self.settings.root
 
@@ -69,11 +71,11 @@ class Query:
         return Stateful("totals", "k", compute, settings=self.settings).into(self.kept)
 
     def run(self) -> None:
-        """Run until the feed is read."""
+        """Run the query until the feed is read."""
         run_to_end(self.feed.stream(self.spark), self.job(), self.checkpoint)
 
     def state(self) -> Totals:
-        """Return the state of the newest batch, as its root has it."""
+        """Return the state of the newest batch."""
         table = riffle_spark.read_state(self.root, "totals").read_all()
         return {row.pop("k"): {"rows": row["rows"], "total": row["total"]} for row in table.to_pylist()}
 
@@ -82,7 +84,9 @@ class Query:
 def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_later(
     spark_that_forgets: SparkSession, tmp_path: Path
 ) -> None:
-    """State and offsets are exact, Spark runs the same batches again, and the fork counts its own rows on top."""
+    """A rollback to a savepoint restores state and offsets exactly, and Spark reads the later rows again. A fork of the
+    savepoint continues with its own rows.
+    """
     spark = spark_that_forgets
     feed = Feed(tmp_path / "in", "k long, v long")
     query = Query(spark, tmp_path / "query", feed)
@@ -112,7 +116,7 @@ def test_a_savepoint_of_a_running_query_is_gone_back_to_and_forked_many_batches_
     again = Query(spark, query.folder, feed)
     again.run()
     assert again.state() == after(range(BATCHES))
-    assert committed(query.root)[-1] >= kept, "the rows come again, perhaps in fewer batches"
+    assert committed(query.root)[-1] >= kept, "Spark reads the rows again, perhaps in fewer batches"
 
     other = Query(spark, tmp_path / "other", Feed(tmp_path / "other-in", "k long, v long"), new_root)
     other.feed.add(rows(1000))

@@ -1,4 +1,6 @@
-"""Tasks for several stores that die on the way: Spark runs them again, and every store counts each row once."""
+"""Tasks of a job with several stores die at many points: Spark runs them again, and every store counts each
+row once.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,12 @@ Seen = dict[int, dict[str, int]]
 
 
 def totalling(folder: Path, store: str, root: str, options: StoreOptions) -> Callable[..., object]:
-    """Return a function that counts and adds up the rows of each key. Files in the folder say how a call dies."""
+    """Return a function that totals the rows of each key. Files in the folder say how a call dies."""
 
     def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         for file in sorted(folder.glob(f"{store}.*")):
             with suppress(FileNotFoundError):
-                file.unlink()  # one attempt succeeds
+                file.unlink()  # the next attempt succeeds
                 _, how, milliseconds = file.name.split(".")
                 if how == "put":
                     wait_for_delta(root, options, rows["version"][0].as_py())
@@ -66,7 +68,7 @@ def totalling(folder: Path, store: str, root: str, options: StoreOptions) -> Cal
 
 
 def wait_for_delta(root: str, options: StoreOptions, version: int) -> None:
-    """Wait until the slot's first store has put its changes."""
+    """Wait until the slot has put the delta of its first store."""
     deadline = time.monotonic() + 30
     while not open_store(root, options).list(paths.delta_name(version, "")[:-1]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -74,13 +76,13 @@ def wait_for_delta(root: str, options: StoreOptions, version: int) -> None:
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
-    """Give this process what the server asks for."""
+    """Set the server's credentials in this process."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
 
 class Totals:
-    """A job of four stores, and the ledger of its rows."""
+    """A job of four stores, and the expected totals of its rows."""
 
     def __init__(self, spark: SparkSession, settings: Settings, folder: Path) -> None:
         self.spark = spark
@@ -101,7 +103,7 @@ class Totals:
             yield Stateful(store, "k", arrow_function(function, state=STATE, output=TOTALS)).into(sink)
 
     def die(self, store: str, how: str, milliseconds: int = 0) -> None:
-        """Let one attempt die while it computes a store: ``now``, after the first ``put``, or ``later``."""
+        """Kill one attempt while it computes the store: ``now``, after the first ``put``, or ``later``."""
         (self.deaths / f"{store}.{how}.{milliseconds}").touch()
 
     def batch(self) -> None:
@@ -113,14 +115,14 @@ class Totals:
         self.job(self._frame(), self.version)
 
     def _frame(self) -> DataFrame:
-        """Return the rows as Spark passes those of a stream: as an RDD, not as a query."""
+        """Return the rows as an RDD-based frame, as Spark passes those of a stream."""
         columns = [f"id % {KEYS} k", f"id + {self.version} v", f"{self.version} version"]
         rows = self.spark.range(3 * KEYS).selectExpr(*columns)._jdf
         frame = self.spark._jsparkSession.internalCreateDataFrame(rows.queryExecution().toRdd(), rows.schema(), False)
         return DataFrame(frame, self.spark)
 
     def check(self) -> None:
-        """Compare what was delivered and what is stored with the ledger, for each store."""
+        """Check that each store delivered and stored the expected totals."""
         ledger = {key: {"rows": self.rows[key], "total": self.total[key]} for key in range(KEYS)}
         for store, sink in self.sinks.items():
             assert sink.latest("k") == ledger, store
@@ -130,18 +132,18 @@ class Totals:
             assert stored == ledger, store
 
     def count_deltas(self) -> int:
-        """Return how many objects of deltas the newest batch has."""
+        """Return the number of delta objects of the newest batch."""
         objects = open_store(str(self.settings.root), self.options)
         return len(objects.list(paths.delta_name(self.version, "")[:-1]))
 
 
 @pytest.fixture
 def totals(spark: SparkSession, s3_server: S3Server, tmp_path: Path, request: pytest.FixtureRequest) -> Totals:
-    """A job on a root of its own in S3, after two batches."""
+    """A job with a new root in S3, after two batches."""
     root = f"s3://{s3_server.bucket}/{request.node.name.partition('[')[0]}-{tmp_path.name}"
     settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, expected_executors=2)
     made = Totals(spark, settings.but(status_interval=0), tmp_path)
-    for _ in range(2):  # plans are kept afterwards
+    for _ in range(2):  # later batches reuse the plans
         made.batch()
     return made
 
@@ -151,7 +153,9 @@ def totals(spark: SparkSession, s3_server: S3Server, tmp_path: Path, request: py
 def test_a_task_that_dies_after_its_first_put_is_run_again_by_spark(
     spark: SparkSession, totals: Totals, store: str
 ) -> None:
-    """The Python worker is killed while a later store computes. The delta that was put is not listed by the log."""
+    """A task whose Python worker is killed after its first put is run again by Spark. The log does not list the
+    orphaned delta.
+    """
     totals.die(store, "put")
     with job_group(spark, f"dies in {store}") as tasks:
         totals.batch()
@@ -169,7 +173,9 @@ def test_a_task_that_dies_after_its_first_put_is_run_again_by_spark(
 def test_tasks_and_executors_that_die_at_any_time_lose_and_double_nothing(
     spark: SparkSession, totals: Totals, seed: int
 ) -> None:
-    """Python workers die in up to three places of a batch, also after the last store, and executors in some batches."""
+    """Each row counts once although Python workers die at up to three points of a batch, and executors in
+    some batches.
+    """
     chance = random.Random(seed)
     kinds = ["now", "put", "later", "later", "later"]
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Spark's speculation on a cluster of several hosts: two attempts of a slot count once."""
+"""Spark's speculation starts two attempts of a slot on a cluster of two hosts, and its rows count once."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ SEEN = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start two workers on hosts of their own: Spark starts no second attempt on the host of the first."""
+    """Start two workers with different host addresses, because Spark starts no second attempt on the first attempt's
+    host.
+    """
     with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
         yield cluster.url
 
 
 def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
-    """Return a function that counts a key's rows; where key 0 is, the first batch waits until Spark has started a
-    second attempt of that slot.
+    """Return a function that counts the rows of each key. In the first batch, the slot of key 0 waits for a second
+    attempt.
     """
 
     def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -61,7 +63,7 @@ def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
 
 
 def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) -> None:
-    """With speculation on, a slow slot is started twice; its rows are delivered and committed once."""
+    """With speculation Spark starts a slow slot twice, and its rows are delivered and committed once."""
     (attempts := tmp_path / "attempts").mkdir()
     compute, kept = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(kept)

@@ -1,4 +1,4 @@
-"""Keys of wrapped queries are deleted and set: by request while Spark runs them, and after they have stopped."""
+"""Keys of wrapped queries are deleted and set, by a request to the running query or between two runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ AT = "2024-05-01T00:00:{:02d}Z"
 
 
 def by_page(events: DataFrame) -> DataFrame:
-    """Count and sum by page."""
+    """Count and sum the events of each page."""
     return events.groupBy("page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
 def in_sessions(events: DataFrame) -> DataFrame:
-    """Count in sessions of pages."""
+    """Count the events of each page in sessions."""
     groups = events.withWatermark("at", "1 hour").groupBy("page", F.session_window("at", "20 seconds"))
     return groups.agg(F.count("*").alias("c")).select("page", "c")
 
 
 def joined(events: DataFrame) -> DataFrame:
-    """Join events with even numbers to those with odd numbers by page."""
+    """Join events that have even numbers with events of the same page that have odd numbers."""
     timed = events.withWatermark("at", "1 hour")
     left = timed.where("n % 2 = 0").select("page", F.col("n").alias("left_n"))
     right = timed.where("n % 2 = 1").select("page", F.col("n").alias("right_n"))
@@ -44,7 +44,7 @@ def joined(events: DataFrame) -> DataFrame:
 
 @dataclass
 class Wrapped:
-    """A wrapped query over a feed that reads requests, with the rows of its batches."""
+    """A wrapped query over a feed that reads requests, with the output of its newest batch."""
 
     spark: SparkSession
     folder: Path
@@ -83,7 +83,9 @@ class Wrapped:
             self.query = None
 
     def batch(self, *rows: tuple[str, int]) -> list[dict[str, object]]:
-        """Run a batch of events: page, and number, which is also the second. Return its results without windows."""
+        """Run a batch of (page, number) events and return its output. The number is also the second of the
+        event time.
+        """
         assert self.query is not None
         self.found.clear()
         self.feed.add([{"at": AT.format(n), "page": page, "n": n} for page, n in rows])
@@ -91,26 +93,26 @@ class Wrapped:
         return sorted((row.asDict() for row in self.found), key=repr)
 
     def edit(self, *words: str, code: int = 0) -> str:
-        """Run ``riffle state`` with ``--execute`` and a reason; return what it prints."""
+        """Run ``riffle state`` with ``--execute`` and a reason, and return its output."""
         done = run_command("state", words[0], self.root, *words[1:], "--reason", "ticket 7", "--execute")
         assert done.exit_code == code, done.output
         return done.output
 
     def store(self) -> str:
-        """Return the name of the only store."""
+        """Return the name of the query's only store."""
         (store,) = records(self.root)[-1].schemas
         return store
 
 
 @pytest.fixture(params=[True, False], ids=["running", "stopped"])
 def running(request: pytest.FixtureRequest) -> bool:
-    """Whether the change is a request on the running query."""
+    """Whether the change is a request to the running query, or a command between two runs."""
     return bool(request.param)
 
 
 @pytest.fixture
 def wrapped(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Wrapped]]:
-    """Return a function that makes a query, which is stopped after the test."""
+    """Return a function that starts a query. The query is stopped after the test."""
     made: list[Wrapped] = []
 
     def make(query: Callable[[DataFrame], DataFrame], mode: str = "update") -> Wrapped:
@@ -124,7 +126,7 @@ def wrapped(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Wrapp
 
 
 def change(query: Wrapped, running: bool, *words: str) -> None:
-    """Make a change of a key, by a request, or between two runs."""
+    """Change a key by a request or between two runs."""
     (action, *options) = words
     if running:
         query.edit(action, *options, "--request")
@@ -137,7 +139,10 @@ def change(query: Wrapped, running: bool, *words: str) -> None:
 def test_an_aggregate_continues_with_what_was_set_and_without_what_was_deleted(
     running: bool, wrapped: Callable[..., Wrapped]
 ) -> None:
-    """Other keys continue. The log has who and why, and no key. A rollback to the record before undoes it."""
+    """An aggregate continues a set key with its new value and a deleted key from nothing. Other keys are unchanged.
+
+    The log records user and reason, but no key. A rollback to the record before the change undoes it.
+    """
     query = wrapped(by_page)
     assert query.batch(("apple", 1), ("berry", 2), ("cherry", 3)) == [
         {"page": "apple", "c": 1, "t": 1}, {"page": "berry", "c": 1, "t": 2}, {"page": "cherry", "c": 1, "t": 3},
@@ -162,14 +167,14 @@ def test_an_aggregate_continues_with_what_was_set_and_without_what_was_deleted(
     assert [one["edit"]["action"] for one in shown if one["kind"] == "state"] == ["delete", "set"]
     riffle_spark.rollback(query.root, f"record:{undo}", str(query.checkpoint), execute=True)
     query.start()
-    assert query.batch(("apple", 7))[-1]["page"] == "cherry", "the rows of the last batch come again"
+    assert query.batch(("apple", 7))[-1]["page"] == "cherry", "Spark reads the rows of the last batch again"
     table = riffle_spark.read_state(query.root, store).read_all()
     counts = {row["page"]: row[counted] for row in table.to_pylist()}
     assert counts == {"apple": 3, "berry": 2, "cherry": 2}
 
 
 def test_a_deleted_session_starts_again(running: bool, wrapped: Callable[..., Wrapped]) -> None:
-    """The session of the key is gone with its count, and that of another key stays."""
+    """A deleted key starts a new session, and the session of another key continues."""
     query = wrapped(in_sessions, "complete")
     query.batch(("apple", 1), ("apple", 2), ("berry", 3))
     change(query, running, "delete", "--store", query.store(), "--key", "apple")
@@ -178,7 +183,7 @@ def test_a_deleted_session_starts_again(running: bool, wrapped: Callable[..., Wr
 
 
 def test_rows_of_a_deleted_key_are_not_joined(running: bool, wrapped: Callable[..., Wrapped]) -> None:
-    """Rows of both sides are gone. Rows of other keys, and later ones of this key, still match."""
+    """The buffered rows of a deleted key match no later row. Other keys, and later rows of this key, still match."""
     query = wrapped(joined, "append")
     assert query.batch(("apple", 2), ("berry", 4)) == []
     change(query, running, "delete", "--store", query.store(), "--key", "apple")

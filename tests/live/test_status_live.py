@@ -1,4 +1,6 @@
-"""`riffle status` beside a query in Spark: after its first batch, while it is idle, and after its end."""
+"""`riffle status` for a query in Spark: after its first batch, while it is idle, paused or failed, and after
+its end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _json(*arguments: object) -> dict[str, Any]:
 
 
 def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
-    """The driver writes its status by itself, as a heartbeat too, and says that it has stopped."""
+    """The driver writes the status after batches, as a heartbeat while idle, and when the query stops."""
     feed = Feed(tmp_path / "in", "k string, v long")
     settings = settings_in(tmp_path, status_interval=0.5)
     compute = aggregate(rows=count(), total=sum_("v"))
@@ -62,7 +64,7 @@ def test_the_status_follows_a_query_from_its_first_batch_to_its_end(spark: Spark
 
 
 def test_a_query_says_that_it_is_paused_and_that_it_failed(spark: SparkSession, tmp_path: Path) -> None:
-    """A pause with its start while it lasts, and the class of the error that ended the query."""
+    """The status shows since when a query is paused, and the class of the error that ended it."""
     feed = Feed(tmp_path / "in", "k string, v long")
 
     def fail_in_batch_1(rows: DataFrame, batch_id: int) -> None:
@@ -89,7 +91,7 @@ def test_a_query_says_that_it_is_paused_and_that_it_failed(spark: SparkSession, 
 
 
 def test_an_error_of_spark_outside_of_a_batch_is_in_the_status(spark: SparkSession, tmp_path: Path) -> None:
-    """The source fails before the batch reaches the job. The status names the error that ended the query."""
+    """If the query fails outside of a batch, the status names the error that ended it."""
     feed = Feed(tmp_path / "in", "k string, v long")
     settings = settings_in(tmp_path, status_interval=0.5)
     job: StatefulJob = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())

@@ -1,4 +1,6 @@
-"""Operators steer a query on real executors: while it is idle, while it is busy, and paused, over its drivers too."""
+"""Operators drain, pin, pause and resume a query on real executors, while it is idle, busy or paused, and across
+drivers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ KEYS = [f"key-{n}" for n in range(80)]
 
 
 class Steered:
-    """A query on two executors that reads requests, and an operator's shell."""
+    """A query on two executors that reads requests, and the commands of an operator."""
 
     def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
         self._spark = spark
@@ -43,12 +45,12 @@ class Steered:
 
     @property
     def root(self) -> str:
-        """Its root."""
+        """Return the root."""
         assert self.settings.root is not None
         return self.settings.root
 
     def start(self) -> None:
-        """Start the query, and run its first batch."""
+        """Start the query and run its first batch."""
         self.restart()
         self.add()
         self.wait(lambda: self.job.reports, "the first batch")
@@ -59,7 +61,7 @@ class Steered:
         self.query = start(stream, self.job, self._folder / "checkpoint", processingTime="100 milliseconds")
 
     def start_busy(self) -> None:
-        """Start the query on a source that always has rows: each batch follows the one before at once."""
+        """Start the query on a source that always has rows, so that batches follow each other without a pause."""
         rows = self._spark.readStream.format("rate").option("rowsPerSecond", 200).load()
         stream = rows.selectExpr("concat('key-', value % 80) as k", "value as v")
         self.query = start(stream, self.job, self._folder / "checkpoint", processingTime="0 seconds")
@@ -70,7 +72,7 @@ class Steered:
         self.feed.add([{"k": key, "v": 1} for key in KEYS])
 
     def wait(self, reached: object, why: str) -> None:
-        """Wait until something is so, or raise what the query failed with."""
+        """Wait until ``reached`` returns a true value. Fail if the query fails."""
 
         def looked() -> bool:
             assert self.query.exception() is None
@@ -79,7 +81,7 @@ class Steered:
         wait_for(looked, why)
 
     def start_command(self, command: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command in a process of its own, which waits for the answer."""
+        """Start a riffle command in a new process that waits for the driver's answer."""
         words = [sys.executable, "-m", "riffle_spark", command, self.root, *arguments, "--wait", "--json"]
         words += ["--conf-file", str(self.conf_file)]
         return subprocess.Popen(
@@ -88,14 +90,14 @@ class Steered:
         )  # fmt: skip
 
     def run(self, command: str, *arguments: str) -> dict[str, object]:
-        """Run a command in a process of its own; return its answer."""
+        """Run a riffle command in a new process and return the driver's answer."""
         output, errors = self.start_command(command, *arguments).communicate(timeout=120)
         assert output, errors
         answer: dict[str, object] = json.loads(output)
         return answer
 
     def record_of(self, answer: dict[str, object]) -> tuple[Record, int]:
-        """Return the record that has the answer first, and how many batches were committed since the request."""
+        """Return the first record with this answer, and the number of batches that were committed since its request."""
         batches = 0
         for record in records(self.root):
             batches += record.kind == "batch" and record.written_ms > int(str(answer["time_ms"]))
@@ -104,25 +106,25 @@ class Steered:
         raise AssertionError(f"no record answers {answer}")
 
     def owned(self) -> dict[str, int]:
-        """Return the key-groups of each live executor."""
+        """Return the number of key-groups that each live executor owns."""
         return {member.executor: member.owned for member in self.job.members() if member.state != "awaited"}
 
 
 @pytest.fixture
 def steered(spark: SparkSession, tmp_path: Path) -> Iterator[Steered]:
-    """A query that is not started."""
+    """A query that is not yet started."""
     made = Steered(spark, tmp_path)
     yield made
     made.query.stop()
 
 
 def latency(answer: dict[str, object]) -> float:
-    """Return the seconds from the request to its answer: the clocks are one machine's."""
+    """Return the seconds between the request and its answer. Both times are of the same machine."""
     return (int(str(answer["answered_ms"])) - int(str(answer["time_ms"]))) / 1000
 
 
 def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.CaptureFixture[str]) -> None:
-    """At the latest the second batch that is committed after the request has its answer."""
+    """A busy query answers a pin and a drain with the second batch after the request at the latest."""
     steered.start_busy()
     first, second = sorted(steered.owned())
     pinned = steered.run("pin", "0", first)
@@ -142,8 +144,9 @@ def test_a_drain_and_a_pin_reach_a_busy_query(steered: Steered, capsys: pytest.C
 
 
 def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steered) -> None:
-    """Spark shows an active batch meanwhile. A live setting can be changed. A paused query can be stopped, and runs
-    when it is started again.
+    """A paused query holds its next batch until it is resumed. Live settings can be changed meanwhile.
+
+    Spark shows an active batch during the pause. A paused query can be stopped, and a restarted query is not paused.
     """
     steered.start()
     assert steered.run("pause")["state"] == "applied"
@@ -163,12 +166,13 @@ def test_a_paused_query_holds_its_next_batch_until_it_is_resumed(steered: Steere
     assert steered.query.exception() is None
     assert len(steered.job.reports) == 2
     steered.restart()
-    steered.wait(lambda: len(steered.job.reports) == 3, "the pause has ended with the run")
+    steered.wait(lambda: len(steered.job.reports) == 3, "the restarted query is not paused")
 
 
 def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSession, tmp_path: Path) -> None:
-    """Warm, by two tasks beside no batch: the drained member is empty, and stays so under the next driver, as the
-    pinned key-group stays where it is.
+    """An idle query drains a member and pins a key-group without a batch, and the next driver keeps both.
+
+    Two upkeep tasks move the copies, so nothing is restored.
     """
     first = Steered(spark, tmp_path, control="off")
     first.start()
@@ -191,12 +195,12 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(spark: SparkSess
     assert report.fetched_bytes == 0
     assert second.kept.latest("k") == {key: {"rows": 2, "total": 2} for key in KEYS}
     second.job.undrain(leaving)
-    second.wait(lambda: [member.owned for member in second.job.members()] == [4, 4], "it has its share again")
+    second.wait(lambda: [member.owned for member in second.job.members()] == [4, 4], "the member has its share again")
     second.query.stop()
 
 
 def check_drained(query: Steered, member: str, asked: dict[str, object]) -> None:
-    """Wait until a member is empty, and check that the newest record lists what was asked."""
+    """Wait until the member is empty, and check that the newest record lists the operator requests."""
     query.wait(lambda: of_member(query, member).owned == 0, "the drained member is empty")
     gone = of_member(query, member)
     assert (gone.state, gone.standbys, gone.warmups) == ("draining", 0, 0)
@@ -204,5 +208,5 @@ def check_drained(query: Steered, member: str, asked: dict[str, object]) -> None
 
 
 def of_member(query: Steered, name: str) -> MemberState:
-    """Return a member by its folder's name."""
+    """Return the state of the member with this id."""
     return next(member for member in query.job.members() if member.id == name)

@@ -1,4 +1,4 @@
-"""Snapshots that executors take beside the batches, listed and used."""
+"""Executors take snapshots as upkeep. The log lists them, and other executors restore from them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ KEYS = 24
 
 @pytest.fixture(autouse=True)
 def two_executors(spark: SparkSession, tmp_path: Path) -> None:
-    """Wait for both."""
+    """Wait for both executors."""
     assert len(inventory.await_executors(spark, settings_in(tmp_path), expected=2)) == 2
 
 
 def batch(spark: SparkSession) -> DataFrame:
-    """Return one row a key."""
+    """Return one row per key."""
     return spark.range(KEYS).selectExpr("id k", "id v")
 
 
 def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSession, tmp_path: Path) -> None:
-    """Short chains make snapshots due: executors take them, commits list them, and empty members start from them."""
+    """Executors take snapshots when chains are long, commits list them, and members without copies restore
+    from them.
+    """
     compute, kept = aggregate(rows=count(), total=sum_("v")), Kept()
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(kept)
     for number in range(6):
@@ -49,7 +51,9 @@ def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSe
 
 
 def test_what_a_frame_observed_is_read_from_its_plan(spark: SparkSession) -> None:
-    """A number is told once an action is through, and nothing where nothing of that name is observed."""
+    """``observed`` returns the metric of a frame after an action, and None for a name that the frame does not
+    observe.
+    """
     frame = spark.range(3).observe("seen", F.count(F.lit(1)).alias("rows"))
     frame.collect()
     assert observed(frame, "seen") == 3

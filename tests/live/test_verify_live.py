@@ -1,4 +1,4 @@
-"""`riffle verify --checkpoint` beside a query in Spark that commits a batch after the other."""
+"""`riffle verify --checkpoint` runs while a query in Spark commits batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_a_running_query_fits_its_checkpoint_at_every_moment(spark: SparkSession, tmp_path: Path) -> None:
-    """Some batches are committed after the state was read and before the checkpoint is."""
+    """Verification of a running query finds no error, even if batches are committed while it reads state and
+    checkpoint.
+    """
     checkpoint = tmp_path / "checkpoint"
     rows = spark.readStream.format("rate").option("rowsPerSecond", 500).load().selectExpr("value % 80 as k")
     settings = settings_in(tmp_path, retained_for="1 h")
@@ -27,7 +29,7 @@ def test_a_running_query_fits_its_checkpoint_at_every_moment(spark: SparkSession
         while len(job.reports) < 40:
             before = len(job.reports)
             verified = verify(f"file://{tmp_path}/state", str(checkpoint))
-            checks += len(job.reports) > before  # a batch was committed meanwhile
+            checks += len(job.reports) > before  # a batch was committed during the verification
             assert [finding for finding in verified.findings if finding.level == "state"] == []
         assert checks > 0
     finally:

@@ -1,4 +1,4 @@
-"""Rows that an executor's JVM can hand over and its Python worker may not take, on a cluster."""
+"""A batch has more rows than the memory limit of the Python worker allows, and no more than the JVM can send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ CONF = {"spark.executor.memory": "1400m", "spark.executor.pyspark.memory": "900m
 
 
 def test_rows_beyond_a_python_workers_memory_are_refused_by_it(spark: SparkSession, tmp_path: Path) -> None:
-    """With what to change; nobody is lost, nothing is committed, and with fewer rows the query goes on at once."""
+    """A batch that exceeds a Python worker's memory fails with the settings to change. No executor is lost, nothing is
+    committed, and the query continues with fewer rows per batch.
+    """
     refused, job = refused_between(spark, tmp_path, 200_000, "rows do not fit into its Python worker")
     assert "maxOffsetsPerTrigger" in refused.remedy
     assert "spark.executor.pyspark.memory" in refused.remedy

@@ -1,4 +1,6 @@
-"""Executors whose Python lacks something: what the error says helps, and riffle_spark is sent as the page says."""
+"""Executors whose Python lacks a package: the errors name a remedy that works, and riffle_spark can be sent as
+documented.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ from tests.kit.pages import blocks
 from tests.kit.servers.bare_python import bare_python, clean_environment
 
 NEEDED = ("pyarrow", "numpy", "xxhash")
-"""What the page says that executors need."""
+"""The packages that executors need, according to the page."""
 FOR_DRIVER = (*NEEDED, "pandas", "dateutil", "six", "pytz", "tzdata", "kafka", "boto3", "botocore", "jmespath", "click")
-"""What the requirements of riffle_spark are called where they are imported from."""
+"""The top-level modules of all requirements of riffle_spark."""
 PAGE = CHECKOUT / "docs" / "getting-started.md"
 Outcomes = Mapping[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def zip_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the zip file by the command of the message."""
+    """Build the zip file with the command that the error message prints."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(CHECKOUT / "riffle_spark", folder / "riffle_spark")
     command = shlex.split(ZIP_COMMAND)
@@ -43,7 +45,7 @@ def zip_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcomes:
-    """Run a batch with each kind of executor, all in one session."""
+    """Run a batch on executors with each kind of Python, and return the errors by case."""
     folder = tmp_path_factory.mktemp("workers")
     pythons = {
         name: bare_python(folder / f"without-{name}", [each for each in NEEDED if each != name])
@@ -70,7 +72,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcom
 @pytest.mark.newer_spark
 @pytest.mark.long
 def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
-    """Executors without riffle_spark run a batch once they are sent the file that the message told to make."""
+    """Executors without riffle_spark run a batch once they get the zip file of the error message."""
     assert outcomes["complete"] == []
 
 
@@ -91,7 +93,7 @@ def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
     ],
 )
 def test_what_executors_lack_is_named(outcomes: Outcomes, case: str, kind: str, problem: str, remedy: str) -> None:
-    """The error names what is missing and how to bring it there."""
+    """The error names the missing package or Python, and how to provide it."""
     if case == "other python" and case not in outcomes:
         pytest.skip("this machine has no other Python")
     assert outcomes[case][0] == kind
@@ -101,14 +103,14 @@ def test_what_executors_lack_is_named(outcomes: Outcomes, case: str, kind: str, 
 
 @pytest.fixture(scope="module")
 def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A cluster of one worker that finds no checkout on its path."""
+    """A cluster with one worker, which does not have the checkout on its Python path."""
     size = WorkerSize(cores=1)
     with StandaloneCluster(tmp_path_factory.mktemp("cluster"), 1, size, [{"PYTHONPATH": ""}]) as cluster:
         yield cluster
 
 
 def submit(cluster: StandaloneCluster, folder: Path, *sent: str, **environment: str) -> str:
-    """Submit a query with options that send something; return what driver and Spark print."""
+    """Submit a query with spark-submit and return its output. ``sent`` are the options that send files."""
     (folder / "in").mkdir()
     (folder / "in" / "rows.json").write_text('{"k": 1}\n{"k": 1}\n{"k": 2}\n')
     python = str(bare_python(folder / "of-driver", FOR_DRIVER))
@@ -121,7 +123,7 @@ def submit(cluster: StandaloneCluster, folder: Path, *sent: str, **environment: 
 
 @pytest.mark.cluster
 def test_spark_submit_sends_the_zip_file(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
-    """With ``--py-files`` and the zip file neither driver nor executors need riffle_spark."""
+    """With ``--py-files`` and the zip file neither the driver nor the executors need riffle_spark installed."""
     (documented,) = [block.code for block in blocks(PAGE) if "--py-files" in block.code]
     assert ZIP_COMMAND in documented
     printed = submit(bare_cluster, tmp_path, "--py-files", str(zip_file))
@@ -131,7 +133,7 @@ def test_spark_submit_sends_the_zip_file(bare_cluster: StandaloneCluster, zip_fi
 
 @pytest.mark.cluster
 def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
-    """A wheel reaches the driver's path and not the executors': the error names the zip file."""
+    """A wheel given to ``--py-files`` works for the driver but not for executors: the error names the zip file."""
     wheel = tmp_path / "riffle_spark-0.1.0-py3-none-any.whl"
     shutil.copy(zip_file, wheel)
     printed = submit(bare_cluster, tmp_path, "--py-files", str(wheel))
@@ -141,14 +143,14 @@ def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_
 
 @pytest.mark.cluster
 def test_spark_submit_sends_an_environment(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
-    """Executors run in an environment that is sent as an archive, while the driver keeps its own Python."""
+    """Executors run in the environment that Spark sends as an archive, while the driver keeps its own Python."""
     bare_python(tmp_path / "sent", NEEDED)
     (site,) = (tmp_path / "sent").glob("lib/python3.*/site-packages")
     shutil.copytree(CHECKOUT / "riffle_spark", site / "riffle_spark")
     with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "sent", "")
     variables = dict(each.split("=") for each in ARCHIVE_VARIABLES.split())
-    assert variables.pop("PYSPARK_DRIVER_PYTHON") == "python"  # the driver's, which has no such name here
+    assert variables.pop("PYSPARK_DRIVER_PYTHON") == "python"  # the driver's Python has another path here
     archive_option = ["--archives", "environment.tar.gz#environment"]
     printed = submit(bare_cluster, tmp_path, *archive_option, **variables, PYTHONPATH=str(zip_file))
     assert "counted 0 [(1, 2), (2, 1)]" in printed, printed[-6000:]

@@ -1,4 +1,4 @@
-"""Checkpoints that are written by Hadoop's ``FileSystem``: crashes between its steps, and a change of the class."""
+"""Checkpoints written by Spark's two checkpoint file managers: crashes inside a rename, and a change of the class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = 5
 
 @pytest.fixture
 def managers(spark: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Return a function that sets the class that writes checkpoints: the default or the one for local disks."""
+    """A function that sets the checkpoint file manager: ``default``, or ``renaming`` for local disks."""
     installation = find_spark(os.environ)
     assert installation is not None
     classes = {"default": "", "renaming": installation.renaming_checkpoint_manager}
@@ -46,7 +46,7 @@ class Query:
         self._files = 0
 
     def run(self, batches: int) -> None:
-        """Run so many batches of one file each."""
+        """Add ``batches`` files, and run the query with one file per batch."""
         for number in range(self._files, self._files + batches):
             self._feed.add([{"k": k, "v": number} for k in range(KEYS)])
         self._files += batches
@@ -59,13 +59,13 @@ class Query:
         return Stateful("totals", "k", compute, settings=settings).into(self.sink)
 
     def check(self) -> None:
-        """Assert that every file was added to every key once."""
+        """Check that each key has counted each file once."""
         expected = {"rows": self._files, "total": sum(range(self._files))}
         assert self.sink.latest("k") == dict.fromkeys(range(KEYS), expected)
 
 
 def undo_rename(entry: Path, *, only_checksum: bool) -> None:
-    """Move an entry of a log of Spark, or only its checksum, back to the name before the rename."""
+    """Undo the rename of an entry in one of Spark's logs, or only that of its checksum."""
     temporary = entry.with_name(f".{entry.name}.0a1b2c3d-0000-4000-8000-000000000000.tmp")
     entry.with_name(f".{entry.name}.crc").rename(entry.with_name(f".{temporary.name}.crc"))
     if not only_checksum:
@@ -79,7 +79,7 @@ def undo_rename(entry: Path, *, only_checksum: bool) -> None:
 def test_a_query_continues_with_the_other_class(
     spark: SparkSession, tmp_path: Path, managers: Callable[[str], None]
 ) -> None:
-    """The classes write the same files. The second start reads those of the first, the third those of both."""
+    """A query continues with the other class, because both write the same files."""
     query = Query(spark, tmp_path)
     for name in ("default", "renaming", "default"):
         managers(name)
@@ -95,7 +95,7 @@ def test_a_query_continues_with_the_other_class(
 def test_a_crash_between_the_steps_of_a_rename_loses_and_doubles_nothing(
     spark: SparkSession, tmp_path: Path, managers: Callable[[str], None], only_checksum: bool
 ) -> None:
-    """The driver dies before the commit of Spark has its name, or after that and before its checksum has its name."""
+    """Each row counts once if the driver dies before a commit file of Spark is renamed, or before its checksum is."""
     managers("renaming")
     query = Query(spark, tmp_path)
     query.run(3)
@@ -108,7 +108,7 @@ def test_a_crash_between_the_steps_of_a_rename_loses_and_doubles_nothing(
 
 @pytest.mark.spark
 def test_the_location_of_a_checkpoint_is_read_from_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    """As a URL, in each batch."""
+    """The checkpoint location is read from the query in each batch, as a URL."""
     feed = Feed(tmp_path / "in", "k long")
     feed.add([{"k": 1}])
     locations: list[str] = []
@@ -120,7 +120,7 @@ def test_the_location_of_a_checkpoint_is_read_from_the_query(spark: SparkSession
 
 @pytest.mark.parametrize("scheme", ["s3a", "S3", "gs"])
 def test_a_checkpoint_in_an_object_store_is_warned_of(scheme: str) -> None:
-    """Only with the class that needs an atomic rename, in any package."""
+    """A checkpoint in an object store causes a warning only with the class that needs an atomic rename."""
     name = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     warning = unsafe_rename_warning(name, f"{scheme}://bucket/c")
     assert warning is not None

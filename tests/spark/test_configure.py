@@ -9,19 +9,21 @@ from riffle_spark.spark.configure import configure, packages
 
 
 def options(builder: SparkSession.Builder) -> dict[str, str]:
-    """Return the options of a builder, without starting a session."""
+    """Return the options of a builder. No session is started."""
     options: dict[str, str] = builder._options
     return options
 
 
 @pytest.fixture(autouse=True)
 def no_submit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run as a program that starts Spark itself."""
+    """Run as a program that starts Spark itself, without spark-submit."""
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
 def test_connectors_that_are_asked_for_are_added_in_the_installed_versions() -> None:
-    """Kafka's by default."""
+    """The connectors that the caller selects are added in the versions of the installed packages. The default
+    is Kafka.
+    """
     kafka, s3a = packages(kafka=True, s3a=True).split(",")
     assert options(configure(SparkSession.builder))["spark.jars.packages"] == kafka
     assert options(configure(SparkSession.builder, kafka=False, s3a=True))["spark.jars.packages"] == s3a
@@ -29,7 +31,7 @@ def test_connectors_that_are_asked_for_are_added_in_the_installed_versions() -> 
 
 
 def test_packages_that_are_set_are_kept() -> None:
-    """A connector of another version is not doubled."""
+    """Packages that are already set stay, and their connectors are not added again."""
     builder = SparkSession.builder.config("spark.jars.packages", "org.apache.hadoop:hadoop-aws:3.3.6,a:b:1")
     added = options(configure(builder, s3a=True))["spark.jars.packages"]
     assert added == f"org.apache.hadoop:hadoop-aws:3.3.6,a:b:1,{packages()}"
@@ -43,7 +45,7 @@ LOCAL = "FileSystemBasedCheckpointFileManager"
 
 @pytest.fixture
 def no_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run without Hadoop's configuration files, which may name another file system."""
+    """Run without Hadoop's configuration files, which may set another default file system."""
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
 
@@ -53,7 +55,7 @@ def no_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
     "conf", [{}, {"spark.sql.streaming.checkpointLocation": "/tmp/c"}, {"spark.hadoop.fs.defaultFS": "file:///"}]
 )
 def test_checkpoints_on_a_local_disk_are_written_by_the_faster_class(conf: dict[str, str]) -> None:
-    """As long as nothing names another file system."""
+    """Checkpoints use the faster class for local disks unless the configuration names another file system."""
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -71,7 +73,7 @@ def test_checkpoints_on_a_local_disk_are_written_by_the_faster_class(conf: dict[
     ],
 )
 def test_checkpoints_elsewhere_are_written_by_sparks_default(conf: dict[str, str]) -> None:
-    """The class for local disks needs an atomic rename."""
+    """Checkpoints on other file systems use Spark's default class, because the other one needs an atomic rename."""
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -80,7 +82,9 @@ def test_checkpoints_elsewhere_are_written_by_sparks_default(conf: dict[str, str
 
 @pytest.mark.usefixtures("no_hadoop")
 def test_checkpoints_in_s3a_or_by_hadoops_files_are_written_by_sparks_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session with s3a may have its checkpoints there. Hadoop's files may name any file system."""
+    """Checkpoints use Spark's default class if the session has s3a, or if Hadoop's configuration files may set a file
+    system.
+    """
     assert MANAGER not in options(configure(SparkSession.builder, s3a=True))
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     assert MANAGER not in options(configure(SparkSession.builder))
@@ -88,5 +92,5 @@ def test_checkpoints_in_s3a_or_by_hadoops_files_are_written_by_sparks_default(mo
 
 @pytest.mark.usefixtures("no_hadoop")
 def test_a_class_for_checkpoints_that_is_set_is_kept() -> None:
-    """Whatever it is."""
+    """A checkpoint class that the user sets stays."""
     assert options(configure(SparkSession.builder.config(MANAGER, "mine")))[MANAGER] == "mine"

@@ -1,4 +1,4 @@
-"""What a batch costs on the driver, counted: calls to the JVM, Spark's jobs, plans that are analysed and optimised."""
+"""The costs of a batch on the driver: calls to the JVM, Spark jobs, and plans that are analysed and optimised."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from riffle_spark.spark.engine.placed import placed
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 from tests.kit.streams.streaming import Feed, rest, run_to_end, settings_in
 
-pytestmark = pytest.mark.spark  # Not on newer ones: their counts are others.
+pytestmark = pytest.mark.spark  # Newer versions of Spark have other counts.
 
 BATCHES = 4
 SETTLED = 2
-"""From this batch on nothing is done for the first time."""
+"""The first batch in which no plan or class is new."""
 ANALYSED = "org.apache.spark.sql.catalyst.analysis.UpdateOuterReferences"
 OPTIMISED = "org.apache.spark.sql.catalyst.optimizer.InferFiltersFromConstraints"
-"""Rules that Spark runs once a plan that it analyses, and once a plan that it optimises."""
+"""Rules that Spark runs once for each plan that it analyses, and once for each plan that it optimises."""
 A_KEPT_FRAME = 4
-"""Calls an operator for each frame that somebody else keeps: Spark tells of all of them at once."""
+"""The calls per operator for each frame that other tests keep, because Spark lists all of them at once."""
 COLLECTED = "m\nd\n"
-"""Py4J's message that Python has released an object. Chance decides when garbage is collected, so it is not counted."""
+"""Py4J's message that Python has released an object. It is not counted, because it depends on garbage collection."""
 FIGURE = re.compile(r"c\no\d+\nset\n[iL]")
-"""Py4J's message that sets a figure of Spark's progress. Only changed figures are set, and times change by chance."""
+"""Py4J's message that sets a figure of Spark's progress. It is not counted, because only changed figures are set."""
 Costs = dict[str, int]
 
 
 class Counted:
-    """Runs a job's batches with nothing beside them, and counts what each costs, the sink included."""
+    """A wrapper of a job that runs each batch without upkeep beside it, and counts the batch's costs with the sink."""
 
     def __init__(self, job: StatefulJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.costs: list[Costs] = []
@@ -82,12 +82,12 @@ class Counted:
 
 
 def noop(rows: DataFrame, batch_id: int) -> None:
-    """A sink of one action."""
+    """Write the rows to the noop format, as a sink with one action."""
     rows.write.format("noop").mode("append").save()
 
 
 def kept_frames(spark: SparkSession) -> int:
-    """Return how many frames other tests of this process have left in the session's memory."""
+    """Return the number of frames that other tests have left persisted in the session."""
     context: Any = spark.sparkContext
     return int(context._jsc.getPersistentRDDs().size())
 
@@ -104,8 +104,8 @@ def kept_frames(spark: SparkSession) -> int:
 def test_a_batch_costs_no_more_than_it_did(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[str], most: Costs
 ) -> None:
-    """Once the first batches are through, all cost the same; two calls an operator ask whether a user has cached it."""
-    spark.conf.set("spark.sql.codegen.wholeStage", "true")  # as in users' sessions; a compiled plan has fewer nodes
+    """After the first batches each batch costs at most these calls, jobs and plans."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")  # as in users' sessions, where plans have more nodes
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(BATCHES):
@@ -121,7 +121,7 @@ def test_a_batch_costs_no_more_than_it_did(
 
 
 def layout_of(count: int) -> SlotLayout:
-    """Return a layout of so many slots on seven executors of three hosts."""
+    """Return a layout of ``count`` slots on seven executors of three hosts."""
     numbers = enumerate(slot_numbers(count))
     return SlotLayout(tuple(SlotPlace(n, str(at % 7), f"host{at % 3}", (at,)) for at, n in numbers))
 
@@ -129,20 +129,20 @@ def layout_of(count: int) -> SlotLayout:
 def test_a_placed_frame_costs_as_many_calls_for_every_number_of_slots(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layout of 200 slots is built with the calls of one of 10. Each partition prefers its slot's executor."""
+    """A placed frame takes as many calls for 200 slots as for 10."""
     client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be none to mypy
     send, calls, thread = client.send_command, list[str](), threading.get_ident()
 
     def counting(gateway: Any, command: str, *args: Any, **options: Any) -> Any:
-        if threading.get_ident() == thread:  # threads of earlier jobs may still call
+        if threading.get_ident() == thread:  # other tests' threads may still make calls
             calls.append(command)
         return send(gateway, command, *args, **options)
 
-    placed(spark, layout_of(2))  # looks classes up, once a process
+    placed(spark, layout_of(2))  # looks up classes once per process
     monkeypatch.setattr(client, "send_command", counting)
     found = dict[int, int]()
     for slots in (10, 200):
-        gc.collect()  # an object that goes costs a call, too
+        gc.collect()  # the release of an object is a call, too
         calls.clear()
         placed(spark, layout_of(slots))
         found[slots] = sum(not call.startswith(COLLECTED) for call in calls)
@@ -152,7 +152,7 @@ def test_a_placed_frame_costs_as_many_calls_for_every_number_of_slots(
 
 @pytest.mark.parametrize("executor", ["0", LOCAL_EXECUTOR])
 def test_partition_i_of_a_placed_frame_is_slot_i_and_prefers_its_executor(spark: SparkSession, executor: str) -> None:
-    """Numbers, preferred executors and the partitioning that the plan states, by name and in local mode."""
+    """Partition i of a placed frame is slot i, prefers the slot's executor, and is hash-partitioned by the slot."""
     layout = layout_of(12)
     if executor == LOCAL_EXECUTOR:
         layout = SlotLayout(tuple(replace(slot, executor=executor) for slot in layout.slots))
@@ -174,7 +174,7 @@ def test_partition_i_of_a_placed_frame_is_slot_i_and_prefers_its_executor(spark:
 def test_a_wrapped_query_costs_few_calls_more(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one call of the sink to the next, with a condition and a projection behind the operator."""
+    """A batch of a wrapped query with a condition and a projection makes a limited number of calls."""
     client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be none to mypy
     send, threads, seen = client.send_command, list[int](), list[int]()
 
@@ -196,5 +196,5 @@ def test_a_wrapped_query_costs_few_calls_more(
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     calls = max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :]))
-    # Two of them release the result without the warning of RDD.unpersist.
+    # Two of the calls release the result without the warning of RDD.unpersist.
     assert calls <= 142 + A_KEPT_FRAME * kept_frames(spark)

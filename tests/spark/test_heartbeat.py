@@ -17,39 +17,39 @@ from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, setti
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 EVERY = "1 second"
-"""The only interval of Spark 3.5."""
+"""The only interval that Spark 3.5 supports."""
 
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
-    """One batch of two rows, and then nothing."""
+    """A feed with one batch of two rows."""
     made = Feed(tmp_path / "in", "k long, ts timestamp")
     made.add({"k": n, "ts": "2024-05-01T00:00:00Z"} for n in range(2))
     return made
 
 
 def counting(folder: Path) -> StatefulJob:
-    """Return a job that counts rows per key."""
+    """Return a job that counts the rows of each key."""
     return Stateful("seen", "k", aggregate(rows=count()), settings=settings_in(folder)).into(Kept())
 
 
 def beating(spark: SparkSession, feed: Feed) -> DataFrame:
-    """Return the feed with a heartbeat."""
+    """Return the feed united with a heartbeat."""
     events = feed.stream(spark)
     return events.unionByName(heartbeat(spark, events.schema, every=EVERY))
 
 
 def ran(job: StatefulJob) -> list[int]:
-    """Return the batches that were run; one that a stop left without Spark's own commit comes again and is skipped."""
+    """Return the batches that were run, without repeated ones that the job skipped."""
     return [report.version for report in job.reports if report.decision == "run"]
 
 
 def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """Batch follows batch; the events alone have rows, also those that come later; each batch is committed."""
+    """With a heartbeat an idle query commits batch after batch. Only the events add rows."""
     job = counting(tmp_path)
     query = start(beating(spark, feed), job, tmp_path / "checkpoint", processingTime="0 seconds")
     try:
-        wait_for(lambda: len(job.reports) >= 3, "batches while nothing comes")
+        wait_for(lambda: len(job.reports) >= 3, "three batches while the source is idle")
         feed.add([{"k": 7, "ts": "2024-05-01T00:01:00Z"}])
         wait_for(lambda: any(report.rows == 1 for report in job.reports), "the new row")
         so_far = len(job.reports)
@@ -65,7 +65,7 @@ def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: 
 
 @pytest.mark.long
 def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """From its checkpoint, with another interval, and by another job; batches go on where they ended."""
+    """A query with a heartbeat continues from its checkpoint, also with another interval and a new job."""
     for every in (EVERY, "1 second", EVERY):
         events, job = feed.stream(spark), counting(tmp_path)
         before = len(committed(f"file://{tmp_path}/state"))
@@ -82,7 +82,7 @@ def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_
 
 @pytest.mark.long
 def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """One beat a run: all rows are taken and the query ends, also with nothing new but the beat."""
+    """With availableNow, each run has one heartbeat and ends, also if nothing else is new."""
     for _ in range(2):
         job = counting(tmp_path)
         run_to_end(beating(spark, feed), job, tmp_path / "checkpoint")
@@ -93,7 +93,7 @@ def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Pa
 
 @pytest.mark.needs_spark4("data sources in Python")
 def test_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offsets step by the interval, never back, and it has nothing to read between them."""
+    """The offsets of a heartbeat advance by the interval and never go back. There are no rows to read between them."""
     from riffle_spark.spark.compat.heartbeat_source import Beats, Heartbeat
 
     beats = Beats(60_000)
@@ -112,6 +112,6 @@ def test_offsets_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("every", ["soon", "0.1 ms"])
 def test_a_heartbeat_needs_an_interval(spark: SparkSession, every: str) -> None:
-    """It is refused where it is asked for, not later in the query."""
+    """A wrong interval is refused in the call."""
     with pytest.raises(ConfigError):
         heartbeat(spark, "k long", every=every)

@@ -1,4 +1,4 @@
-"""What an operator cannot be made of is refused where it is written, in words of whoever wrote it. Starts no Spark."""
+"""Wrong arguments of an operator are refused in the call, with the name of the argument. These tests start no Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS: Any = aggregate(n=count())
 
 
 class NoText:
-    """Like a Spark column: not text, and it cannot be gone through."""
+    """A stand-in for a Spark column: it is not text, and iterating over it fails."""
 
     def __iter__(self) -> None:
         raise TypeError("Column is not iterable.")
@@ -37,7 +37,9 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("make", "said"), FAULTS, ids=[said for _, said in FAULTS])
 def test_what_an_operator_cannot_be_made_of_is_refused(make: Callable[[], object], said: str) -> None:
-    """A column for its name, a function for a computation, a table for settings, an operator for its job."""
+    """Columns for names, functions for computations, dictionaries for settings and operators for jobs are refused with
+    a remedy.
+    """
     with pytest.raises(ConfigError, match=f"(?s){said}") as caught:
         make()
     assert caught.value.remedy

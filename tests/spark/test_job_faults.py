@@ -1,4 +1,4 @@
-"""What a job refuses: each with the place, the remedy, and nothing committed."""
+"""Errors of a job name the place and the remedy, and the batch commits nothing."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ SEEN = pa.schema([("k", pa.int64()), ("seen", pa.int64())])
 
 
 def raises(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Fail as users' code does."""
+    """Raise an error, like a user's function with a mistake."""
     raise ZeroDivisionError("no page has a size of 0")
 
 
 def returns_text(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return text where a number was declared."""
+    """Return text in a column that is declared as a number."""
     answer = pa.table({"k": rows["k"], "seen": rows["k"].cast(pa.string())})
     return answer, answer
 
 
 def returns_a_foreign_key(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return state of a key that belongs to another call."""
+    """Return state of a key that has no rows in this call."""
     answer = pa.table({"k": pa.array([10**6]), "seen": pa.array([1])})
     return answer, answer
 
 
 def keeps(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Change nothing."""
+    """Return the state unchanged."""
     return state, state
 
 
@@ -57,7 +57,9 @@ BROKEN: dict[Function, str] = {
 @pytest.mark.parametrize("function", BROKEN, ids=lambda function: function.__name__)
 @pytest.mark.sample("raises")
 def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, function: Function) -> None:
-    """The error holds what is wrong, store, key-group and executor; a mended function goes on from there."""
+    """The error names what is wrong, the store, key-group and executor. The query continues with a corrected
+    function.
+    """
     settings = settings_in(tmp_path)
     frame = spark.range(6).selectExpr("id k")
     broken = arrow_function(function, state=pa.schema([("seen", pa.int64())]), output=SEEN)
@@ -74,7 +76,7 @@ def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, 
 
 
 def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    """What a streaming query fails with shows the user's own line, the store and the key-group."""
+    """The error of a streaming query shows the user's own line, the store and the key-group."""
     feed = Feed(tmp_path / "in", "k long")
     feed.add([{"k": 1}])
     compute = arrow_function(raises, state=pa.schema([("seen", pa.int64())]), output=SEEN)
@@ -88,7 +90,9 @@ def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_
 
 
 def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """The sink's own error comes out, and the batch comes again with the same delivery id."""
+    """If a sink fails, its own error is raised and nothing is committed. The batch is repeated with the same delivery
+    id.
+    """
     kept = Kept()
 
     def failing(frame: DataFrame, batch: int, delivery: str) -> None:
@@ -107,7 +111,9 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
 
 
 def test_a_sink_gets_what_it_asks_for() -> None:
-    """A third parameter is the delivery id unless it has a default; what cannot be called is refused at once."""
+    """A sink's third parameter gets the delivery id unless it has a default. A sink with one parameter is refused at
+    once.
+    """
 
     class Sink:
         def __call__(self, frame: DataFrame, batch: int, delivery: str) -> None: ...
@@ -121,7 +127,7 @@ def test_a_sink_gets_what_it_asks_for() -> None:
 
 
 def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark does not compare them by their bytes."""
+    """``max_`` of collated text is refused, because Spark does not compare it by its bytes."""
     frame = spark.range(3).selectExpr("id k", "CAST(id AS STRING) COLLATE UTF8_LCASE c")
     job = Stateful("most", "k", aggregate(most=max_("c")), settings=settings_in(tmp_path)).into(Kept())
     with pytest.raises(ConfigError, match="collate UTF8_LCASE"):
@@ -130,7 +136,7 @@ def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSess
 
 
 def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch id that comes again with other rows is not taken for a repeat."""
+    """A batch id that is repeated with other rows is refused, and not skipped as a repeat."""
     job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
     job(spark.range(3).selectExpr("id k"), 0)
     job(spark.range(3).selectExpr("id k"), 0)

@@ -1,4 +1,4 @@
-"""What a job computes: equal to Spark's own answer over the same input, batch by batch."""
+"""The results of a job equal Spark's own results for the same input, batch by batch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
 
 @pytest.mark.long
 def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSession, tmp_path: Path) -> None:
-    """Encrypted batches give what they would in plain, executors read sealed output with keys of their own, and no
-    object or local file has anything of a row.
+    """Encrypted state gives the same results, and no object or local file contains text of a row.
+
+    Executors read sealed output with keys that they load themselves.
     """
     (tmp_path / "keys").write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = settings_in(tmp_path, encryption_keys=f"file:{tmp_path}/keys", deliver_after_commit=True)
@@ -65,7 +66,9 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
 
 @pytest.mark.long
 def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark: SparkSession, tmp_path: Path) -> None:
-    """A fix that comes with one more aggregate cannot deliver what the version before has sealed: it says who can."""
+    """Sealed rows cannot be delivered by a job with another aggregate. The error says that the job that sealed them
+    can.
+    """
     settings, rows = settings_in(tmp_path, deliver_after_commit=True), spark.range(8).selectExpr("id k", "id v")
     kept = Kept()
 
@@ -76,7 +79,7 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
         compute = aggregate(rows=count(), total=sum_("v")) if total else aggregate(rows=count())
         return Stateful("totals", "k", compute, settings=settings).into(sink)
 
-    with pytest.raises(OSError, match="a worker of the pool was interrupted"):  # nobody stopped a query
+    with pytest.raises(OSError, match="a worker of the pool was interrupted"):  # no stop of the query
         job_of(failing)(rows, 0)
     with pytest.raises(Exception, match="RIFFLE-0289"):
         job_of(kept, total=True)(rows, 0)
@@ -88,7 +91,7 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
 
 @pytest.mark.long
 def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A sink may count, collect and write: the function does not run again and all actions see the same rows."""
+    """A sink may run several actions: the function does not run again, and all actions see the same rows."""
     runs = spark.sparkContext.accumulator(0)
     seen: list[tuple[int, int, int]] = []
 
@@ -108,11 +111,11 @@ def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp
     job(frame, 0)
     job(counted, 1)
     assert seen == [(10, 100, 10), (10, 200, 10)]
-    assert runs.value <= 2 * 100, "one reading for the digest, one for the batch"
+    assert runs.value <= 2 * 100, "the digest and the batch each read the rows once"
 
 
 def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None:
-    """Two operators of one query get the same rows, and one record holds the effects of both."""
+    """Two operators of one job get the same rows, and one record commits both."""
     users, pages = Kept(), Kept()
     by_user = Stateful("users", "user", aggregate(rows=count()), settings=settings_in(tmp_path)).into(users)
     by_page = Stateful("pages", "page", aggregate(rows=count(), users=max_("user"))).into(pages)

@@ -1,4 +1,4 @@
-"""One job object in a process that stops its Spark and starts another."""
+"""One job object is used in two Spark sessions of the same process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.long
 def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:
-    """In the second session the state goes on, and upkeep runs where the executors now are."""
+    """A job continues its state in a second session, and upkeep runs on the new executors."""
     shared_session.stop()
     kept = Kept()
     settings = settings_in(tmp_path, key_groups=2, snapshot_chain_links=2)

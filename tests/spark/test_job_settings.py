@@ -1,4 +1,4 @@
-"""Where a job's settings come from, and what importing and pickling a job costs."""
+"""The sources of a job's settings, its reports, and what importing riffle loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 @contextmanager
 def conf(spark: SparkSession, values: Mapping[str, object]) -> Iterator[None]:
-    """Set configuration of the session for a while."""
+    """Set configuration of the session in the block."""
     for name, value in values.items():
         spark.conf.set(name, str(value))
     try:
@@ -35,8 +35,8 @@ def conf(spark: SparkSession, values: Mapping[str, object]) -> Iterator[None]:
 def test_settings_come_from_the_spark_configuration(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``spark.riffle.*`` reaches a job that has no settings of its own; one that is good for tests alone is warned
-    of.
+    """``spark.riffle.*`` configures a job without settings. A setting that is only suitable for tests causes one
+    warning.
     """
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count())).into(kept)
@@ -50,7 +50,7 @@ def test_settings_come_from_the_spark_configuration(
 
 
 def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
-    """A TOML file named by ``spark.riffle.conf_file``, the configuration and code are applied in this order."""
+    """The configuration overrides the TOML file of ``spark.riffle.conf_file``, and settings in code override both."""
     file = tmp_path / "riffle.toml"
     file.write_text('[riffle]\nroot = "file:///from/toml"\nkey_groups = 4\nnum_standbys = 1\nbatch_attempts = 2\n')
     named = {"spark.riffle.conf_file": file, "spark.riffle.num_standbys": 2, "spark.riffle.batch_attempts": 3}
@@ -69,7 +69,9 @@ def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession
     ],
 )
 def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: str, value: str, told: str) -> None:
-    """A value out of range, an unknown name and a missing file are refused before anything runs."""
+    """A value out of range, an unknown name and a missing file are refused before a batch runs, with the setting's name
+    and source.
+    """
     job = Stateful("totals", "k", aggregate(rows=count())).into(Kept())
     with conf(spark, {f"spark.riffle.{name}": value}), pytest.raises(ConfigError, match=f"(?s){told}"):
         job(spark.range(1).selectExpr("id k"), 0)
@@ -85,7 +87,7 @@ def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_pat
 
 
 def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """``report_file`` gets each report and its readings as a line of JSON, and ``on_report`` the report itself."""
+    """``report_file`` gets each report with its readings as a line of JSON, and ``on_report`` gets the report."""
     heard: list[BatchReport] = []
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
@@ -105,7 +107,7 @@ def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path)
 def test_a_report_that_reaches_nobody_stops_no_query(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A report file that cannot be written and an ``on_report`` that raises are logged; batches are committed."""
+    """A report file that cannot be written and an ``on_report`` that raises are logged, and batches are committed."""
 
     def explode(_report: object) -> None:
         raise ValueError("no such dashboard")
@@ -124,7 +126,7 @@ def test_a_report_that_reaches_nobody_stops_no_query(
 
 
 def test_importing_riffle_imports_no_pyspark() -> None:
-    """A process that imports the package, and makes settings, has neither pyspark nor boto3 loaded."""
+    """A process that imports riffle_spark and makes settings loads neither pyspark nor boto3 nor pyarrow."""
     code = (
         "import sys, riffle_spark; riffle_spark.Settings(num_standbys=1); dir(riffle_spark); "
         "loaded = {'pyspark', 'py4j', 'boto3', 'pyarrow'} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"

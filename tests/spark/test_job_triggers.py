@@ -1,4 +1,4 @@
-"""A job under Spark's triggers, stopped, started again, and started from elsewhere."""
+"""A job with Spark's triggers: it is stopped, restarted, repeated, and called from other threads."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ ALL_THREE = {k: {"rows": 15, "total": 15} for k in range(2)}
 
 
 def totals(folder: Path, sink: Callable[..., object], **settings: object) -> StatefulJob:
-    """Return a new job, as a new process would make it."""
+    """Return a new job, as a new process would."""
     return Stateful("totals", "k", TOTALS, settings=settings_in(folder, **settings)).into(sink)
 
 
 @pytest.mark.long
 def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """All batches that are there are run, one record each with its offsets, under one epoch."""
+    """With availableNow all batches run, with one record each that has Spark's offsets."""
     kept = Kept()
     query = run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
     assert kept.latest("k") == ALL_THREE
@@ -70,7 +70,7 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
 
 @pytest.mark.long
 def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """A new job on the same checkpoint and root adds to the state, with the local copies or without."""
+    """A new job on the same checkpoint and root continues the state, with or without local copies."""
     kept = Kept()
     run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
     for number, local in enumerate(("local", "elsewhere")):
@@ -83,7 +83,9 @@ def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, fee
 
 @pytest.mark.long
 def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """Sealed output comes to the sink after the commit, and the very same rows come again when the batch does."""
+    """With ``deliver_after_commit`` the sink runs after the commit, and a repeated batch delivers the same
+    rows again.
+    """
     kept, logged = Kept(), []
 
     def sink(frame: DataFrame, batch: int, delivery: str) -> None:
@@ -113,7 +115,7 @@ def slow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """After ``query.stop()`` while slots compute there is no new record; a restart runs the batch."""
+    """A stop while slots compute commits nothing, and a restart runs the batch."""
     state = pa.schema([("rows", pa.int64())])
     output = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
     kept = Kept()
@@ -140,7 +142,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
 
 
 def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The second half would be taken for the batch that came again. The very same frame may come again."""
+    """A job that is called with two different parts of a batch is refused. The same frame may be passed again."""
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
     feed.add([{"k": 1}, {"k": 2}])
@@ -165,7 +167,7 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
 
 
 def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_done(spark: SparkSession) -> None:
-    """As in two threads: the second one has then taken the batch for a repeat, and says so."""
+    """If two jobs on one root process the same batch at the same time, the second one is refused."""
     rows, batch = spark.range(1), IncomingBatch(0, "query", "run", "offsets", None, 0, None)
     both = [JobCalls("memory://two_jobs") for _ in range(2)]
     for calls in both:
@@ -177,8 +179,10 @@ def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_don
 
 @pytest.mark.long
 def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark calls a run's job group by the run; one of another name makes no other run of it, and of two runs not one:
-    a cache is not begun anew with each batch, and a query that is started again takes its state over.
+    """The user's job groups do not matter: neither does another name start a new run, nor does the same name join two
+    runs.
+
+    A cache keeps its state over batches, and a restarted query claims the log again.
     """
     feed, kept, names = Feed(tmp_path / "in", "k long"), Kept(), ["a", "b", "c", "c"]
     job = Stateful("totals", "k", aggregate(rows=count()), durable=False, settings=settings_in(tmp_path)).into(kept)
@@ -199,7 +203,9 @@ def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Its state would be of nobody's query. A thread that was told takes the batch as the query's own does."""
+    """A job in a thread without the query's local properties is refused. A thread that inherits them processes the
+    batch.
+    """
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
     feed.add([{"k": 1}])
@@ -220,7 +226,9 @@ def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkS
 
 @pytest.mark.long
 def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever is known of the root is in the root. By hand, jobs that have one root are told apart by their rows."""
+    """A job may be created for each batch. Without a query, jobs with the same root are distinguished by the batch's
+    rows.
+    """
     feed, kept = Feed(tmp_path / "in", "k long"), Kept()
 
     def anew(rows: DataFrame, batch: int) -> None:
@@ -240,7 +248,9 @@ def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Pa
 
 @pytest.mark.long
 def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The second one would take what the first has committed for its own, and its rows would be lost."""
+    """Two jobs with the same root in one query are refused, because the second one would take the first one's commit
+    for its own.
+    """
     feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]
     settings = settings_in(tmp_path)
     otherwise = replace(settings, root=f"{settings.root}/")

@@ -1,4 +1,4 @@
-"""Where a key is processed, as a simulated query places it."""
+"""The place where a key is processed, in a simulated query."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.kit.simulated.world import ROWS, World, one, totals, two_stores
 
 
 def looked_up(world: World, operators: Sequence[Operator]) -> KeyLookup:
-    """Return a look-up of the keys of these operators."""
+    """Return a lookup for the keys of these operators."""
     of_job = JobOperators((), world.settings, "rows", Weights())
     of_job.current = list(operators)
     return KeyLookup(world.driver.ownership.placement, of_job)
 
 
 def by_number() -> Operator:
-    """Count by a key of another type."""
+    """Return an operator that counts by a key of another type."""
     return operator_of("by_number", ["v"], aggregate(count=count()), (), ROWS)
 
 
 def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
-    """Their tasks have the same owner."""
+    """Stores with the same key need no name, because their tasks have the same owner."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     lookup = looked_up(world, two_stores())
@@ -39,7 +39,7 @@ def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
 
 
 def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
-    """The error lists the names. A name that no store has is refused, too."""
+    """Stores with different keys need a name, and the error lists the names. An unknown name is refused."""
     world = World(tmp_path, operators=[totals(), by_number()])
     world.batch(0, one(1))
     lookup = looked_up(world, [totals(), by_number()])
@@ -52,7 +52,7 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
 
 
 def test_a_key_has_no_place_before_the_first_batch(tmp_path: Path) -> None:
-    """No operator is known yet, and no key has an owner."""
+    """Before the first batch a lookup is refused."""
     world = World(tmp_path)
     with pytest.raises(ConfigError, match="RIFFLE-0314"):
         looked_up(world, []).where("a", None)

@@ -1,4 +1,4 @@
-"""What can be asked of a running query, on a real one: pause and resume, clean up, slots, listeners, refusals."""
+"""Operations on a running query: pause and resume, clean up, slots, listeners, and refused requests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SOON = 60.0
 
 
 class Heard(RebalanceListener):
-    """Remembers what it was told, in order; fails where it is told to."""
+    """A listener that records its calls, and may fail."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.fails = False
 
     def on_revoked(self, moves: Sequence[object]) -> None:
-        """Hear what is given up."""
+        """Record the call."""
         self.calls.append(("revoked", len(moves)))
 
     def on_assigned(self, moves: Sequence[object]) -> None:
-        """Hear what is taken over."""
+        """Record the call, or fail."""
         self.calls.append(("assigned", len(moves)))
         if self.fails:
             raise ValueError("the listener's own trouble")
@@ -39,7 +39,7 @@ class Heard(RebalanceListener):
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
-    """A source of one batch."""
+    """A feed with one batch."""
     made = Feed(tmp_path / "in", "k string, v long")
     made.add([{"k": key, "v": 1} for key in "abcdefgh"])
     return made
@@ -47,13 +47,13 @@ def feed(tmp_path: Path) -> Feed:
 
 @pytest.fixture
 def kept() -> Kept:
-    """A sink."""
+    """A sink that keeps its deliveries."""
     return Kept()
 
 
 @pytest.fixture
 def job(tmp_path: Path, kept: Kept) -> StatefulJob:
-    """A job that nobody runs yet."""
+    """A job that has not run yet."""
     return Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
 
 
@@ -67,7 +67,7 @@ def query(spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path) -> 
 
 
 def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
-    """Wait until something is so, or raise what the query failed with."""
+    """Wait until ``reached`` returns a true value. Raise the query's error if it fails."""
     deadline = time.monotonic() + SOON
     while not reached():
         assert time.monotonic() < deadline
@@ -77,7 +77,7 @@ def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
 def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
     feed: Feed, job: StatefulJob, query: StreamingQuery, kept: Kept
 ) -> None:
-    """Paused it stays alive and takes no batch; its copies can be removed then, and the next batch has its state."""
+    """A paused query stays alive and runs no batch. Its copies can be removed, and the next batch has the state."""
     job.pause()
     job.pause()
     feed.add([{"k": "a", "v": 5}])
@@ -96,7 +96,7 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
 
 @pytest.mark.long
 def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
-    """Fewer slots and more again, between one and the cores; no key-group changes its owner."""
+    """Slots are removed and added, between one and the number of cores, and no key-group moves."""
     assert job.reports[-1].slots == 2
     assert job.remove_worker() == 1
     feed.add([{"k": "a", "v": 5}])
@@ -112,7 +112,7 @@ def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: S
 def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
     spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path
 ) -> None:
-    """What it raises is in the report; the batch is committed."""
+    """A listener is called before the batch. Its error is in the report, and the batch is committed."""
     heard = Heard()
     heard.fails, job.listener = True, heard
     running = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
@@ -146,7 +146,7 @@ def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: St
 
 
 def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:
-    """Before its first batch a job has no members to speak of."""
+    """Requests on a job are refused before its first batch."""
     for ask in (job.request_rebalance, job.add_worker, job.clean_up, lambda: job.drain("1")):
         with pytest.raises(ConfigError, match="RIFFLE-0373"):
             ask()

@@ -1,4 +1,6 @@
-"""What Spark 3.5 gets in place of what it lacks. It also works on Spark 4, so it is tested on each line."""
+"""What riffle uses on Spark 3.5 instead of features that it lacks. It also works on Spark 4, and is tested on all
+versions.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +24,35 @@ COUNTED = StructType([StructField("rows", LongType())])
 
 
 def count_rows(_key: object, _none: object, rows: pa.Table) -> pa.Table:
-    """Return the number of a slot's rows, as a slot's function."""
+    """Return the number of rows, as the function of a slot."""
     return pa.table({"rows": [rows.num_rows]})
 
 
 def rows_in(*batches: list[tuple[int, int | None, str | None]]) -> list[dict[str, object]]:
-    """Return the slot and the rows that a slot's function gets from a partition, one dictionary per row."""
+    """Return the rows that a slot's function gets from a partition, with its slot."""
     function = spark35.slot_udf(lambda key, _, rows: rows.append_column("key", pa.array([key[0].as_py()] * len(rows))))
     partition = [pa.record_batch([*zip(*batch, strict=True)], schema=SLOT) for batch in batches]
     return [row for batch in function(iter(partition)) for row in batch.to_pylist()]
 
 
 def test_a_slot_gets_the_rows_of_all_record_batches_once() -> None:
-    """Its function is called once, with the rows of the partition and the number of the slot."""
+    """A slot's function is called once with all rows of the partition."""
     rows = rows_in([(3, 3, "a"), (3, 3, None)], [(3, 3, "b")])
     assert rows == [{"slot": 3, "value": value, "key": 3} for value in ("a", None, "b")]
 
 
 def test_a_slot_without_rows_gets_none() -> None:
-    """The row that the join leaves of such a slot has only its number."""
+    """A slot without rows gets none: the join's row for it has only the slot."""
     assert rows_in([(3, None, None)]) == []
 
 
 def test_a_slot_gets_its_only_row() -> None:
-    """It is not taken for the row of a slot without rows, also if its value is null."""
+    """The only row of a slot is passed to the function, also if its value is NULL."""
     assert rows_in([(3, 3, None)]) == [{"slot": 3, "value": None, "key": 3}]
 
 
 def test_a_processor_gets_the_time_and_the_watermark() -> None:
-    """Each is that of the batch."""
+    """``TimerValues`` has the time and the watermark of the batch."""
     values = stateful_processor.TimerValues(5_000, 3_000)
     assert (values.getCurrentProcessingTimeInMs(), values.getCurrentWatermarkInMs()) == (5_000, 3_000)
 
@@ -68,7 +70,7 @@ def test_a_processor_gets_the_time_and_the_watermark() -> None:
     ],
 )
 def test_errors_have_the_messages_of_spark_4(name: str, parameters: dict[str, str], text: str) -> None:
-    """On Spark 4 the messages are PySpark's own; those of Spark 3.5 are equal."""
+    """Errors on Spark 3.5 have the messages of PySpark 4."""
     error = spark35.error_of_class(PySparkTypeError, name, parameters)
     assert str(error) == str(error_of_class(PySparkTypeError, name, parameters))
     assert text in str(error)
@@ -77,7 +79,7 @@ def test_errors_have_the_messages_of_spark_4(name: str, parameters: dict[str, st
 @pytest.mark.spark
 @pytest.mark.newer_spark
 def test_what_spark_35_cannot_do_is_refused(spark: SparkSession) -> None:
-    """A heartbeat of another interval than a second, and a session without a JVM."""
+    """A heartbeat with an interval other than one second is refused, and so is a session without a JVM."""
     with pytest.raises(ConfigError, match="5000 ms") as refused:
         spark35.beats(spark, "k long", 5000)
     assert refused.value.id == "RIFFLE-1000"
@@ -89,8 +91,11 @@ def test_what_spark_35_cannot_do_is_refused(spark: SparkSession) -> None:
 @pytest.mark.spark
 @pytest.mark.newer_spark
 def test_spark_infers_no_filters_for_the_rows_of_a_slot(spark: SparkSession) -> None:
-    """It would list all constraints of the rows first. Their number can grow exponentially with the columns."""
-    spark.conf.set("spark.sql.shuffle.partitions", "1")  # as a slot has a partition of its own
+    """Spark's optimiser infers no filters for the rows of a slot.
+
+    To infer them it would list all constraints, whose number can grow exponentially with the columns.
+    """
+    spark.conf.set("spark.sql.shuffle.partitions", "1")  # a slot has one partition
     slots = spark.range(1).withColumnRenamed("id", "slot")
     rows = spark.range(9).selectExpr("id % 1 AS slot", "id AS n")
     result = spark35.cogrouped(slots, rows, "slot", spark35.slot_udf(count_rows), COUNTED)
@@ -100,7 +105,9 @@ def test_spark_infers_no_filters_for_the_rows_of_a_slot(spark: SparkSession) -> 
 
 
 def test_the_import_of_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is a newer PySpark, which also reads checkpoints of 3.5. No session is started."""
+    """The import of a checkpoint is refused. The remedy is a newer PySpark, which also reads checkpoints of
+    Spark 3.5.
+    """
     monkeypatch.setattr(pyspark, "__version__", "3.5.9")
     settings = Settings(root="file:///no/state")
     with pytest.raises(ConfigError, match=r"PySpark 3\.5\.9") as refused:
@@ -109,7 +116,7 @@ def test_the_import_of_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_data_source_of_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is the function, which Spark 3.5 has too."""
+    """The data source of state is refused. The remedy is the function ``state_frame``, which works on Spark 3.5 too."""
     monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)  # as on Spark 3.5
     monkeypatch.delitem(sys.modules, "riffle_spark.spark.state_source", raising=False)
     no_session: Any = None

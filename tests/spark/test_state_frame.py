@@ -1,4 +1,4 @@
-"""State and its changes as frames of Spark, by the function and by the data source."""
+"""State and its changes as Spark frames, by the function ``state_frame`` and by the data source ``riffle_state``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADDED = ("k", "key_group", "version", "due_ms")
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of four batches below a folder."""
+    """A simulated query after four batches, with its root in a folder."""
     world = World(
         tmp_path / "copies",
         operators=two_stores(),
@@ -41,25 +41,27 @@ def world(tmp_path: Path) -> World:
 
 
 def content(frame: DataFrame) -> dict[str, tuple[Any, ...]]:
-    """Return the rows by key, without the columns that describe them."""
+    """Return the value columns of each key."""
     names = [name for name in frame.columns if name not in (*ADDED, "batch_id", "change_type")]
     return {row["k"]: tuple(row[name] for name in names) for row in frame.collect()}
 
 
 def expected(world: World, store: str, version: int) -> dict[str, tuple[Any, ...]]:
-    """Return the same of ``read_state``."""
+    """Return the same rows as ``read_state`` returns them."""
     rows = read_state(world.home.root, store, version=version).read_all().to_pylist()
     return {row["k"]: tuple(value for name, value in row.items() if name not in ADDED) for row in rows}
 
 
 def source(spark: SparkSession, root: str, **options: object) -> DataFrame:
-    """Return a frame of the data source."""
+    """Return a frame from the data source."""
     register_state_source(spark)
     return spark.read.format("riffle_state").options(**{name: str(value) for name, value in options.items()}).load(root)
 
 
 def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> None:
-    """The newest and an older one, all keys and some; changes between two batches."""
+    """A frame has the newest or an older version of a store, with all or some keys, or the changes between
+    two batches.
+    """
     root = world.home.root
     for version in (3, 1):
         for store in ("totals", "tails"):
@@ -73,7 +75,7 @@ def test_a_version_of_a_store_is_a_frame(spark: SparkSession, world: World) -> N
 
 
 def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the same settings as for a query."""
+    """The options of the object store come from the session's ``spark.riffle`` settings."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     settings = {"spark.riffle.s3_endpoint": "http://127.0.0.1:9", "spark.riffle.s3_patience": "1 s"}
@@ -88,7 +90,7 @@ def test_the_session_says_where_the_store_is(spark: SparkSession, monkeypatch: p
 
 
 def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:
-    """Its batch is read by name, by the function and on the command line."""
+    """A savepoint's name can be used as a version, in the function and on the command line."""
     root = world.home.root
     before = expected(world, "totals", 3)
     Savepoints(root).create("release")
@@ -100,7 +102,7 @@ def test_a_savepoint_is_a_version(spark: SparkSession, world: World) -> None:
 
 
 def test_encrypted_state_is_a_frame_for_those_who_have_the_keys(spark: SparkSession, tmp_path: Path) -> None:
-    """The tasks read the keys from their source. Without it nothing is read."""
+    """Encrypted state is a frame if the tasks can read the encryption keys. Otherwise it is refused."""
     query = Encrypted(tmp_path, "a", root=f"file://{tmp_path}/state")
     query.run(4)
     frame = state_frame(spark, query.world.home.root, "totals", encryption_keys=f"file:{query.file}")
@@ -110,7 +112,7 @@ def test_encrypted_state_is_a_frame_for_those_who_have_the_keys(spark: SparkSess
 
 
 def test_variables_and_timers_are_a_frame_each(spark: SparkSession, tmp_path: Path) -> None:
-    """With the rows that ``read_state`` returns."""
+    """The variables and timers of a processor are frames with the rows of ``read_state``."""
     root = f"file://{tmp_path}/state"
     with baskets() as query:
         query.feed(took("pen", "ink", "pen") + took("cup", user="bob"))
@@ -126,7 +128,9 @@ def test_variables_and_timers_are_a_frame_each(spark: SparkSession, tmp_path: Pa
 
 @pytest.mark.needs_spark4("data sources in Python")
 def test_the_data_source_reads_what_the_function_reads(spark: SparkSession, world: World) -> None:
-    """With time travel, keys, key-groups and a change feed; wrong options are named."""
+    """The data source has the function's rows, with versions, keys, key-groups and a change feed. Wrong options are
+    refused.
+    """
     root = world.home.root
     frame = source(spark, root, store="totals")
     assert content(frame) == expected(world, "totals", 3)
@@ -144,7 +148,7 @@ def test_the_data_source_reads_what_the_function_reads(spark: SparkSession, worl
 
 @pytest.mark.needs_spark4("data sources in Python")
 def test_a_stream_has_the_changes_of_each_batch_once(spark: SparkSession, world: World, tmp_path: Path) -> None:
-    """Those of later batches follow from the checkpoint."""
+    """A stream of the data source has the changes of each batch once, and continues from its checkpoint."""
     register_state_source(spark)
     seen: list[tuple[int, str, int]] = []
 
@@ -167,7 +171,7 @@ def test_a_stream_has_the_changes_of_each_batch_once(spark: SparkSession, world:
 
 
 def test_options_are_parsed_whatever_their_case() -> None:
-    """Settings of the store may be among them."""
+    """Options are parsed in any case, together with settings of the object store."""
     request = parse_options(
         {"PATH": "file:///r", "keygroups": "0,3,8-10", "KEYS": '[1, [2, "a"]]', "s3_endpoint": "http://h"}
     )

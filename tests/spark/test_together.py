@@ -1,4 +1,4 @@
-"""Which settings several operators in one commit have. No session is needed."""
+"""The settings of several operators in one commit. These tests start no session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def job(store: str, settings: Settings | None = None) -> StatefulJob:
 
 @pytest.mark.parametrize("other", [Settings(key_groups=8), Settings(key_groups=4, num_standbys=0)])
 def test_settings_that_differ_are_refused(other: Settings) -> None:
-    """Two jobs with other settings, even ones that only say a default, need the settings of all."""
+    """Jobs with different settings are refused, even if one only states a default, unless ``together`` gets
+    settings.
+    """
     one, two = job("a", Settings(key_groups=4)), job("b", other)
     with pytest.raises(ConfigError, match="RIFFLE-0371"):
         together(one, two)
@@ -25,7 +27,7 @@ def test_settings_that_differ_are_refused(other: Settings) -> None:
 
 
 def test_settings_said_once_or_alike_are_everyones() -> None:
-    """One job's settings, or equal ones of several, are those of all; without any there are none."""
+    """If one job has settings, or several have equal ones, they apply to all jobs. Without any there are none."""
     said = Settings(key_groups=4)
     assert together(job("a"), job("b", said)).settings is said
     assert together(job("a", said), job("b"), job("c", Settings(key_groups=4))).settings == said

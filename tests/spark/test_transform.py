@@ -1,4 +1,4 @@
-"""A pyspark processor, unchanged, in a streaming query on riffle: both forms, restarts, initial state, event time."""
+"""An unchanged PySpark processor in a query on riffle: both forms, restarts, initial state and event time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FORMS: dict[str, tuple[Callable[..., Stateful], Callable[[], object]]] = {
 
 
 def operator(form: str, folder: Path, **given: Any) -> Stateful:
-    """Return the processor as an operator."""
+    """Return an operator with the processor."""
     make, processor = FORMS[form]
     return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)
 
@@ -44,7 +44,7 @@ def operator(form: str, folder: Path, **given: Any) -> Stateful:
 def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
     spark: SparkSession, form: str, tmp_path: Path
 ) -> None:
-    """Keys with rows, with initial state, with both; a new query object takes up what the first one kept."""
+    """A processor starts from its initial state once, and a new job continues its state after a restart."""
     feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
     initial = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
     feed.add([{"user": "ann", "amount": 1, "at": at(0)}, {"user": "bob", "amount": 2, "at": at(1)}] * 2)
@@ -57,13 +57,15 @@ def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
     of_user = feed.table(spark).groupBy("user").agg(F.count("*").alias("came"), F.sum("amount").alias("total"))
     visits = (F.col("came") + F.coalesce("visits", F.lit(0))).alias("visits")
     assert_newest(sink, of_user.join(initial, "user", "left").select("user", visits, "total"), key="user")
-    assert [report.rows for report in job.reports] == [6], "two rows of initial state came with the first batch only"
+    assert [report.rows for report in job.reports] == [6], "only the first batch has the two rows of initial state"
     assert [report.rows for report in again.reports] == [3]
 
 
 @pytest.mark.long
 def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
-    """withWatermark on the events is enough; late rows are left out and counted; the end fires what is due by then."""
+    """Timers fire by the watermark of ``withWatermark``. Late rows are dropped and counted, and the last batch fires
+    all due timers.
+    """
     feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
     for batch in ([("ann", 1), ("bob", 20)], [("ann", 2), ("bob", 25)], [("eve", 50)]):
         feed.add([{"user": user, "amount": 1, "at": at(second)} for user, second in batch])
@@ -79,7 +81,7 @@ def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: 
 
 
 def test_what_a_processor_raises_fails_the_batch_and_says_where(spark: SparkSession, tmp_path: Path) -> None:
-    """The user's traceback and the key are told, nothing is committed, and nothing is tried four times."""
+    """An error in a processor fails the batch with the traceback and the key."""
 
     job = transform_with_state(Broken(), key="user", output=OUTPUT, settings=settings_in(tmp_path)).into(Kept())
     rows = spark.createDataFrame([("ann", 1)], "user string, amount long")
@@ -90,7 +92,7 @@ def test_what_a_processor_raises_fails_the_batch_and_says_where(spark: SparkSess
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
-    """With what there is to choose from."""
+    """Wrong output and time modes are refused."""
     for wrong in ({"output_mode": "complete"}, {"time_mode": "WallClock"}):
         with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
             transform_with_state(Visits(), key="user", output=OUTPUT, **wrong)  # type: ignore[arg-type]

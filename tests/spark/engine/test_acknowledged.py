@@ -1,4 +1,4 @@
-"""What a Python worker is sent is acknowledged at once, so that the JVM does not wait with the rows of a small task."""
+"""A Python worker acknowledges received rows at once, so that the JVM does not wait before it sends the rest."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 
 def worker(sock: socket.socket) -> None:
-    """Leave as a task does that pyspark's daemon runs in a function of this name, with a local of that name."""
+    """End a task as pyspark's daemon does. The code under test looks for this function name and its local ``sock``."""
     task._prepare_next_task("upkeep")
 
 
 def test_it_does_so_after_its_answer() -> None:
-    """The system takes it back with each answer to what has just come."""
+    """The worker turns quick acknowledgement on again after its answer, because the kernel turns it off with each
+    answer.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
         theirs, _ = server.accept()
         with theirs:
@@ -40,7 +42,7 @@ def test_it_does_so_after_its_answer() -> None:
 
 
 def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be done beside is left out."""
+    """If no thread can be started, the task still returns its result and skips the work after it."""
 
     def refusing(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -52,7 +54,7 @@ def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.Mon
 @pytest.mark.spark
 @pytest.mark.newer_spark
 def test_a_slots_connection_is_found(spark: SparkSession, tmp_path: Path) -> None:
-    """Where pyspark's daemon keeps it."""
+    """A slot finds the socket of its connection to the JVM in pyspark's daemon."""
     found = pa.schema([("k", pa.int64()), ("family", pa.int64())])
 
     def families(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -1,4 +1,4 @@
-"""The threads beside batches: upkeep, one piece after the other, the pulse, and ends that wait for nothing needless."""
+"""Background threads of the driver: the worker that runs upkeep in order, the pulse, and how both stop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse
 
 SOON_SECONDS = 60
 ERRORS = 20
-"""After so many, pauses that began with a millisecond and never shrank would be a minute long."""
+"""After this number of errors, a pause that starts at a millisecond and is never reset would take a minute."""
 
 
 def ended(worker: BackgroundThread) -> bool:
-    """Wait a while for the worker to be idle."""
+    """Wait until the worker is idle, for at most a minute, and return whether it is."""
     deadline = time.monotonic() + SOON_SECONDS
     while worker.is_busy() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -23,7 +23,7 @@ def ended(worker: BackgroundThread) -> bool:
 
 
 def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
-    """Results come in the order of submission; an error stops nothing; each result is told once."""
+    """Results are in the order of submission. An error does not stop the thread, and each result is collected once."""
     worker, trouble = BackgroundThread(), ValueError("no")
 
     def fail() -> None:
@@ -39,7 +39,7 @@ def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
 
 
 def test_a_result_is_kept_if_the_driver_collects_while_the_work_runs() -> None:
-    """The result of a piece of work is returned by the first collect after its end."""
+    """The first ``collect`` after a piece of work has ended returns its result."""
     worker, began, go_on = BackgroundThread(), threading.Event(), threading.Event()
 
     def work() -> str:
@@ -57,7 +57,7 @@ def test_a_result_is_kept_if_the_driver_collects_while_the_work_runs() -> None:
 
 
 def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
-    """Work that rests goes on at once, to its end; what was behind it never runs."""
+    """A stop ends the rest of the running work early. Work that is still queued never runs."""
     worker, resting, ran = BackgroundThread(), threading.Event(), []
 
     def rest() -> bool:
@@ -79,7 +79,7 @@ def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
 
 
 def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
-    """What is being deleted when a query is stopped has been deleted when ``ended`` says so."""
+    """A stop waits for the running work until its timeout, so a deletion is complete when ``ended`` returns true."""
     worker, began, go_on, done = BackgroundThread(), threading.Event(), threading.Event(), []
 
     def delete() -> None:
@@ -99,7 +99,9 @@ def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
 
 
 def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
-    """One thread at a time, which ends with the beat that says so; a later begin is another one."""
+    """A pulse calls its function in one thread until the function returns false. A later ``begin`` starts a
+    new thread.
+    """
     over = threading.Event()
     beats: list[int] = []
 
@@ -123,7 +125,7 @@ def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
 
 
 def test_a_pulse_that_is_stopped_ends_with_its_beat_and_never_begins_again() -> None:
-    """The stop waits for the beat that is under way, and not for ever."""
+    """Stopping a pulse waits for the current call until a timeout. A stopped pulse never begins again."""
     began, go_on, beats = threading.Event(), threading.Event(), []
 
     def beat() -> bool:
@@ -148,7 +150,9 @@ ENDS = [SystemExit]
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
-    """The work behind runs, the driver gets what was raised as a result, and a warning shows the traceback."""
+    """After work raises SystemExit, the next work still runs. The exception is a result, and a warning has its
+    traceback.
+    """
     worker = BackgroundThread()
 
     def fail() -> None:
@@ -169,7 +173,7 @@ def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], capl
 
 @pytest.mark.parametrize("end", [*ENDS, ValueError])
 def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
-    """It beats again, in the same thread, and warns each time."""
+    """A pulse whose function raises calls it again in the same thread and logs a warning each time."""
     over, beats = threading.Event(), list[int]()
 
     def beat() -> bool:
@@ -187,7 +191,7 @@ def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog:
 
 
 def test_a_pulse_that_works_again_is_as_quick_as_before() -> None:
-    """Pauses grow from one error to the next. A call in between that succeeds ends that."""
+    """The pause of a pulse grows with each consecutive error. A successful call resets it."""
     over, beats = threading.Event(), list[int]()
 
     def beat() -> bool:
@@ -207,7 +211,7 @@ def test_a_pulse_that_works_again_is_as_quick_as_before() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_an_alarm_rings_again_if_it_could_not(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
-    """What is due is not forgotten."""
+    """An alarm whose function raises calls it again."""
     rung, rings = threading.Event(), list[int]()
 
     def ring() -> None:

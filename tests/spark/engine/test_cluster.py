@@ -1,4 +1,4 @@
-"""Jobs of upkeep: one task on each executor, in a pool of their own, ended with the query."""
+"""Upkeep jobs run one task on each executor, in their own scheduler pool, and end with the query."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ LONG_SECONDS = 60
 
 @pytest.fixture(autouse=True)
 def two_executors(spark: SparkSession, tmp_path: Path) -> None:
-    """Wait for both."""
+    """Wait for both executors."""
     settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
 
 
 @pytest.fixture
 def home(spark: SparkSession, tmp_path: Path) -> Home:
-    """A root in the test's folder, of this application's executors."""
+    """A root in the test's folder, with the executors of this application."""
     application = inventory.application_id(spark)
     live = frozenset(f"{application}/{executor.id}" for executor in inventory.executors(spark))
     return Home(f"file://{tmp_path}/state", StoreOptions(), f"{tmp_path}/local", application, live, "0" * 32)
 
 
 def test_every_executor_answers_the_census_for_itself(spark: SparkSession, home: Home) -> None:
-    """Each executor has a folder of its own, and the second census finds the same members."""
+    """Each executor answers the census with its own folder, and a second census finds the same member."""
     cluster, executors = SparkCluster(spark), inventory.executors(spark)
     found = cluster.census(executors, CensusOrder(home))
     assert sorted(census.executor for census in found) == [executor.id for executor in executors]
@@ -58,7 +58,7 @@ def test_every_executor_answers_the_census_for_itself(spark: SparkSession, home:
 
 
 def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) -> None:
-    """An order for an executor that is gone is left out; the others are done, each by its own executor."""
+    """Each live executor does its own upkeep order. An order for a lost executor is skipped."""
     cluster, live = SparkCluster(spark), [executor.id for executor in inventory.executors(spark)]
     order = UpkeepOrder(home, "", 1, 0, {})
     receipts = cluster.upkeep(dict.fromkeys((*live, "77"), order))
@@ -68,7 +68,9 @@ def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) ->
 
 
 def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: SparkSession, home: Home) -> None:
-    """Pool and tag are set while a job runs, its group stays the caller's, and afterwards all is as before."""
+    """An upkeep job sets its pool and tag while it runs, and keeps the caller's job group. Afterwards the thread has
+    its former properties.
+    """
     context = spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", "mine")
     context.setJobGroup("batch", "the batch's own")
@@ -85,7 +87,7 @@ def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: S
 def sleeping(
     spark: SparkSession, started: Path, seconds: float = LONG_SECONDS, tasks: int = 1
 ) -> Callable[[], list[str]]:
-    """Return a job that says in a file that it began, and then takes its time, a minute."""
+    """Return a job whose tasks create the file ``started`` and then sleep."""
 
     def sleep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         started.touch()
@@ -96,7 +98,7 @@ def sleeping(
 
 
 def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: SparkSession, tmp_path: Path) -> None:
-    """The job ends with an error long before its minute is over, and is told from one that failed by itself."""
+    """A task that exceeds its deadline is cancelled, and the deadline names its executor."""
     deadline, began = Deadline(spark, 1.0), time.monotonic()
     with pytest.raises(Exception, match="cancelled"), deadline.watched():
         sleeping(spark, tmp_path / "started")()
@@ -107,7 +109,7 @@ def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: Sp
 
 
 def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
-    """While others hold all cores a job waits for longer than its deadline, and then runs."""
+    """The time that a job waits for a core does not count towards its deadline."""
     worker, deadline = BackgroundThread(), Deadline(spark, 5.0)
     worker.submit(sleeping(spark, tmp_path / "busy", 7.0, tasks=2))
     wait_for((tmp_path / "busy").exists, "the cores are taken")
@@ -119,7 +121,7 @@ def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
-    """A job of a minute ends with the stop, as if it had answered nothing; other jobs of the session go on."""
+    """A stop cancels the running job, which returns its default. Other jobs of the session continue."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
     wait_for((tmp_path / "started").exists, "the job runs")
@@ -135,7 +137,7 @@ def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkS
 
 
 def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark cannot cancel what has not begun: the stop waits for it to begin, and cancels it then."""
+    """A stop waits for a job that is about to start, because Spark cannot cancel it earlier, and then cancels it."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     about, asked = threading.Event(), threading.Event()
 
@@ -158,7 +160,7 @@ def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp
 
 
 def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
-    """A job that fails by itself raises, and the next one runs."""
+    """A job that fails by itself raises its error, and the next job runs."""
     jobs = TaggedJobs(spark, UPKEEP_POOL)
     with pytest.raises(ZeroDivisionError):
         jobs.run(lambda: [1 / 0], list[float]())
@@ -166,7 +168,7 @@ def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
 
 
 def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """After a warm-up the Python workers of all executors hold a client of the query's store."""
+    """After a warm-up, the Python workers of all executors hold a client of the query's object store."""
     settings = settings_in(tmp_path).but(expected_executors=2)
     root = settings.root
 
@@ -192,7 +194,7 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
 
 
 def test_a_warm_up_that_cannot_be_is_no_failure(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a root there is nothing to make ready: the job will say so, the warm-up only at level debug."""
+    """A warm-up without a root logs its failure at level debug only, because the job reports the missing root."""
     with caplog.at_level(logging.DEBUG, logger="riffle_spark"):
         thread = warm_up(spark, Settings())
         thread.join(60)

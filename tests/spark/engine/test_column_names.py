@@ -1,4 +1,4 @@
-"""Columns by the names that a query's user gives, and columns twice: as on Spark's own operator."""
+"""Column names in another case, nested fields as keys, and duplicate column names work as on Spark's own operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOLD = "['user', 's', 'v', 'v', 1, 1]"
 
 
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return rows with a column twice."""
+    """Return a stream in which one column is there twice."""
     feed = Feed(folder / "in", SCHEMA)
     feed.add(ROWS)
     return feed.stream(spark).select("user", "s", "v", "v")
@@ -36,7 +36,7 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 @pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
 @pytest.mark.sample(step=2)
 def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
-    """Whatever its key is: a column in another case, or a field."""
+    """A processor gets all columns of its rows, if its key is named in another case or is a field of a struct."""
     sink = Kept()
     operator = MAKE[FORM](Columns(), key=key, output=OUTPUT, settings=settings_in(tmp_path))
     run_to_end(stream(spark, tmp_path), operator.into(sink), tmp_path / "checkpoint")
@@ -44,7 +44,9 @@ def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, f
 
 
 def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path) -> None:
-    """Of its key, of its order and of what is aggregated; a column that nobody asks for may be there twice."""
+    """An aggregate finds its key, order and value columns in any case. Columns that it does not use may be
+    duplicates.
+    """
     sink = Kept()
     totals = aggregate(n=count(), total=sum_("W"), of=min_("S.x"))
     operator = Stateful("totals", "USER", totals, order_by="S.X", settings=settings_in(tmp_path))
@@ -55,7 +57,7 @@ def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.long
 def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
-    """Called by hand, or on Spark Connect, a batch is known by its rows' digest, whatever their columns are called."""
+    """Without an offset log, a batch is identified by the digest of its rows, which may have duplicate column names."""
     sink = Kept()
     rows = spark.createDataFrame([("ann", 1)], "user string, v long").selectExpr("user", "v", "v", "v + 1 as V")
     job = Stateful("totals", "user", aggregate(n=count()), settings=settings_in(tmp_path)).into(sink)
@@ -66,7 +68,7 @@ def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSes
 
 
 def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
-    """With ``spark.sql.caseSensitive``, as in any query; no query is needed to be refused."""
+    """Column names are case-sensitive if ``spark.sql.caseSensitive`` is set."""
     from riffle_spark.spark.engine.routing import is_case_sensitive
 
     assert not is_case_sensitive(spark)
@@ -78,7 +80,7 @@ def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
 
 
 def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
-    """Return what Spark's own operator makes of it."""
+    """Return the output of Spark's own operator."""
     found: list[Any] = []
     writer = sparks_own(frame.groupBy(key), FORM)(Columns(), OUTPUT, "update", "None").writeStream.outputMode("update")
     writer = writer.foreachBatch(lambda frame, _: found.extend(map(tuple, frame.collect())))
@@ -93,7 +95,7 @@ def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
 def test_sparks_own_operator_shows_the_same_columns(
     spark: SparkSession, key: str, column: str, found: str, tmp_path: Path
 ) -> None:
-    """Its own operator on the same rows; where 4.3 shows such a key as one more column, before the others."""
+    """Spark's own operator passes the same columns to the processor. Spark 4.3 adds such a key as a first column."""
     shown = TOLD if FORM == "pandas" else f"['{column}', 'user', 's', 'v', 'v', {{'x': 'in'}}, 1, 1]"
     told = [
         (key, text.replace("Row(x='in')", "{'x': 'in'}"))

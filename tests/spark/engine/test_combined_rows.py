@@ -1,4 +1,4 @@
-"""Rows are combined by key before the shuffle where that reduces them, and the results stay the same."""
+"""Rows are combined by key before the shuffle if that reduces them, and the results stay the same."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SCHEMA = "k string, v long"
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Combine small batches too."""
+    """Lower the minimum of rows for combining."""
     monkeypatch.setattr(combined_rows, "_MIN_ROWS", 10)
 
 
 @pytest.fixture
 def combined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batches whose rows were combined."""
+    """The versions of the batches whose rows were combined."""
     batches: list[int] = []
 
     def ordering(order: Order, how: Combined) -> Order:
@@ -58,7 +58,7 @@ def batch_of(spark: SparkSession, number: int, keys: int) -> DataFrame:
 
 
 def job_in(folder: Path, sink: Kept) -> StatefulJob:
-    """Return running totals of each key."""
+    """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), values=count("v"), total=sum_("v"), least=min_("v"), most=max_("v"))
     return Stateful("totals", "k", compute, settings=settings_in(folder)).into(sink)
 
@@ -79,7 +79,7 @@ def totals_of(values: list[int | None]) -> dict[str, int | None]:
 def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
-    """Each batch has the results of its rows, and its report counts them, whether they were combined or not."""
+    """Batches have the right results, and reports count all rows, whether their rows were combined or not."""
     rows, seen = Kept(), dict[str | None, list[int | None]]()
     job = job_in(tmp_path, rows)
     for number, keys in enumerate([4, 4, 4, 40, 40, 4]):
@@ -96,7 +96,7 @@ def test_rows_are_combined_if_the_batch_before_had_many_rows_of_a_key(
 def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
-    """The batch has as many large negative numbers in the other partition."""
+    """A sum is exact if it exceeds int64 in one input partition, and another partition compensates for it."""
     rows = Kept()
     job = job_in(tmp_path, rows)
     values = [2**63 - 1] * 20 + [-(2**63) + 1] * 19 + [-(2**63) + 2]
@@ -112,7 +112,7 @@ def test_a_sum_that_exceeds_int64_in_a_partition_is_exact(
 def test_another_layout_takes_the_plan_of_combined_rows(
     spark: SparkSession, tmp_path: Path, combined: list[int]
 ) -> None:
-    """The plan that is kept gets another number of slots."""
+    """A layout with another number of slots reuses the kept plan of combined rows."""
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(5):
@@ -130,7 +130,7 @@ def test_another_layout_takes_the_plan_of_combined_rows(
 def test_windows_of_a_wrapped_query_are_combined(
     spark: SparkSession, tmp_path: Path, combined: list[int], mode: str
 ) -> None:
-    """Counts, sums and extremes per window are those of Spark itself, and late rows are dropped."""
+    """Windowed counts, sums and minima of combined rows are those of Spark, and late rows are dropped."""
     feed = Feed(tmp_path / "in", "k string, at timestamp, v long")
     for number in range(4):
         feed.add([{"k": f"k{n % 3}", "at": f"2026-01-01T00:{number * 10 + n % 2:02d}:00Z", "v": n} for n in range(40)])
@@ -168,9 +168,9 @@ M = 1_000_000
 def test_combining_starts_and_ends_by_what_was_measured(
     spark: SparkSession, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """It starts if 40 % of the rows would go, and ends if less than 30 % goes. Small batches do not count.
+    """Combining starts if it would remove 40 % of the rows, and ends below 30 %. Small batches do not count.
 
-    With more keys per input partition than Spark's fast hash map takes, it starts at two thirds and ends at half.
+    If an input partition has more keys than Spark's fast hash map holds, it starts at two thirds and ends below half.
     """
 
     def receipt(store: str, rows: int, remaining: int) -> Receipt:
@@ -186,7 +186,7 @@ def test_combining_starts_and_ends_by_what_was_measured(
 
 
 def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number can change while a query runs, for example that of a topic."""
+    """The number of input partitions is counted again while a query runs, because a topic may grow."""
     monkeypatch.setattr(combined_rows, "_PARTITIONS_FOR", 2)
     reductions = Reductions()
     reductions.record([Receipt("a", 0, "1-ab", 1, "member", "1", rows=100, combined_rows=0)])
@@ -201,7 +201,9 @@ def test_the_partitions_of_the_input_are_counted_again(spark: SparkSession, monk
 def test_rows_are_grouped_once_before_the_shuffle(
     spark: SparkSession, tmp_path: Path, combined: list[int], monkeypatch: pytest.MonkeyPatch, compiled: str
 ) -> None:
-    """The kept plan groups each partition, and not what it has grouped. It is compiled in an adaptive session too."""
+    """The kept plan groups each partition once before the shuffle. It is also compiled in a session with adaptive
+    execution.
+    """
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     spark.conf.set("spark.sql.codegen.wholeStage", compiled)
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
@@ -226,7 +228,7 @@ def test_rows_are_grouped_once_before_the_shuffle(
 
 
 def test_a_second_grouping_stays_if_a_function_keeps_several_columns(spark: SparkSession) -> None:
-    """An average keeps a sum and a count, so its first result is not its last."""
+    """The second grouping is kept for an average, because its first result is a sum and a count."""
     spark.conf.set("spark.sql.adaptive.enabled", "false")
 
     def groupings(function: str) -> list[Any]:
@@ -242,7 +244,9 @@ def test_a_second_grouping_stays_if_a_function_keeps_several_columns(spark: Spar
 
 @pytest.mark.parametrize(("remaining", "bits"), [(80_000, "16"), (120_000, "17"), (300_000, "18"), (9_000_000, "20")])
 def test_the_hash_map_has_room_for_the_keys_of_a_partition(spark: SparkSession, remaining: int, bits: str) -> None:
-    """The size is in force only while the plan is made. One that the user set remains."""
+    """Spark's fast hash map gets room for the keys of a partition while the plan is made. A size that the user set is
+    kept.
+    """
     name = "spark.sql.codegen.aggregate.fastHashMap.capacityBit"
     reductions = Reductions()
     reductions.record([Receipt("a", 0, "1-ab", 1, "member", "1", rows=10_000_000, combined_rows=remaining)])
@@ -264,8 +268,10 @@ LAYOUT = SlotLayout((SlotPlace(0, "1", "host", (0,)),))
 
 
 def test_rows_that_a_slot_needs_one_by_one_are_not_combined(tmp_path: Path) -> None:
-    """Dead letters, initial state, late rows, rows counted by partition, and rows routed by partition are rows as they
-    are. So are those with keys that Spark may group in another way.
+    """Rows are not combined if a slot needs each of them: for dead letters, initial state, late rows, counts or routing
+    by partition, or an order.
+
+    Rows with floating-point keys are not combined either, because Spark may group these differently.
     """
     compute = aggregate(rows=count(), latest=max_("at"), least=min_("v"))
     order = Member(tmp_path, compute, TIMES).order()

@@ -1,4 +1,4 @@
-"""Queries whose rows are combined before the shuffle in every batch answer what Spark's own do."""
+"""Queries whose rows are combined before the shuffle in every batch return Spark's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.queries.record_shapes import is_recorded, recorded
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 OFTEN = ("keyless", "tumbling_late_append")
-"""Shapes that every run of the tests plays. `--all` plays all whose rows can be combined."""
+"""The shapes that every test run plays. ``--all`` plays all whose rows can be combined."""
 OTHERS = (
     "complete_count", "complete_joined", "complete_late_counts", "complete_top", "count_by_key", "null_struct_key",
     "over_results", "rollup", "sliding_append", "sliding_offset", "sliding_uneven", "sql_complete", "sql_having",
@@ -40,7 +40,9 @@ OTHERS = (
 def test_a_query_answers_what_sparks_own_did(
     spark: SparkSession, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over late rows, restarts, batches without rows and each output mode, against what is recorded of Spark."""
+    """The query returns the recorded results of Spark over late rows, restarts, batches without rows and each output
+    mode.
+    """
     if not is_recorded(shape):
         pytest.skip("not recorded on this version of Spark")
     combined: list[str] = []

@@ -1,4 +1,4 @@
-"""Watermarks on real queries: the one that ``withWatermark`` sets, an operator's own, and Spark's beside them."""
+"""Watermarks of real queries: set by ``withWatermark`` or by an operator, and compared with Spark's own."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 CONF = {
-    # Spark's own operator then runs the same batches as ours: one a file, and none without rows.
+    # Spark's own operator then has the same batches: one per file, and none without rows.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # A session elsewhere: event times are instants all the same.
+    # Event times are instants, whatever the session's time zone is.
     "spark.sql.session.timeZone": "America/New_York",
 }
 BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
@@ -38,22 +38,22 @@ DELAY = "10 seconds"
 
 
 class ByEventTime:
-    """A count per key that says that its timers go by event time; it has none."""
+    """A count per key that declares the event-time mode but sets no timers."""
 
     def __init__(self) -> None:
         self._count: BlockComputation = aggregate(rows=count())
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare what a count does, and the mode."""
+        """Declare the state of a count, with the event-time mode."""
         return replace(self._count.declare(key, rows), time_mode="EventTime")
 
     def __call__(self, batch: Batch) -> Update:
-        """Count."""
+        """Count the rows."""
         return self._count(batch)
 
 
 def event(key: str, seconds: float) -> Mapping[str, object]:
-    """Return an event so many seconds after the beginning."""
+    """Return an event that is ``seconds`` after the beginning."""
     return {"k": key, "ts": (BEGIN + timedelta(seconds=seconds)).isoformat()}
 
 
@@ -71,7 +71,9 @@ def batches(folder: Path) -> list[Record]:
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
-    """Five batches of events that move on by five seconds a batch, and some of which are up to 30 seconds late."""
+    """Five batches of events. Event times advance by five seconds per batch, and some events are up to 30
+    seconds late.
+    """
     chance = random.Random(7)
     made = Feed(tmp_path / "in", "k string, ts timestamp")
     for batch in range(5):
@@ -83,7 +85,7 @@ def feed(tmp_path: Path) -> Feed:
 def counting(
     folder: Path, compute: BlockComputation | None = None, watermark: tuple[str, str] | None = None
 ) -> StatefulJob:
-    """Return a job that counts rows per key."""
+    """Return a job that counts the rows of each key."""
     operator = Stateful(
         "seen", "k", compute or aggregate(rows=count()), settings=settings_in(folder), watermark=watermark
     )
@@ -91,9 +93,10 @@ def counting(
 
 
 def sparks_own(stream: DataFrame, folder: Path) -> tuple[list[int], list[int], DataFrame]:
-    """Let Spark count the same: rows dropped in each batch, each batch's watermark (ms), and rows that stayed by key.
+    """Count the rows with Spark alone. Return the dropped rows and the watermark (ms) of each batch, and the counts by
+    key.
 
-    With the event time in the key, its aggregation drops late rows by the same rule as its other operators.
+    With the event time in the key, Spark's aggregation drops late rows by the same rule as its other operators.
     """
     kept: dict[str, int] = {}
 
@@ -112,7 +115,7 @@ def sparks_own(stream: DataFrame, folder: Path) -> tuple[list[int], list[int], D
 
 
 def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """Over the same batches Spark drops as many rows in each, keeps as many of each key, and is as far in time."""
+    """Per batch, riffle drops as many late rows as Spark and has the same watermark. The counts by key are equal."""
     dropped, marks, stayed = sparks_own(feed.stream(spark), tmp_path / "native")
     job = counting(tmp_path, watermark=("ts", DELAY))
     run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
@@ -126,7 +129,7 @@ def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: 
 
 @pytest.mark.long
 def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """An operator of event time finds column and delay in the batch; Spark, which counts the same, agrees on it."""
+    """An event-time operator uses the column and delay of ``withWatermark``, and its watermark is Spark's."""
     job = counting(tmp_path, ByEventTime())
     stream = feed.stream(spark).withWatermark("ts", "7 seconds").select(F.col("ts").alias("at"), "k")
     query = start(stream, job, tmp_path / "checkpoint", processingTime="0 seconds")
@@ -141,7 +144,9 @@ def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path:
 
 @pytest.mark.long
 def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path) -> None:
-    """What a batch brings is in force with its own commit, so a later run's rows are late by it."""
+    """With availableNow the watermark of the last batch takes effect with its own commit, so it applies to the next
+    run.
+    """
     feed = Feed(tmp_path / "in", "k string, ts timestamp")
     job = counting(tmp_path, ByEventTime())
     for seconds in (100, 200):
@@ -160,7 +165,7 @@ def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.long
 def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark takes such a column for UTC, wherever the session is."""
+    """A ``timestamp_ntz`` column is an event time in UTC, whatever the session's time zone is."""
     feed = Feed(tmp_path / "in", "k string, ts timestamp_ntz")
     for seconds in (0, 100, 89):
         feed.add([{"k": "a", "ts": (BEGIN + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")}])
@@ -179,7 +184,7 @@ def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path
     ],
 )  # fmt: skip
 def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -> None:
-    """Numbers and units, in any case; ours too."""
+    """Intervals are parsed as in Spark, in any case, and also in the short form of riffle's settings."""
     assert interval_ms(text, "watermark") == milliseconds
 
 
@@ -187,6 +192,6 @@ def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -
     "text", ["", "ten minutes", "10", "minutes", "-1 second", "1 month", "10 minutes ago", "1 2 s"]
 )
 def test_what_is_no_interval_is_refused(text: str) -> None:
-    """A month has no length, and a delay is not negative."""
+    """An interval that is negative, in months or malformed is refused as a watermark delay."""
     with pytest.raises(ConfigError, match="RIFFLE-0307"):
         Stateful("seen", "k", aggregate(rows=count()), watermark=("ts", text))

@@ -1,4 +1,6 @@
-"""Where slots cannot be placed they are hashed: one warning, the same results, classic or on Spark Connect."""
+"""If slots cannot be placed, rows are hashed to them: there is one warning, and the results are the same, also on Spark
+Connect.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,14 @@ WARNING = "RIFFLE-0653"
 
 
 def batch(number: int) -> list[dict[str, object]]:
-    """Return a batch's rows: thirty, of three keys."""
+    """Return the 30 rows of a batch, with three keys."""
     return [{"k": n % 3, "v": number} for n in range(30)]
 
 
 def test_a_spark_without_the_placed_plan_gets_hash_placement(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When the JVM has no such class, there is one warning for all batches, and nothing else changes."""
+    """If the JVM lacks the class for placement, the query logs one warning and has the same results."""
     monkeypatch.setattr(jvm, "scala_seq", lambda gateway, items: gateway.org.apache.spark.riffle.NoSuchSeq(len(items)))
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(3):
@@ -53,7 +55,7 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
 def test_snapshots_are_taken_where_nothing_can_be_placed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upkeep falls back as batches do: chains are cut by snapshots, and no batch warns of one that failed."""
+    """If nothing can be placed, upkeep still takes snapshots, and no batch warns of a failed snapshot."""
     monkeypatch.setattr(jvm, "scala_seq", lambda gateway, items: gateway.org.apache.spark.riffle.NoSuchSeq(len(items)))
     settings = settings_in(tmp_path, snapshot_chain_links=3)
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
@@ -68,7 +70,9 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
 def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows are counted again, receipts are read from the result, and the result is released later, with a warning."""
+    """If Spark offers neither metrics nor release of a result, the driver counts rows and reads receipts from the
+    result itself, and logs a warning.
+    """
 
     def no_such(*_: object) -> None:
         raise AttributeError("no such method")
@@ -89,7 +93,9 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
 @pytest.mark.long
 @pytest.mark.needs_spark4("local checkpoints on Spark Connect")
 def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
-    """Without any JVM handle state is kept, a repeated batch is known by its rows' digest, one warning is given."""
+    """On Spark Connect, without a JVM handle, state is kept and a repeated batch is recognised by the digest of its
+    rows. There is one warning per start.
+    """
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(4):
         feed.add(batch(number))
@@ -110,4 +116,4 @@ def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
     lines = [line for file in (tmp_path / "out" / "0003").glob("*.json") for line in file.read_text().splitlines()]
     totals = {row["k"]: (row["rows"], row["total"]) for row in map(json.loads, lines)}
     assert totals == dict.fromkeys(range(3), (40, 60))
-    assert told.count(WARNING) == 2, "one for each start of the query"
+    assert told.count(WARNING) == 2, "one warning for each start of the query"

@@ -1,4 +1,4 @@
-"""The gate before a batch, with real threads: closed it lets nothing through, and a stop ends the waiting."""
+"""The gate before batches, with real threads: a closed gate holds batches, and a stop ends the wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SOON = 60.0
 
 
 def never() -> bool:
-    """Tell that nobody stops the query."""
+    """Return that the query is not stopped."""
     return False
 
 
 def test_a_closed_gate_holds_a_batch_until_it_is_opened() -> None:
-    """A batch that comes while the gate is closed waits, and goes through once it is open; closing twice is once."""
+    """A batch waits while the gate is closed and runs once it is open. Closing the gate twice has no further effect."""
     gate, through = Gate(), threading.Event()
 
     def batch() -> None:
@@ -58,7 +58,7 @@ def test_a_stop_ends_the_waiting() -> None:
 
 
 def test_one_batch_is_let_through_at_a_time() -> None:
-    """Another thread's waits for it, and is stopped with the query while it does."""
+    """A batch of a second thread waits for the first. Its wait ends if the query is stopped."""
     gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()
 
     def batch(name: str) -> None:
@@ -82,7 +82,7 @@ def test_one_batch_is_let_through_at_a_time() -> None:
 
 
 def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
-    """What is done in quiet begins after the batch under way; a batch cannot begin before it has ended."""
+    """A quiet block starts after the running batch, and the next batch starts after the block."""
     gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()
 
     def batch() -> None:
@@ -108,7 +108,7 @@ def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
 
 
 def test_a_batch_that_does_not_end_is_told_of() -> None:
-    """Waiting for quiet is bounded, and says what to do."""
+    """Waiting for the running batch has a timeout, and its error names what to do."""
     gate, inside, go_on = Gate(), threading.Event(), threading.Event()
 
     def batch() -> None:

@@ -1,4 +1,4 @@
-"""Which executors get tasks, why others are gone, and whether a query is asked to stop."""
+"""The inventory of executors: which get tasks, why others were removed, and whether a query is stopping."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONF = {
 
 @pytest.fixture
 def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
-    """Two executors; where an earlier test took some away, Spark starts others."""
+    """Two executors. Spark starts new ones if an earlier test removed some."""
     context = spark.sparkContext
     jvm: Any = context._jvm
     context._jsc.sc().requestTotalExecutors(2, 0, jvm.PythonUtils.toScalaMap({}))
@@ -45,7 +45,7 @@ def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
 
 
 def pid_of(spark: SparkSession, executor: Executor) -> int:
-    """Return an executor's process id: it is a child of this test's own JVM."""
+    """Return the process id of an executor, which is a child process of this test."""
     words = [b"--executor-id", executor.id.encode(), spark.sparkContext.applicationId.encode()]
     for pid in descendants(os.getpid()):
         line = _command(pid)
@@ -55,7 +55,7 @@ def pid_of(spark: SparkSession, executor: Executor) -> int:
 
 
 def _command(pid: int) -> list[bytes]:
-    """Return a process's command line, nothing if it has just ended."""
+    """Return the command line of a process, or an empty list if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -63,19 +63,21 @@ def _command(pid: int) -> list[bytes]:
 
 
 def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
-    """From the notice on it gets no tasks, and that it went was planned; while it goes and when it is gone."""
+    """A decommissioned executor gets no tasks from the notice on. Its removal counts as planned, before and after it
+    ends.
+    """
     leaving, staying = two
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
-    wait_for(lambda: leaving.id not in executor_ids(spark), "Spark knows that it leaves")
+    wait_for(lambda: leaving.id not in executor_ids(spark), "Spark lists the executor as decommissioned")
     assert SparkCluster(spark).find_planned_removals([leaving.id, staying.id, "77"]) == {leaving.id}
     told = spark.sparkContext._jsc.sc().statusStore().executorSummary
-    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
+    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "the executor is removed")
     assert "decommission" in str(told(leaving.id).removeReason().get())
     assert SparkCluster(spark).find_planned_removals([leaving.id]) == {leaving.id}
 
 
 def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
-    """Dynamic allocation takes executors away like this."""
+    """An executor that the driver kills, as dynamic allocation does, gets no tasks. Its removal counts as planned."""
     leaving = two[0]
     assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
     assert leaving.id not in executor_ids(spark)
@@ -83,9 +85,9 @@ def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSessi
 
 
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
-    """A killed process is soon gone from the list, and it was not planned."""
+    """A killed executor disappears from the list, and its removal does not count as planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
-    wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has noticed")
+    wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has removed the executor")
     assert inventory.find_planned_removals(spark, [two[1].id]) == frozenset()
     assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
@@ -94,7 +96,7 @@ def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor,
 def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
     spark: SparkSession, two: tuple[Executor, ...]
 ) -> None:
-    """Where Spark excludes executors whose tasks fail, it gives them none, so they are not listed meanwhile."""
+    """An executor that Spark excludes because its tasks fail is not listed until Spark uses it again."""
     bad = two[0].id
 
     def fail_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -104,18 +106,18 @@ def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
         yield from batches
 
     assert len(spark.range(0, 4, 1, 4).mapInArrow(fail_there, "id long").collect()) == 4
-    wait_for(lambda: executor_ids(spark) == {two[1].id}, "it is excluded")
-    wait_for(lambda: executor_ids(spark) == {bad, two[1].id}, "it may be used again")
+    wait_for(lambda: executor_ids(spark) == {two[1].id}, "the executor is excluded")
+    wait_for(lambda: executor_ids(spark) == {bad, two[1].id}, "the executor may be used again")
 
 
 def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) -> None:
-    """Each has the host that placement names it by, and its number of cores."""
+    """Each executor has its number of cores, and the host name that Spark uses for locality."""
     assert [executor.cores for executor in two] == [1, 1]
     assert {executor.host for executor in two} < {"127.0.0.1", "localhost"}
 
 
 def test_a_batch_that_waits_sees_that_its_query_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    """The batch ends when it is told so, and ``query.stop()`` returns soon, with nothing delivered."""
+    """A waiting batch sees that its query is stopping, and ``query.stop()`` returns soon."""
     waiting, ended = threading.Event(), threading.Event()
 
     def wait(batch: DataFrame, _: int) -> None:
@@ -137,5 +139,5 @@ def test_a_batch_that_waits_sees_that_its_query_is_stopped(spark: SparkSession, 
 
 
 def test_a_batch_without_a_query_is_never_stopping(spark: SparkSession) -> None:
-    """A job that is called directly runs to its end."""
+    """A batch of a job that is called without a query is never stopping."""
     assert not inventory.is_stopping(spark.range(1))

@@ -1,4 +1,4 @@
-"""Racks of partitions, from a real broker that has one, and which topics to ask it about."""
+"""The racks of topic partitions, from a real broker with a rack, and the topics of a query."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="module")
 def told(broker: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The racks of topics, and what queries read."""
+    """The racks that the broker reports, and the topics that queries read."""
     jars = ",".join(str(jar) for jar in connector_jars())
     folder = str(tmp_path_factory.mktemp("queries"))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -51,21 +51,23 @@ def told(broker: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 def test_every_partition_has_the_racks_of_its_replicas(told: list[dict[str, Any]]) -> None:
-    """All partitions of the topics that were asked about, and no others, are in the rack of the one broker."""
+    """The result has all partitions of the requested topics and no others, in the broker's rack."""
     racks, warnings, _ = told[0]["all"]
     partitions = [["clicks", 0], ["clicks", 1], ["views", 0], ["views", 1], ["views", 2]]
     assert (sorted(racks), warnings) == ([[partition, ["zone-a"]] for partition in partitions], [])
 
 
 def test_a_missing_topic_is_a_warning(told: list[dict[str, Any]]) -> None:
-    """The racks of the other topic are known."""
+    """A missing topic causes one warning, and the racks of the other topic are returned."""
     racks, warnings, _ = told[0]["missing"]
     assert racks == [[["other", 0], ["zone-a"]]]
     assert ["nowhere" in warning and "RIFFLE-0280" in warning for warning in warnings] == [True]
 
 
 def test_the_client_logs_in_as_the_source_does(told: list[dict[str, Any]]) -> None:
-    """With the options of the source. A wrong password is one warning, which does not contain it."""
+    """The client logs in with the options of the Kafka source. A wrong password causes one warning that does not
+    contain it.
+    """
     racks, warnings, _ = told[0]["login"]
     assert (sorted(racks), warnings) == ([[["clicks", number], ["zone-a"]] for number in range(2)], [])
     racks, warnings, _ = told[0]["refused"]
@@ -74,15 +76,15 @@ def test_the_client_logs_in_as_the_source_does(told: list[dict[str, Any]]) -> No
 
 
 def test_a_server_that_never_answers_is_waited_for_so_long(told: list[dict[str, Any]]) -> None:
-    """The wait for a server that accepts connections and says nothing has an end."""
+    """The wait for a server that accepts connections and never answers has a timeout."""
     racks, warnings, seconds = told[0]["silent"]
     assert (racks, len(warnings)) == ([], 1)
     assert seconds < 30
 
 
 def test_a_query_tells_which_topics_it_reads_and_from_where(broker: KafkaBroker, told: list[dict[str, Any]]) -> None:
-    """By subscription, by assignment, by pattern, and from two sources, each with its options. A query without Kafka
-    tells nothing.
+    """The topics and options of a query are found for subscribe, assign, pattern and two sources. A query without Kafka
+    has none.
     """
     both = [broker.bootstrap, ["clicks", "views"], "set"]
     assert told[1] == {

@@ -1,4 +1,6 @@
-"""Jobs that read a real broker: state by key in the order of offsets, and a warning where a batch has no bound."""
+"""Jobs that read a real Kafka broker: results in the order of offsets, source lag, and a warning without a limit per
+batch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ TIMEOUT_SECONDS = 240
 
 @pytest.mark.long
 def test_unbounded_sources_are_warned_of_and_the_source_lag_is_exact(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """Only a query without ``maxOffsetsPerTrigger`` has a warning, wrapped or not. The lag after each batch is
-    what it left.
+    """Only queries without ``maxOffsetsPerTrigger`` log a warning, wrapped or not. The source lag of each batch is the
+    number of unread records.
     """
     kafka_broker.create_topic("events", partitions=2)
     producer = KafkaProducer(bootstrap_servers=kafka_broker.bootstrap)

@@ -1,4 +1,4 @@
-"""The plan of a sink's rows is made once, and passes in every batch the rows of that batch's attempts."""
+"""The plan of a sink's rows is made once and reused. In each batch it returns the rows of that batch's attempts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Values = tuple[object, ...]
 def stored(
     spark: SparkSession, rows: Sequence[tuple[str, Values]], output: pa.Schema = OUTPUT, store: str = STORE
 ) -> StoredResult:
-    """Return a stored result of a store with rows of attempts, and a receipt of each attempt."""
+    """Return a stored result of a store with the rows of attempts and one receipt per attempt."""
     attempts = dict.fromkeys(attempt for attempt, _ in rows)
     has_letters = LETTER in output.names
     chunks: list[Values] = []
@@ -56,7 +56,9 @@ SINKS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None:
-    """And more than once with the same frame, or with those of two batches."""
+    """A sink may use its frame differently in each batch, several times, and together with the frame of
+    another batch.
+    """
     outputs = KeptOutputs()
     frames: list[DataFrame] = []
     for number, (name, sink) in enumerate(SINKS.items()):
@@ -74,7 +76,7 @@ def test_a_sink_may_do_something_else_in_each_batch(spark: SparkSession) -> None
 
 
 def test_a_row_of_another_attempt_fails_in_every_batch(spark: SparkSession) -> None:
-    """The attempts are those of the batch, not those for which the plan was made."""
+    """A row of an attempt that is not of the current batch fails, also in batches that reuse the plan."""
     outputs = KeptOutputs()
     for number in range(3):
         rows: list[tuple[str, Values]] = [(f"1-{number}", ("a", 1)), (f"2-{number}", ("b", 2))]
@@ -87,7 +89,7 @@ def test_a_row_of_another_attempt_fails_in_every_batch(spark: SparkSession) -> N
 
 
 def test_dead_letters_and_receipts_are_no_rows_of_the_sink(spark: SparkSession) -> None:
-    """Their columns are left out, too."""
+    """The sink's frame has neither dead letters nor receipts nor their columns."""
     output = OUTPUT.append(letter_field(OUTPUT))
     outputs = KeptOutputs()
     letter = tuple(None for _ in output.field(LETTER).type)
@@ -109,7 +111,7 @@ OTHERS: dict[str, tuple[pa.Schema, Values]] = {
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.sample("other types", "other names")
 def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str) -> None:
-    """If their names, types or number change, and for each store."""
+    """An output with other names, types or numbers of columns gets its own plan, and so does each store."""
     output, values = OTHERS[other]
     outputs = KeptOutputs()
     for columns, row in ((OUTPUT, ("b", 7)), (output, values), (output, values)):
@@ -121,7 +123,7 @@ def test_other_columns_have_a_plan_of_their_own(spark: SparkSession, other: str)
 
 
 def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
-    """Also if the other stores of the result differ from those of the batch before."""
+    """Each store of a result gets its own rows, even if the result's other stores change between batches."""
     outputs = KeptOutputs()
     texts = pa.schema([("t", pa.string())])
     stores: list[dict[str, pa.Schema]] = [
@@ -151,7 +153,9 @@ def test_stores_of_one_result_have_their_own_rows(spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_a_plan_that_never_works_is_made_three_times(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After that, Spark analyses each batch, and every such batch counts. Other columns are tried again."""
+    """A plan that fails is tried three times. Then Spark analyses each batch, and the batches are counted. Other
+    columns are tried again.
+    """
     made: list[int] = []
     make = kept_output._KeptOutput.__init__
 

@@ -1,4 +1,4 @@
-"""The plan of slots is made once, and gives every batch what a plan of its own would."""
+"""The plan of slots is made once and reused. Every batch has the results that its own plan would give."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 
 @pytest.fixture(autouse=True)
 def compiled(spark: SparkSession) -> None:
-    """Compile, as users' sessions do: what is kept is a compiled plan."""
+    """Compile plans, as users' sessions do."""
     spark.conf.set("spark.sql.codegen.wholeStage", "true")
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
 
 
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
-    """The batches whose answers came by a plan that was kept."""
+    """The batches that reused a kept plan."""
     batches: list[DataFrame] = []
     planned = kept_plan._KeptPlan.plan_batch
 
@@ -56,12 +56,12 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
 
 
 def rows_of(spark: SparkSession, number: int, columns: str = SCHEMA) -> DataFrame:
-    """Return a batch as a query hands it over: rows that are there."""
+    """Return a batch of rows in memory, as a query passes it."""
     return spark.createDataFrame([(k, number) for k in range(5 + number)], columns)
 
 
 def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
-    """Return running totals of each key."""
+    """Return a job that computes running totals by key."""
     compute = aggregate(rows=count(), total=sum_("v"))
     return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
 
@@ -70,7 +70,9 @@ def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
 def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks get no nodes below the leaf, and nothing but the exchange is above the one projection."""
+    """The Python call reads a leaf node, so tasks get no plan below it. Between the batch and the leaf there are one
+    projection and the exchange.
+    """
     spark.conf.set(ADAPTIVE, "false")
     below: list[str] = []
     above: list[list[str]] = []
@@ -100,7 +102,9 @@ def test_python_is_called_on_a_leaf_with_the_exchanged_rows(
 def test_batches_after_the_first_are_planned_no_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], adaptive: str
 ) -> None:
-    """Each gets its own rows, function and counts, whether Spark plans anew while it runs or not."""
+    """Batches after the first reuse the plan and get their own rows, function and counts, with and without adaptive
+    execution.
+    """
     rows = Kept()
     job = job_in(tmp_path, rows)
     spark.conf.set(ADAPTIVE, adaptive)
@@ -114,7 +118,7 @@ def test_batches_after_the_first_are_planned_no_more(
 
 
 def read_rows(spark: SparkSession, number: int) -> tuple[DataFrame, Callable[[], int]]:
-    """Return a batch, and a function for how many of its rows were read until then."""
+    """Return a batch, and a function that returns how many of its rows were read so far."""
     read = spark.sparkContext.accumulator(0)
 
     def counted(k: int) -> tuple[int, int, int]:
@@ -130,8 +134,10 @@ def read_rows(spark: SparkSession, number: int) -> tuple[DataFrame, Callable[[],
 def test_stores_of_one_key_read_the_input_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, combines: bool
 ) -> None:
-    """They need different columns, and get their own. A store with another key, or that combines, reads it itself. The
-    sinks are called in the order of the jobs.
+    """Stores with the same key share one reading of the input, and each gets its columns.
+
+    A store with another key, or that combines rows, reads the input itself. The sinks are called in the order of the
+    jobs.
     """
     monkeypatch.setattr(Reductions, "combines", lambda _, store: combines and store == "by_k")
     by_k, other_of_k, by_w = Kept(), Kept(), Kept()
@@ -154,7 +160,7 @@ def test_stores_of_one_key_read_the_input_once(
         rows, count_read = read_rows(spark, number)
         job(rows, number)
         reads.append(count_read() / 10)
-    digest = 1  # read once more, because a batch without offsets is known by its rows
+    digest = 1  # one more reading for the digest of the rows, because the batch has no offsets
     assert reads == [digest + (3 if combines else 2)] * 3
     assert called == ["by_k", "by_w", "other_of_k"] * 3
     assert by_k.latest("k") == {k: {"total": 3} for k in range(10)}
@@ -177,7 +183,7 @@ OTHERS: dict[str, Callable[[DataFrame, int], DataFrame]] = {
 def test_a_plan_is_kept_for_no_other_batch(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], other: str
 ) -> None:
-    """What somebody made of a batch, differently each time, and batches of other columns have plans of their own."""
+    """A batch that the user has transformed, or that has other columns, gets its own plan."""
     rows = Kept()
     job, expected = job_in(tmp_path, rows), dict[object, int]()
     for number in range(3):
@@ -192,7 +198,9 @@ def test_a_plan_is_kept_for_no_other_batch(
 def test_a_plan_that_no_longer_works_is_counted_in_the_report(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Spark whose plan nodes differ gives the same results by plans of each batch, and the report counts these."""
+    """If Spark's plan nodes differ, each batch is planned anew with the same results, and the report counts these
+    batches.
+    """
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(4):
@@ -207,7 +215,9 @@ def test_a_plan_that_no_longer_works_is_counted_in_the_report(
 def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sink gets the same rows by a plan that Spark analyses in each batch."""
+    """If the plan of a sink's rows fails, Spark analyses it in each batch, the sink gets the same rows, and the report
+    counts these batches.
+    """
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(5):
@@ -220,7 +230,7 @@ def test_a_plan_of_sink_rows_that_no_longer_works_is_counted_in_the_report(
 
 @pytest.mark.long
 def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
-    """One slot less an executor is another exchange: rows go where their slots are, and each is counted."""
+    """A layout with another number of slots reuses the plan with another exchange, and all rows are counted."""
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(5):
@@ -237,7 +247,7 @@ def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path,
 def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layout with as many slots as before is another one, too."""
+    """If slots swap their key-groups, the reused plan routes rows by the new layout."""
     layout_for = Ownership.layout_for
 
     def swapping(ownership: Ownership, *given: Any) -> SlotLayout:
@@ -260,7 +270,7 @@ def test_slots_that_swap_their_key_groups_get_the_rows_of_these(
 def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
-    """Where all rows go to one slot Spark asks no column where: with another slot they are told apart."""
+    """A plan that was made for one slot also routes rows to two slots."""
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(4):
@@ -278,7 +288,7 @@ def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
 def test_a_plan_of_rows_by_partition_is_kept_as_long_as_the_partitions(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
-    """The slot is looked up by shards that the plan knows: with another partition it is another plan."""
+    """With dispatch by partition the plan is reused until the topic gets another partition."""
     rows = Kept()
     job = job_in(tmp_path, rows, dispatch="partition")
     for number in range(4):
@@ -290,12 +300,12 @@ def test_a_plan_of_rows_by_partition_is_kept_as_long_as_the_partitions(
 
 
 def totals(rows: Kept) -> dict[object, Any]:
-    """Return each key's newest total."""
+    """Return the newest total of each key."""
     return {k: values["total"] for k, values in rows.latest("k").items()}
 
 
 def nanoseconds(spark: SparkSession) -> DataFrame:
-    """Return rows that are others each time they are computed."""
+    """Return rows whose values differ each time they are computed."""
     made = spark.range(4).selectExpr("id k", "cast(java_method('java.lang.System', 'nanoTime') as long) v")
     rows = made._jdf.queryExecution().toRdd()
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, made._jdf.schema(), False), spark)
@@ -305,13 +315,13 @@ def nanoseconds(spark: SparkSession) -> DataFrame:
 def test_what_is_cached_is_read_from_there_and_the_plan_waits(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
 ) -> None:
-    """A user who caches every other batch gets what he saw of it, and the others are planned no more."""
+    """A batch that the user cached is read from the cache with its own plan. The other batches reuse the kept plan."""
     rows = Kept()
     job = job_in(tmp_path, rows)
     for number in range(5):
         batch, seen = nanoseconds(spark), totals(rows)
         if number % 2:
-            batch.collect()  # Spark looks for what is cached once a frame, and may have done so before.
+            batch.collect()  # Spark looks a frame up in its cache only once, perhaps before this persist
             batch.persist()
             seen = {row.k: row.v + seen[row.k] for row in batch.select("k", "v").collect()}
         job(batch, number)
@@ -324,7 +334,9 @@ def test_what_is_cached_is_read_from_there_and_the_plan_waits(
 
 @pytest.mark.long
 def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
-    """Spark knows of no session there, and knows of none afterwards."""
+    """A job that is called in a user's thread without an active session reuses the plan, and leaves the thread without
+    one.
+    """
     job = job_in(tmp_path, Kept())
     assert spark._jvm is not None
     sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
@@ -342,7 +354,7 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
 
 
 def test_the_session_of_a_thread_is_its_session_again(spark: SparkSession) -> None:
-    """Sinks of the user find their session after the plan was made in another."""
+    """A user's thread has its active session again after the plan was made in another session."""
     assert spark._jvm is not None
     sessions = getattr(spark._jvm, compat.CLASSIC).SparkSession
     other = spark.newSession()._jsparkSession
@@ -359,7 +371,9 @@ def test_the_session_of_a_thread_is_its_session_again(spark: SparkSession) -> No
 def test_results_of_a_query_are_stored_without_a_plan(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each chunk keeps its own rows, and all blocks are released. Outside a query, results are stored as frames."""
+    """Results of a query's batches are stored without a plan, and all blocks are released. Outside of a query, results
+    are stored as frames.
+    """
     stored = stored_rdds(monkeypatch)
     persisted = spark.sparkContext._jsc.getPersistentRDDs
     before = set(persisted())
@@ -382,7 +396,7 @@ def test_results_of_a_query_are_stored_without_a_plan(
 def test_receipts_that_are_missing_are_read_from_what_is_stored(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are those of the stored rows: no slot runs again, by the first plan or by the kept one."""
+    """Receipts that the accumulator lost are read from the stored rows, and no slot runs again."""
     receipts = StoredResult.receipts
 
     def losing(result: StoredResult, accumulated: list[str], slots: int) -> list[str]:
@@ -406,7 +420,9 @@ def test_receipts_that_are_missing_are_read_from_what_is_stored(
 def test_files_and_broadcasts_of_later_batches_reach_the_function(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function in a kept plan has neither: both need a plan of Spark's own."""
+    """Python files and broadcasts that the user adds between batches reach the user's function, because such batches
+    get a new plan.
+    """
     context: Any = spark.sparkContext
     monkeypatch.setattr(context, "_python_includes", [*context._python_includes])
     monkeypatch.setattr(sys, "path", [*sys.path])

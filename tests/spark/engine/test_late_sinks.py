@@ -1,4 +1,4 @@
-"""The sink of late rows gets them under the same conditions as other sinks get theirs."""
+"""The sink of late rows has the same guarantees as other sinks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 
 def test_a_driver_that_is_fenced_delivers_no_late_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """They wait for the check of the log, which runs while frames are made, as all rows do (I4)."""
+    """A fenced driver delivers no late rows: their delivery waits for the check of the log (I4)."""
     deliveries: list[tuple[int, Delivery]] = []
     sinks = Sinks({}, late=lambda late_ms, delivery: deliveries.append((late_ms, delivery)))
     settings = settings_in(tmp_path)

@@ -1,4 +1,4 @@
-"""What a batch reports after executors were lost, and which jobs it cancels."""
+"""How lost executors are recognised in errors, and which jobs are cancelled for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
-    """Wherever in an error that stands, and whoever is at work by the time that somebody looks."""
+    """A cancellation belongs to the watch whose tag the error names, also in the error's context."""
     mine, other = _Watch(spark, frozenset()), _Watch(spark, frozenset())
     while_mended = ValueError("mended")
     while_mended.__context__ = RuntimeError(f"SPARK_JOB_CANCELLED: asked to cancel jobs with the tag {mine._tag}")
@@ -41,7 +41,7 @@ def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
 def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
     spark: SparkSession, error: Exception, raised: type[Exception]
 ) -> None:
-    """Only how a traceback of a task's ends counts."""
+    """Only a traceback that ends with a memory error means that a task had no memory."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         raise error
@@ -64,7 +64,9 @@ def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
     ],
 )
 def test_an_executor_that_had_no_memory_is_told_from_any_other_that_went(why: str, memory: bool) -> None:
-    """By the words of each cluster manager; a mere kill may have any reason."""
+    """The removal reasons of the cluster managers tell an executor that had no memory from others. SIGKILL alone does
+    not.
+    """
     assert bool(_DIED_OF_MEMORY.search(why)) == memory
 
 
@@ -89,7 +91,10 @@ SPARKS = RuntimeError("Job aborted: org.apache.spark.shuffle.MetadataFetchFailed
 def test_a_batch_that_spark_gives_up_for_lost_executors_says_so_in_our_words(
     error: Exception, removals: list[str], told: type[Exception] | None
 ) -> None:
-    """With the settings to change: surely where Spark was told that they had no memory, perhaps where it was not."""
+    """If Spark gives up a batch because of lost executors, riffle's error names the settings to change.
+
+    The error is a ConfigError if executors had no memory, and an UnavailableError if their reasons are unknown.
+    """
     found = _loss_error(error, removals)
     assert (None if found is None else type(found)) == told
     assert found is None or "maxOffsetsPerTrigger" in found.remedy

@@ -1,4 +1,4 @@
-"""A query is a source of Spark's MetricsSystem: its totals are in every sink, and leave it with the query."""
+"""A query is a source of Spark's MetricsSystem: every sink gets its totals until the query ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE = re.compile(r'metrics_.+_driver_plugin_riffle_(.+)_[0-9a-f]{8}_(riffle_\w+
 
 
 def served(spark: SparkSession) -> dict[str, dict[str, float]]:
-    """Return what the servlet in the driver's UI shows: the values by query and name."""
+    """Return the metrics that the servlet in the driver's UI shows, by query and name."""
     port = str(spark.sparkContext.uiWebUrl).rpartition(":")[2]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/prometheus", timeout=30) as answer:
         found = LINE.findall(answer.read().decode())
@@ -40,7 +40,7 @@ def served(spark: SparkSession) -> dict[str, dict[str, float]]:
 
 
 def start(spark: SparkSession, folder: Path, name: str | None) -> tuple[StatefulJob, StreamingQuery]:
-    """Start a query over two batches of ten rows and wait for both."""
+    """Start a query, and wait until its two batches of ten rows have run."""
     feed = Feed(folder / "in", "k string")
     for _ in range(2):
         feed.add({"k": f"secret{n}"} for n in range(10))
@@ -53,7 +53,7 @@ def start(spark: SparkSession, folder: Path, name: str | None) -> tuple[Stateful
 
 @pytest.fixture
 def two_queries(spark: SparkSession, tmp_path: Path) -> Iterator[list[tuple[StatefulJob, StreamingQuery]]]:
-    """Two queries. The name of one is the beginning of that of the other."""
+    """Two queries. One name is a prefix of the other."""
     queries = [start(spark, tmp_path / "a", "clicks"), start(spark, tmp_path / "b", "clicks 2")]
     yield queries
     for _, query in queries:
@@ -63,7 +63,9 @@ def two_queries(spark: SparkSession, tmp_path: Path) -> Iterator[list[tuple[Stat
 def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
     spark: SparkSession, two_queries: list[tuple[StatefulJob, StreamingQuery]]
 ) -> None:
-    """The servlet's values are those of the readings. A stopped query leaves, and those of the other stay."""
+    """The servlet shows the values of the readings. The metrics of a stopped query disappear, and those of the other
+    query stay.
+    """
     wait_for(lambda: {"clicks", "clicks_2"} <= served(spark).keys(), "both sources")
     (first, first_query), (_, second_query) = two_queries
     driver = running(first).driver
@@ -79,12 +81,14 @@ def test_each_query_has_its_totals_in_the_servlet_until_it_stops(
     wait_for(lambda: "clicks" not in served(spark), "the end of the source of the stopped query")
     assert served(spark)["clicks_2"]["riffle_rows_total"] == 20
     second_query.stop()
-    wait_for(lambda: not served(spark), "the end of the other")
+    wait_for(lambda: not served(spark), "the end of the source of the second query")
 
 
 @pytest.mark.long
 def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp_path: Path) -> None:
-    """It has the same name, even if the source of its last run still exists, and its totals start at zero."""
+    """A restarted query has a source of the same name, even if the old source still exists, and its totals start at
+    zero.
+    """
     settings = settings_in(tmp_path)
     feed = Feed(tmp_path / "in", "k string")
     for number in range(2):
@@ -101,7 +105,7 @@ def test_a_query_that_starts_again_has_its_source_again(spark: SparkSession, tmp
 
 
 def test_a_name_is_no_beginning_of_another() -> None:
-    """Spark removes all metrics that begin with the name of a source."""
+    """No source name is a prefix of another, because Spark removes metrics by the prefix of their source."""
     names = [source_name("0a1b2c3d-4e5f", name) for name in ("", "a", "a-b", "a.b", "query", "é")]
     assert names[0] == "riffle-query-0a1b2c3d"
     assert not [one for one in set(names) for other in set(names) - {one} if other.startswith(one)]

@@ -1,4 +1,4 @@
-"""Rows as the JVM writes them: what has no element may have no offsets, which pyarrow reads."""
+"""Empty list and map columns that the JVM writes without an offsets buffer become readable for pyarrow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
 
 
 def without_offsets(kind: pa.DataType) -> pa.Array:
-    """Return an array of no element, with no offsets at any depth."""
+    """Return an empty array without offsets at any depth."""
     if pa.types.is_map(kind):
         below = pa.struct([kind.key_field, kind.item_field])
         return pa.Array.from_buffers(kind, 0, [None, None], children=[without_offsets(below)])
@@ -30,7 +30,9 @@ def without_offsets(kind: pa.DataType) -> pa.Array:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
-    """As a column without rows, and in rows that are empty lists of it: to count its bytes would end the process."""
+    """An empty column and a column of empty lists get offsets. Without them pyarrow's ``nbytes`` crashes the
+    process.
+    """
     mended = with_offsets(pa.table({"x": without_offsets(kind)}))
     assert mended.equals(pa.schema([("x", kind)]).empty_table())
     assert mended.nbytes == 0
@@ -38,11 +40,11 @@ def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
     lists = pa.Array.from_buffers(pa.list_(kind), 2, twice, children=[without_offsets(kind)])
     mended = with_offsets(pa.table({"x": lists}))
     assert mended.to_pylist() == [{"x": []}, {"x": []}]
-    assert mended.nbytes == 8, "two offsets"
+    assert mended.nbytes == 8, "the size of two offsets"
 
 
 def test_rows_stay_what_they_are() -> None:
-    """Whatever is null or empty in them, and where a table is a part of another one."""
+    """Other rows stay equal, with NULL and empty values, in slices and in concatenated tables."""
     kind = pa.struct([("a", MAP), ("b", KINDS["list of lists"])])
     some: list[object] = [
         {"a": [("k", None)], "b": [[None], None, []]}, None, {"a": None, "b": []}, {"a": [], "b": None},

@@ -1,4 +1,4 @@
-"""The newest offsets of sources, of which some cannot be asked at first or at all."""
+"""The newest offsets of a query's sources, if some sources do not know theirs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from riffle_spark.spark.engine.inventory import newest_offsets
 
 
 class Offset:
-    """An offset of the JVM, as Python sees it."""
+    """A stand-in for an offset of the JVM."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -17,7 +17,7 @@ class Offset:
 
 
 class Source:
-    """A source of the JVM, as Python sees it. It raises an error until Spark has asked for its offsets."""
+    """A stand-in for a source of the JVM. It raises an error until Spark has asked it for offsets."""
 
     def __init__(self, *answers: Offset | None) -> None:
         self.answers = list(answers)
@@ -30,7 +30,9 @@ class Source:
 
 
 def test_a_source_without_offsets_is_left_out_of_one_batch_only() -> None:
-    """After a restart Spark runs the interrupted batch again without asking Kafka. The lag is known from the next."""
+    """A Kafka source is left out of the interrupted batch that Spark repeats after a restart. Its offsets are known
+    from the next batch on.
+    """
     kafka, other = Source(), Source(None)
     assert newest_offsets([kafka, other]) == []
     kafka.answers.append(Offset('{"events":{"0":7}}'))

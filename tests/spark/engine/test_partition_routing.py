@@ -1,4 +1,4 @@
-"""From a row's topic and partition to its shard and slot, in Spark's own words."""
+"""Rows are routed from their topic and partition to their shard and slot by Spark expressions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE,
 
 
 def layout_of(partitions: list[Partition], slots: int = 3) -> SlotLayout:
-    """Return shards in the order of registration, dealt over slots."""
+    """Return a layout that deals the shards over the slots in turn."""
     shards = Shards(tuple(partitions))
     places = (SlotPlace(n + 10, "1", "", tuple(range(len(shards)))[n::slots]) for n in range(slots))
     return SlotLayout(tuple(places), shards)
@@ -50,7 +50,9 @@ def rows_of(spark: SparkSession, rows: list[tuple[str, str | None, int | None]],
 
 @pytest.mark.parametrize("kind", ["tinyint", "bigint"])
 def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSession, kind: str) -> None:
-    """Whatever the topic is called, a row's key-group is its partition's number and its slot the one that serves it."""
+    """The key-group of a row is the number of its partition's shard, and its slot is the one with that shard, for any
+    topic name.
+    """
     rows: list[tuple[str, str | None, int | None]] = [(f"k{n}", *REGISTERED[n % len(REGISTERED)]) for n in range(20)]
     batch = rows_of(spark, rows, kind)
     order = order_of(routing.arrow_schema(batch))
@@ -60,7 +62,7 @@ def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSess
 
 
 def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
-    """Topic and partition do not go through the shuffle unless the operator needs them."""
+    """Topic and partition are not shuffled unless the operator needs them."""
     batch = rows_of(spark, [("k", "a", 0)])
     order = order_of(routing.arrow_schema(batch))
     assert routing.routed(batch, order, layout_of(REGISTERED)).columns == [SLOT, KEY_GROUP, HASH, "__riffle_0"]
@@ -83,7 +85,7 @@ def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
 def test_a_row_of_no_known_partition_fails_with_its_name(
     spark: SparkSession, row: tuple[str, str | None, int | None], named: str, ansi: str
 ) -> None:
-    """A row that belongs nowhere is an error that says which, and never goes to some shard."""
+    """A row of an unknown partition fails the batch, and the error names its topic and partition."""
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
         batch = rows_of(spark, [("k", "b", 0), row], "bigint")
@@ -98,7 +100,7 @@ def test_a_row_of_no_known_partition_fails_with_its_name(
 
 
 def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> None:
-    """A query that has read nothing yet has no shards, and its rows, none, go nowhere."""
+    """An empty batch can be routed before any shard exists."""
     batch = rows_of(spark, [])
     order = order_of(routing.arrow_schema(batch))
     layout = SlotLayout((SlotPlace(0, "1", "", ()),), Shards())
@@ -106,14 +108,14 @@ def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> 
 
 
 def test_partitions_are_read_from_the_rows(spark: SparkSession) -> None:
-    """Each distinct (topic, partition) once, and no more than are asked for."""
+    """Each distinct (topic, partition) is read once, up to the requested number."""
     batch = rows_of(spark, [(f"k{n}", f"t{n % 2}", n % 3) for n in range(30)])
     assert sorted(routing.partitions_of(batch, 100)) == [(f"t{t}", p) for t in range(2) for p in range(3)]
     assert len(routing.partitions_of(batch, 4)) == 4
 
 
 def test_topic_and_partition_are_found_in_any_case_unless_case_counts(spark: SparkSession) -> None:
-    """As any column."""
+    """The columns topic and partition are found in any case, unless the session is case-sensitive."""
     batch = rows_of(spark, [("k", "a", 0), ("k", "b", 0)]).toDF("k", "TOPIC", "Partition")
     assert sorted(routing.partitions_of(batch, 9)) == [("a", 0), ("b", 0)]
     spark.conf.set("spark.sql.caseSensitive", "true")
@@ -125,7 +127,7 @@ def test_topic_and_partition_are_found_in_any_case_unless_case_counts(spark: Spa
 
 
 def test_two_operators_cannot_go_by_fields_of_one_name(spark: SparkSession) -> None:
-    """Their columns would be one."""
+    """Two operators whose keys are struct fields of the same name are refused, because their columns would collide."""
     frame = spark.range(1).selectExpr("struct(id as x) as s", "struct(id as x) as t")
     rows = routing.arrow_schema(frame)
     built = [operator_of(name, [f"{name}.x"], aggregate(rows=count()), (), rows) for name in ("s", "t")]
@@ -138,13 +140,13 @@ def test_two_operators_cannot_go_by_fields_of_one_name(spark: SparkSession) -> N
 def test_a_row_without_topic_or_partition_is_refused(
     spark: SparkSession, row: tuple[str, str | None, int | None]
 ) -> None:
-    """A null is no partition."""
+    """A row whose topic or partition is NULL is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0285"):
         routing.partitions_of(rows_of(spark, [row]), 10)
 
 
 @pytest.mark.parametrize("schema", ["k string, topic string", "k string, topic binary, partition int"])
 def test_a_batch_without_the_columns_is_refused(spark: SparkSession, schema: str) -> None:
-    """Both columns are needed, with their types."""
+    """A batch that lacks topic or partition, or has them with other types, is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0284"):
         routing.partition_columns(spark.createDataFrame([], schema))

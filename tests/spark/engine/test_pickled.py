@@ -1,4 +1,4 @@
-"""What Spark pickles for executors: text, the user's computation, and names of functions."""
+"""Spark's pickles for executors have orders as text, the user's computation and names of functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOME = home_of("memory://pickled", Path("/nowhere"))
 
 
 class _Names(pickle.Unpickler):
-    """Reads a pickle and notes what of this project it names."""
+    """An unpickler that collects the names of this project's classes and functions."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -42,7 +42,7 @@ def named_in(sent: object) -> set[str]:
 
 
 def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
-    """Beside what the user computes, one function is named, and no class of ours."""
+    """Apart from the user's computation, the pickle of a slot names one function and no class of riffle."""
     member = Member(tmp_path, aggregate(n=count()))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0)))
     given = member.operator.compute
@@ -60,5 +60,5 @@ def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
     ],
 )
 def test_other_orders_are_pickled_as_text(sent: object, name: str) -> None:
-    """What else runs on executors gets its order, or where state lives, without a class of ours."""
+    """The pickles of other jobs on executors name one function each and no class of riffle."""
     assert named_in(sent) - {"riffle_spark.spark.engine.task._answers"} == {f"riffle_spark.spark.engine.{name}"}

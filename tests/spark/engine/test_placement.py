@@ -1,4 +1,4 @@
-"""Slots run on the executors they were given to: counted over random assignments, by receipts and by Spark itself."""
+"""Slots run on the executors that the layout names, over random layouts, by receipts and by Spark's own task list."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ TOTAL, ROWS = 32, 500
 
 @pytest.fixture(scope="module")
 def executors(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Executor, ...]:
-    """Wait for all three."""
+    """Wait for all three executors."""
     found = inventory.await_executors(spark, settings_in(tmp_path_factory.mktemp("none")), expected=3)
     assert len(found) == 3
     return found
 
 
 def rows(spark: SparkSession) -> DataFrame:
-    """Return rows of every key-group."""
+    """Return rows for every key-group."""
     return spark.range(ROWS).selectExpr("id k")
 
 
 class Slots:
-    """Batches of one operator, run on layouts that a test makes up."""
+    """Batches of one operator that run on the layouts of a test."""
 
     def __init__(self, spark: SparkSession, executors: tuple[Executor, ...], folder: Path) -> None:
         self._settings = settings_in(folder)
         home = home_of(spark, self._settings)
-        # Whoever is not listed as alive may lose its folder to the next that claims one.
+        # A new member may take over the folder of an executor that is not listed as live.
         self._home = replace(home, live=frozenset(f"{home.application}/{executor.id}" for executor in executors))
         self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
         self._frames = PlacedFrames()
@@ -64,7 +64,7 @@ class Slots:
         return SparkWork(batch, [self._operator], sinks, self._frames, self._home, self._settings)
 
     def order(self, layout: SlotLayout, version: int) -> Order:
-        """Return what the slots of a layout are told; the state is empty at every version."""
+        """Return the order for the slots of a layout. The state is always empty."""
         operator = self._operator
         return Order(
             home=self._home, store="totals", key=("k",), schema=operator.schema.to_text(),
@@ -75,19 +75,19 @@ class Slots:
 
 
 def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> SlotLayout:
-    """Return a layout in which every key-group has any owner."""
+    """Return a layout in which each key-group has a random owner."""
     members = {executor.id: LiveMember(executor.id, executor) for executor in executors}
     owners = {task(key_group): chance.choice(executors).id for key_group in range(TOTAL)}
     return layout_of(members, owners, ONE_GROUP)
 
 
 def failed(receipts: Sequence[Receipt]) -> list[object]:
-    """Return what went wrong in slots, which answer it and do not fail."""
+    """Return the errors in the receipts of slots."""
     return [receipt.error for receipt in receipts if receipt.error is not None]
 
 
 def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
-    """Return the receipts of slots that ran on another executor than the layout says."""
+    """Return the receipts of slots that ran on another executor than the one in the layout."""
     wanted = {slot.number: slot.executor for slot in layout.slots}
     return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]
 
@@ -99,7 +99,7 @@ def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
 def test_every_slot_of_random_assignments_runs_where_wanted(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int
 ) -> None:
-    """All slots of some batches, each with a new random owner of every key-group, run on their owners' executors."""
+    """With a new random owner for every key-group in each batch, all slots run on their owners' executors."""
     chance, slots, seen = random.Random(20), Slots(spark, executors, tmp_path), 0
     for version in range(batches):
         layout = random_layout(chance, executors)
@@ -115,7 +115,7 @@ def test_every_slot_of_random_assignments_runs_where_wanted(
 
 
 def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
-    """The status store's list of tasks names the executor that each receipt names, partition by partition."""
+    """For each slot, Spark's status store lists a task on the same executor as the receipt."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(3), executors)
     with job_group(spark, "who-ran-what") as tasks:
         receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
@@ -128,7 +128,7 @@ def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[E
 def test_rows_are_counted_on_both_sides_of_the_shuffle(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
-    """Spark's own metric beside the kept result counts the rows that go in, receipts those that come out."""
+    """Spark's metric counts the rows before the shuffle, and receipts count them after it. Both agree."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(4), executors)
     work = slots.work(rows(spark).where("k < 321"))
     receipts = work.run(layout, [slots.order(layout, 0)])
@@ -139,7 +139,7 @@ def test_rows_are_counted_on_both_sides_of_the_shuffle(
 def test_rows_of_another_attempt_are_never_delivered(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
-    """A kept block of an attempt that is not the receipts' stops the sink with an outcome that leads to another run."""
+    """A stored row of an attempt without a receipt stops the sink with StaleRows, and nothing is delivered."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(5), executors)
     work = slots.work(rows(spark))
     first, *others = work.run(layout, [slots.order(layout, 0)])
@@ -154,7 +154,7 @@ def test_rows_of_another_attempt_are_never_delivered(
 def test_a_driver_that_is_fenced_calls_no_sink(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
-    """The check before a sink runs while its frame is made, and the sink waits for what it says."""
+    """A fenced driver calls no sink: the sink waits for the check of the log, which runs while its frame is built."""
     slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(6), executors)
     work = slots.work(rows(spark))
     receipts = work.run(layout, [slots.order(layout, 0)])
@@ -171,8 +171,9 @@ def test_a_driver_that_is_fenced_calls_no_sink(
 def test_a_job_follows_its_executors(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever executors are there, no slot is missed and state comes along; those that come take part once they were
-    asked, and a frame is built once an assignment.
+    """A job follows changes of its executors without a missed slot, and keeps its state.
+
+    New executors get slots after a census. One frame is built per assignment.
     """
     chance, live = random.Random(6), [executors]
     built = built_frames(monkeypatch)

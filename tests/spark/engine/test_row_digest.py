@@ -1,4 +1,4 @@
-"""What tells a batch's rows from others where no offsets do."""
+"""The digest of a batch's rows identifies the batch if it has no offsets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NEEDS_SPARK4 = {
 
 
 def cases() -> list[object]:
-    """Return the names of ``DIFFERENT`` as arguments of a test, of which ``./run test`` runs every third."""
+    """Return the names of ``DIFFERENT`` as test arguments. ``./run test`` runs every third."""
     return [
         pytest.param(
             name,
@@ -62,7 +62,9 @@ def cases() -> list[object]:
 @pytest.mark.parametrize("name", cases())
 @pytest.mark.sample(step=3)
 def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, name: str) -> None:
-    """And the same rows have the same one, in any order and in whatever zone the session is."""
+    """Rows that differ in any detail have different digests. Equal rows have equal digests in any order and
+    time zone.
+    """
     one, other = (
         spark.sql(f"select id, x, x from values (1, {a}), (2, {b}) as t(id, x)")  # noqa: S608 - they are the table's above
         for a, b in (DIFFERENT[name], DIFFERENT[name][::-1])
@@ -78,6 +80,6 @@ def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, n
 
 @pytest.mark.long
 def test_fields_without_a_value_are_told(spark: SparkSession) -> None:
-    """Which of two columns has none makes a difference, and how often a row comes."""
+    """The digest depends on which column is NULL and on how often a row occurs."""
     left, right = (spark.createDataFrame([row], "a int, b int") for row in ((1, None), (None, 1)))
     assert len({digest(left), digest(right), digest(left.union(left)), digest(left.where("false"))}) == 4

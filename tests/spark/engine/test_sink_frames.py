@@ -1,4 +1,4 @@
-"""The frame that a sink gets stands in plans any number of times, as a plain one would."""
+"""The frame that a sink gets can be used in plans any number of times, like any other frame."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 def amounts() -> list[dict[str, object]]:
-    """Return a batch of rows: a user a letter, the third with three times the first's amount."""
+    """Return a batch of five rows, one per user."""
     return [{"user": user, "amount": at + 1} for at, user in enumerate("abcde")]
 
 
 def batch(spark: SparkSession) -> DataFrame:
-    """Return it as a frame."""
+    """Return the batch as a frame."""
     return spark.createDataFrame([tuple(row.values()) for row in amounts()], SCHEMA)
 
 
 def operator(kind: str, folder: Path, **given: object) -> Stateful:
-    """Return running totals, computed by aggregates or by a processor."""
+    """Return an operator for running totals, as aggregates or as a processor."""
     settings = settings_in(folder, **given)
     if kind == "processor":
         return transform_with_state(Visits(), key="user", output=OUTPUT, settings=settings)
@@ -53,7 +53,7 @@ def operator(kind: str, folder: Path, **given: object) -> Stateful:
 
 
 class Trying:
-    """A sink that tries every idiom on its frame and remembers what it found."""
+    """A sink that uses its frame in each idiom and keeps the results."""
 
     def __init__(self, idioms: list[str]) -> None:
         self._idioms = idioms
@@ -61,7 +61,7 @@ class Trying:
         self.ours: dict[str, str] = {}
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Try all."""
+        """Run all idioms on the frame."""
         self.calls.append(batch_id)
         for idiom in self._idioms:
             try:
@@ -81,7 +81,7 @@ WAYS = ["processor, adaptive", "aggregate, not adaptive", "sealed, not adaptive"
 def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
     spark: SparkSession, tmp_path: Path, way: str, idioms: list[str]
 ) -> None:
-    """Unions, joins, views, writes, whatever clears caches: the rows are those of a plain frame, in one run."""
+    """Unions, joins, views, writes and cleared caches return the rows of an ordinary frame, and the slots run once."""
     kind, planning = way.split(", ")
     trying = Trying(idioms)
     job = operator(kind, tmp_path, deliver_after_commit=kind == "sealed").into(trying)
@@ -94,13 +94,15 @@ def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
 
 
 def drop_all_rdds(spark: SparkSession) -> None:
-    """Release every RDD that Spark keeps, whoever's it is."""
+    """Release all RDDs that Spark has persisted."""
     for rdd in spark.sparkContext._jsc.getPersistentRDDs().values():
         rdd.unpersist(True)
 
 
 def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own writers and a sink's own errors hide the cause: the batch runs again until its rows stay."""
+    """If stored rows are lost, the batch runs again until the sink succeeds, even if the sink wraps Spark's error in
+    its own.
+    """
     calls: list[str] = []
 
     def sink(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
@@ -123,7 +125,7 @@ def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: Sp
 
 @pytest.mark.long
 def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
-    """A sink that releases what is not its own is not told of lost executors; without it the query goes on."""
+    """A sink that releases all cached RDDs fails with an error that names this cause and not lost executors."""
     kept = Kept()
 
     def sink(rows: DataFrame, batch_id: int) -> None:
@@ -140,7 +142,9 @@ def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark
 
 @pytest.mark.long
 def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: Path) -> None:
-    """What is kept for a batch is dropped with it; a frame that a sink held back fails and computes nothing again."""
+    """Stored results are released when the sink returns. A frame that the sink kept fails later, and computes nothing
+    again.
+    """
     frames: list[DataFrame] = []
     persisted = spark.sparkContext._jsc.getPersistentRDDs
     before, sealed = set(persisted()), tmp_path / "state"
@@ -160,7 +164,7 @@ def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: P
 @pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
 @pytest.mark.sample("in words of its own")
 def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_path: Path, *, wrapped: bool) -> None:
-    """Spark's words for a column that is not there show the frame's plan: the batch fails at once, with these words."""
+    """An analysis error in a sink, such as an unknown column, fails the batch at once with Spark's message."""
     calls: list[int] = []
 
     def sink(rows: DataFrame, batch_id: int) -> None:
@@ -178,7 +182,7 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
 
 
 def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
-    """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
+    """A row of an attempt without a receipt fails its reader with StaleRows."""
     frame = spark.createDataFrame(
         [(attempt_number("theirs"), None, [("ann",)])],
         f"{ATTEMPT} long, {RECEIPT} string, {rows_column(0)} array<struct<user string>>",
@@ -189,7 +193,9 @@ def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spa
 
 
 def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
-    """Whether a query had dead letters when rows were sealed, and whether it has now, may be two things."""
+    """Sealed rows are read whether the query has dead letters now or had them then. Sealed dead letters are never
+    dropped silently.
+    """
     rows = pa.schema([("n", pa.int64())])
     dead = rows.append(letter_field(rows))
     plain, none = pa.table({"n": [1]}, rows), pa.table({"n": [1], LETTER: [None]}, dead)
@@ -204,7 +210,7 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
 
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK, StorageLevel.MEMORY_AND_DISK_2])
 def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkSession, level: StorageLevel) -> None:
-    """The RDD of a kept plan has no lineage then, and two copies if there are several executors."""
+    """The RDD of a result is stored at once and without lineage, with the copies of its storage level."""
     rdd = batch(spark)._jdf.queryExecution().toRdd()
     jvm.store_rdd(spark, rdd, level)
     try:
@@ -215,7 +221,7 @@ def test_rows_are_stored_at_once_and_on_as_many_executors_as_asked(spark: SparkS
 
 
 def test_a_result_that_cannot_be_stored_leaves_nothing_behind(spark: SparkSession) -> None:
-    """What other tasks have stored by then is dropped at once, not when Spark collects garbage."""
+    """If a task fails while a result is stored, the blocks of the other tasks are released at once."""
     before = set(spark.sparkContext._jsc.getPersistentRDDs())
     frame = spark.range(2, numPartitions=2).selectExpr("if(id = 1, raise_error('a task failed'), id)")
     with pytest.raises(Exception, match="a task failed"):
@@ -226,12 +232,12 @@ def test_a_result_that_cannot_be_stored_leaves_nothing_behind(spark: SparkSessio
 def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark interrupts the thread, in the middle of whatever it waits for: nothing is wrong."""
+    """A query that is stopped while its result is released logs no warning."""
     kept = StoredResult(PlanFrame(batch(spark), lambda: None), {}, is_replicated=False)
     thread = spark.sparkContext._jvm.Thread  # type: ignore[union-attr]
     thread.currentThread().interrupt()
     try:
         kept.release()
     finally:
-        thread.interrupted()  # release need not wait: the interruption would fail the next call that waits
+        thread.interrupted()  # release() does not wait: the interruption would fail the next call that waits
     assert caplog.records == []

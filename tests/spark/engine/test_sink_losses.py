@@ -1,4 +1,4 @@
-"""All executors that hold a batch's rows die while the sink reads them: the batch comes again before the commit."""
+"""All executors that hold a batch's rows die while the sink reads them: the batch runs again before its commit."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Rows = list[tuple[str, int, int]]
 
 
 def batch(spark: SparkSession) -> DataFrame:
-    """Return a row a user."""
+    """Return a batch with one row per user."""
     return spark.createDataFrame([(user, at + 1) for at, user in enumerate(USERS)], "user string, amount long")
 
 
 def totals(number: int) -> Rows:
-    """Return what a batch delivers: the totals of all batches up to it."""
+    """Return the output of a batch: the totals of all batches up to it."""
     return [(user, number + 1, (number + 1) * (at + 1)) for at, user in enumerate(USERS)]
 
 
 def holders(rows: DataFrame) -> set[int]:
-    """Return on how many executors the results below a frame are kept. Frames that idioms keep do not count."""
+    """Return the number of copies of the stored results below a frame."""
     leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
     rdds = [leaves.apply(at).rdd() for at in range(leaves.size())]
     return {stored_below(rdd).getStorageLevel().replication() for rdd in rdds}
@@ -55,8 +55,8 @@ def stored_below(rdd: Any) -> Any:
 
 
 class Murderous:
-    """A sink that does some idioms a batch. While ``armed``, its first attempt at a batch kills all executors, and then
-    does each idiom in vain.
+    """A sink that runs some idioms per batch. If ``armed``, its first attempt at a batch kills all executors and then
+    runs the idioms, which fail.
     """
 
     def __init__(self, idioms: list[list[str]], *, armed: bool) -> None:
@@ -67,11 +67,11 @@ class Murderous:
         self.unrecognised: dict[str, object] = {}
 
     def __call__(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
-        """Do this batch's idioms."""
+        """Run the idioms of this batch."""
         self.calls.append(delivery_id)
         if self._armed and self.calls.count(delivery_id) == 1:
             spark = rows.sparkSession
-            assert holders(rows) == {2}, "one dead holder must cost nothing"
+            assert holders(rows) == {2}, "results have two copies, so the loss of one executor loses no rows"
             processes = executor_processes()
             for executor in inventory.executors(spark):
                 os.kill(processes[executor.id], signal.SIGKILL)
@@ -79,7 +79,7 @@ class Murderous:
         self.found = {idiom: found(idiom, rows) for idiom in self._idioms[batch_id]}
 
     def _fail(self, rows: DataFrame, idioms: list[str]) -> None:
-        """Raise what the last of the idioms raises."""
+        """Run the idioms, and raise the error of the last one."""
         for idiom in idioms:
             try:
                 self.unrecognised[idiom] = found(idiom, rows)
@@ -128,7 +128,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
 def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killing: str, idioms: list[str]
 ) -> None:
-    """Whatever reads rows that are lost fails; the sinks see the same delivery again, and what they find is exact."""
+    """Every read of lost rows fails. The sinks get the same delivery again, and its rows are exact."""
     stored = stored_rdds(monkeypatch)
     play(spark, tmp_path, [idioms[:1], idioms[1:]], killing)
     assert stored or pyspark.__version__.startswith("3.")

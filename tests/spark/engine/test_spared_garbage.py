@@ -1,4 +1,4 @@
-"""What a Python worker imported is not gone through each time it collects garbage."""
+"""The garbage collector of a Python worker does not scan imported modules."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ print(gc.get_freeze_count() > 10_000, frozen() <= first)
 
 
 def test_what_lives_after_a_process_first_task_is_out_of_the_collectors_way() -> None:
-    """Modules and clients are, once; what comes later is collected, or garbage would never go."""
+    """Objects that exist after a worker's first task are frozen once. Later objects are collected as usual."""
     done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["True", "True"]

@@ -1,4 +1,4 @@
-"""Spark's own progress has the stages of a batch as state operators, in one event per batch."""
+"""Spark's progress shows each stage of a batch as a state operator, in one event per batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def distinct(events: DataFrame) -> DataFrame:
 
 
 def chain(events: DataFrame) -> DataFrame:
-    """Count the windows of pages, a stage after a stage."""
+    """Count the windows of pages in a second stage."""
     return in_windows(events).groupBy(F.window(F.window_time("window"), "1 hour")).count()
 
 
@@ -92,7 +92,7 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
     ours = played(to_noop(query(wrapped), tmp_path / "ours"), listener)
     assert [event["batchId"] for event in ours] == [event["batchId"] for event in theirs]
     for event, expected in zip(ours, theirs, strict=True):
-        if not SPARK_35:  # It cannot count the rows of files beside another source until that source has an offset.
+        if not SPARK_35:  # Spark 3.5 counts no rows of files before the other source has an offset.
             assert event["numInputRows"] == expected["numInputRows"]
         assert event["eventTime"] == expected["eventTime"]
         assert [operator["operatorName"] for operator in event["stateOperators"]] == names
@@ -107,7 +107,7 @@ def test_a_listener_gets_the_state_operators_of_a_wrapped_query(
 def test_a_listener_gets_the_state_operators_of_a_job(
     spark: SparkSession, feed: Feed, listener: EventList, tmp_path: Path
 ) -> None:
-    """A ``foreachBatch`` job has one state operator per store, and the keys of its batches."""
+    """A ``foreachBatch`` job has one state operator per store, with the key counts of its batches."""
     compute = aggregate(rows=count())
     job = Stateful("visits", "page", compute, settings=settings_in(tmp_path)).into(lambda rows, batch_id: None)  # noqa: ARG005
     query = run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
@@ -128,7 +128,7 @@ def test_a_listener_gets_the_state_operators_of_a_job(
 def test_a_job_in_a_thread_of_the_user_s_has_its_state_operator(
     spark: SparkSession, feed: Feed, tmp_path: Path, threads_from: int
 ) -> None:
-    """Such a thread has no active session. A node that is made without one ends the query, because Spark reads it."""
+    """A job in a user's thread, which has no active session, has its state operator."""
     job = Stateful("visits", "page", aggregate(rows=count()), settings=settings_in(tmp_path)).into(
         lambda rows, batch_id: None  # noqa: ARG005
     )
@@ -150,7 +150,7 @@ def test_a_job_in_a_thread_of_the_user_s_has_its_state_operator(
 
 @pytest.mark.long
 def test_a_query_over_spark_s_rate_source_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark knows the newest offsets of some sources only. Without them a batch has no source lag, and commits."""
+    """A query over the rate source, whose newest offsets Spark does not know, commits batches without a source lag."""
     rows = riffle_spark.on(spark.readStream.format("rate").load(), settings=settings_in(tmp_path))
     counts = rows.groupBy(F.expr("value % 3").alias("page")).count()
     writer = counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))

@@ -1,4 +1,4 @@
-"""A part of a batch's result is lost while its slots still run, and computed again: its new rows reach no sink."""
+"""A part of a result is lost and computed again while slots still run. Its new rows reach no sink."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
 def fickle(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
-    """Return a function that gives out a key's rows the first time, and none where it is computed again at once. The
-    part with key 0 waits until it may end.
+    """Return a function that outputs the rows of its keys, but nothing when it is computed again. The part with key 0
+    waits for the file ``go``.
     """
 
     def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -50,13 +50,14 @@ def fickle(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
 
 
 def kept_rdds(spark: SparkSession) -> set[int]:
-    """Return the numbers of what Spark keeps."""
+    """Return the ids of the persisted RDDs."""
     return set(spark.sparkContext._jsc.getPersistentRDDs())
 
 
 def lose_a_part(spark: SparkSession, others: set[int]) -> bool:
-    """Remove a part that Spark keeps, if there is any but of others' frames; tell whether there was. Py4J cannot do so
-    on Spark 4.3, whose ``SparkEnv`` names a class that is not there.
+    """Remove a stored part of an RDD that is not in ``others``, and return whether there was one.
+
+    It does not work on Spark 4.3, because Py4J does not find a class that ``SparkEnv`` names there.
     """
     jvm: Any = spark.sparkContext._jvm
     blocks = jvm.org.apache.spark.SparkEnv.get().blockManager()
@@ -64,7 +65,7 @@ def lose_a_part(spark: SparkSession, others: set[int]) -> bool:
         for part in range(2):
             block = jvm.org.apache.spark.storage.RDDBlockId(rdd, part)
             status = blocks.getStatus(block)
-            if status.isDefined() and status.get().memSize() > 0:  # Before, it is being written.
+            if status.isDefined() and status.get().memSize() > 0:  # an empty block is still being written
                 blocks.removeBlock(block, True)
                 return True
     return False
@@ -72,12 +73,12 @@ def lose_a_part(spark: SparkSession, others: set[int]) -> bool:
 
 @contextmanager
 def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
-    """Lose the part that is ready first, and only then let the other one end."""
+    """Lose the part that is stored first in the block, and only then let the other part end."""
     others = kept_rdds(spark)
 
     def lose() -> None:
         try:
-            wait_for(lambda: lose_a_part(spark, others), "a part is ready", 0.01)
+            wait_for(lambda: lose_a_part(spark, others), "a part is stored", 0.01)
         finally:
             (folder / "go").touch()
 
@@ -100,7 +101,7 @@ ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 @pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_path: Path, compiled: bool) -> None:
-    """Whatever a sink asks, also where Spark tests its own filters first: the batch runs again instead."""
+    """Whatever a sink does with its frame, it gets no rows of a part that was computed again. The batch runs again."""
     found: list[dict[str, int]] = []
     unguarded: dict[str, object] = {}
 
@@ -137,7 +138,7 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
 def test_a_receipt_of_another_attempt_is_never_filtered_away(
     spark: SparkSession, asked: str, lost: list[tuple[int, int]] | None
 ) -> None:
-    """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
+    """A part that has only the receipt of another attempt fails every query of the frame."""
     ours, given_up = attempt_number("ours"), attempt_number("given up")
     rows = [(ours, None, [(1, 1)]), (ours, "{}", None), (given_up, "{}", lost)]
     result = spark.createDataFrame(

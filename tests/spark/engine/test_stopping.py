@@ -1,4 +1,4 @@
-"""What counts as a stop of the query in the middle of a batch. No session is needed."""
+"""Which errors in the middle of a batch count as a stop of the query. These tests start no session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutExcept
     ],
 )
 def test_an_interrupted_thread_is_a_stop(told: str) -> None:
-    """Java's own words for an interruption are one, also as the cause of another error."""
+    """Java's interruption exceptions count as a stop, also as the cause of another error."""
     assert is_interruption(RuntimeError(CALL + told))
     outer = ValueError("the sink failed")
     outer.__cause__ = RuntimeError(CALL + told)
@@ -32,12 +32,12 @@ def test_an_interrupted_thread_is_a_stop(told: str) -> None:
 
 
 def test_a_time_out_of_the_sinks_is_no_stop() -> None:
-    """Hadoop's name for a time-out sounds like an interruption; the error must reach the user as it is."""
+    """Hadoop's InterruptedIOException for a timeout is not a stop, so the user sees the error."""
     assert not is_interruption(RuntimeError(TIMED_OUT))
 
 
 def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> None:
-    """Spark waits for the thread. Any other error is one."""
+    """A stop while a kept plan is used raises the interruption. Any other error falls back to another plan."""
 
     def failing(told: str) -> None:
         raise RuntimeError(CALL + told)
@@ -50,6 +50,6 @@ def test_a_stop_while_a_kept_plan_is_used_is_no_reason_for_another_plan() -> Non
 
 
 def test_the_short_error_reads_as_the_stop_that_it_is() -> None:
-    """What is raised instead names an interruption in few words."""
+    """The short error that replaces Py4J's long one is still recognised as a stop."""
     assert is_interruption(Py4JJavaError())
     assert len(str(Py4JJavaError())) < 200

@@ -1,4 +1,4 @@
-"""An executor has as many slots as it runs tasks at once, not as many as it has cores."""
+"""An executor has as many slots as it runs tasks at once, which may be fewer than its cores."""
 
 from __future__ import annotations
 

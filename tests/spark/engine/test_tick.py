@@ -1,4 +1,6 @@
-"""The stream without rows on a real query: batches come where the watermark moved or a time came, nowhere else."""
+"""The tick source of a real query starts batches without rows: after the watermark moved or a time came, and never
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 SECOND = 1_767_225_600
-"""The first of 2026."""
+"""The first second of 2026, as Unix time."""
 
 
 class Seen(NamedTuple):
-    """A batch: its id, how many rows it read, and the windows (end) that closed in it."""
+    """A batch: its id, the number of its rows, and the ends of the windows that it closed."""
 
     number: int
     rows: int
@@ -44,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class Query:
-    """A count per window of five seconds in append mode, put together as a wrapped query is, and started repeatedly."""
+    """A count per five-second window in append mode, built like a wrapped query, which can be started repeatedly."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -56,14 +58,16 @@ class Query:
         self._closed: list[int] = []
 
     def add(self, *seconds: int) -> None:
-        """Add a batch of rows."""
+        """Add a file with one row per second given."""
         self.feed.add({"ts": f"2026-01-01T00:00:{second:02}Z", "k": "x"} for second in seconds)
 
     @contextmanager
     def running(
         self, *, ticks: bool = True, available_now: bool = False, once: bool = False
     ) -> Iterator[StreamingQuery]:
-        """Run the query in the block. Without ``ticks`` the source is there, and nobody asks it for anything."""
+        """Run the query in the block. Without ``ticks`` the tick source exists, but the job never asks it for
+        a batch.
+        """
         rows = self.feed.stream(self.spark).withWatermark("ts", "10 seconds")
         rows = rows.select(F.window("ts", "5 seconds")["end"].alias("end"), "k")
         windows = self.operator("windows", ("end", "k"), CountedWindows("append"))
@@ -81,7 +85,7 @@ class Query:
     def job_on(
         self, rows: DataFrame, tick: Tick | None, operators: list[JobOperator], *, ticks: bool = True
     ) -> Iterator[tuple[DataFrame, Callable[[DataFrame, int], None]]]:
-        """Give what is written and what takes batches."""
+        """Yield the frame to write and the function that takes its batches."""
         tick = tick or Tick(self.spark, str(self.folder / "checkpoint"))
         rows = tick.unite_with(rows)
         job = RunningJob(
@@ -101,7 +105,7 @@ class Query:
             job.stop()
 
     def operator(self, store: str, key: tuple[str, ...], compute: BlockComputation) -> JobOperator:
-        """Return an operator whose output is remembered."""
+        """Return an operator whose output is recorded."""
         late = ENDS if "end" in key else None
         return JobOperator(store, key, compute, (), True, self._take, late=late)
 
@@ -114,7 +118,7 @@ class Query:
             raise RuntimeError(f"as wanted {step}")
 
     def ran(self) -> list[Seen]:
-        """Return the batches since this was asked last."""
+        """Return the batches since the last call."""
         seen, self.seen = self.seen, []
         return seen
 
@@ -126,7 +130,7 @@ def query(spark: SparkSession, tmp_path: Path) -> Query:
 
 
 def ended(query: StreamingQuery) -> None:
-    """Wait for the end of a query, and raise what it failed with."""
+    """Wait for the end of the query, and raise its error."""
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
 
 
@@ -137,7 +141,10 @@ def ended(query: StreamingQuery) -> None:
 def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
     spark: SparkSession, tmp_path: Path, *, committed_batch: int, watermark_ms: int, by_clock: bool, is_due: bool
 ) -> None:
-    """By the clock it is always due. Spark repeats a batch that is not committed, whatever its watermark."""
+    """A restart starts a batch if the last committed batch moved the watermark, or if the query uses the clock.
+
+    If the last batch is not committed, Spark repeats it, so no batch is due.
+    """
     (tmp_path / "offsets").mkdir()
     (tmp_path / "commits").mkdir()
     metadata = json.dumps({"batchWatermarkMs": 1000, "batchTimestampMs": 0, "conf": {}})
@@ -149,7 +156,9 @@ def test_a_restart_is_due_where_the_last_batch_moved_the_watermark(
 
 @pytest.mark.long
 def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
-    """Under availableNow the tick's batch is in the same run: ids and windows are those of Spark's own aggregate."""
+    """With availableNow the tick's batch is in the same run. Batch ids and closed windows are those of Spark's own
+    aggregate.
+    """
     for second in (15, 0, 30):
         query.add(second)
     with query.running(available_now=True) as run:
@@ -168,7 +177,9 @@ def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
 
 
 def test_there_is_a_batch_where_the_watermark_moved_and_nowhere_else(query: Query) -> None:
-    """Also where nothing is due by it, since what comes after it is late by it, as in Spark."""
+    """There is a batch without rows after each batch that moved the watermark, even if no window closes, as
+    in Spark.
+    """
     with query.running() as run:
         for second in (0, 40, 30, 59):
             query.add(second)
@@ -180,7 +191,7 @@ def test_there_is_a_batch_where_the_watermark_moved_and_nowhere_else(query: Quer
 
 
 def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> None:
-    """Spark planned it, so it is in its offset log; the new stream stands there, and batches go on behind it."""
+    """If a tick's batch fails, Spark repeats it from its offset log after a restart, and then runs only new batches."""
     query.add(0, 40)
     query.fails_at = (1, "after seal")
     with query.running() as run, pytest.raises(Exception, match="as wanted after seal"):
@@ -194,15 +205,17 @@ def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> N
 
 @pytest.mark.long
 def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
-    """Where the query ended between a batch that moved the watermark and the next one, the start is a tick; where the
-    batch itself comes again, it is its end.
+    """If a query ended before the batch that its watermark requires, the restart runs it, but not with the trigger
+    ``once``.
+
+    If Spark repeats the last batch after the restart, the batch without rows follows it.
     """
     query.add(0, 40)
     with query.running(ticks=False) as run:
         run.processAllAvailable()
     with query.running(once=True) as run:
         ended(run)
-    assert query.ran() == [Seen(0, 2, [])], "as in Spark, a start for one batch runs none without rows"
+    assert query.ran() == [Seen(0, 2, [])], "as in Spark, the trigger once runs no batch without rows"
     with query.running(available_now=True) as run:
         ended(run)
     assert query.ran() == [Seen(1, 0, [5])]
@@ -221,14 +234,16 @@ OUTPUT = pa.schema([("k", pa.string())])
 
 
 def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
-    """Keep a key for half a second."""
+    """Keep a key until half a second later."""
     keys = rows.group_by("k").aggregate([]).select(["k"])
     return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 500] * len(keys), pa.int64()))
 
 
 @pytest.mark.long
 def test_processing_time_passes_without_rows(query: Query) -> None:
-    """A batch comes once it is time, none before and none after; and one with a start, as nobody knows what is due."""
+    """A key that expires by the clock causes one batch once its time has come. So does a start, because its due times
+    are unknown.
+    """
     compute = arrow_function(
         kept_briefly, state=STATE, output=OUTPUT, due="until", time_mode="ProcessingTime",
         expired=lambda state: state.select(["k"]),
@@ -244,7 +259,7 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
                 wait_for(lambda: sum(getattr(report, wanted) for report in query.reports) == count, wanted)  # noqa: B023
             finally:
                 run.stop()
-    # A query that is stopped before Spark has noted its last batch gets that once more, to be skipped.
+    # Spark repeats a last batch that it has not committed before the stop, and the job skips it.
     ran = [report for report in query.reports if report.decision == "run"]
     assert [(report.rows, report.expired) for report in ran[:3]] == [(1, 0), (0, 1), (1, 0)]
     offsets = [query.folder / "checkpoint" / "offsets" / str(number) for number in (0, 1)]
@@ -254,7 +269,7 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
 
 
 def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
-    """As a timer is that a processor sets to a time which has passed: a batch comes for it, after a while."""
+    """A timer that is set to a past time causes a batch."""
     tick, now_ms = Tick(query.spark, str(query.folder / "checkpoint")), SECOND * 1_000
     tick.unite_with(query.feed.stream(query.spark))
     tick.schedule_next(
@@ -264,7 +279,7 @@ def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
 
 
 def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
-    """Names, types, nullability and what Spark notes of columns are those of the rows, whatever these are."""
+    """The union of the input and the tick has the input's names, types, nullability and column metadata."""
     rows = query.feed.stream(query.spark).withWatermark("ts", "1 minute")
     rich = rows.select(
         "*", F.lit(1).alias("one"), F.expr("map(k, array(named_struct('d', cast(1 as decimal(9,2)))))").alias("nested"),
@@ -277,7 +292,7 @@ def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
-    """Before the query starts: a stream that stands elsewhere than Spark's log would have it go back and forth."""
+    """A checkpoint whose tick offset cannot be read is refused before the query starts."""
     offsets = query.folder / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
@@ -293,7 +308,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
 def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
     query: Query, offsets: list[str], streams: int, has_tick: bool
 ) -> None:
-    """Spark counts what a query reads; a tick that is there is never taken for another stream."""
+    """A checkpoint that was started without a tick continues without one, because Spark counts a query's sources."""
     folder = query.folder / "checkpoint" / "offsets"
     folder.mkdir(parents=True)
     (folder / "0").write_text("\n".join(["v1", "{}", *offsets]))
@@ -304,7 +319,9 @@ def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
 
 
 def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint that was begun without a tick, on a source whose offsets are bare numbers, goes on without."""
+    """A checkpoint without a tick continues without one, even if its source has plain numbers as offsets,
+    like a tick.
+    """
     rates = query.spark.readStream.format("rate").load()
     lines = query.spark.readStream.format("socket").options(host="localhost", port=9).load()
     ran: list[int] = []
@@ -319,5 +336,6 @@ def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytes
         assert "RIFFLE-0295" in caplog.text
         caplog.clear()
     wait_for(
-        lambda: run_to_end(Tick(query.spark, str(checkpoint)).unite_with(rates), batch, checkpoint) and ran[1:], "on"
+        lambda: run_to_end(Tick(query.spark, str(checkpoint)).unite_with(rates), batch, checkpoint) and ran[1:],
+        "two batches",
     )

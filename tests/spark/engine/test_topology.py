@@ -1,4 +1,4 @@
-"""Racks of members, from patterns and from the members themselves."""
+"""The racks of members: from patterns, or as the members report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors are taken for a lack of the executors' Python, by Spark's texts."""
+"""Which of Spark's errors mean that the executors' Python lacks a module or has another version of riffle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "serializers.py", line 5
     ],
 )
 def test_another_version_on_executors_is_named(last_line: str) -> None:
-    """A module or name of ours that executors do not have is of another version."""
+    """If executors lack a module or name of riffle, the error says that they have another version."""
     explained = worker_python_error(RuntimeError(f"{TRACEBACK}{last_line}\n"))
     assert explained is not None
     assert "another version of riffle_spark" in explained.problem
@@ -37,7 +37,7 @@ def test_another_version_on_executors_is_named(last_line: str) -> None:
     ids=["a sink's import on the driver", "a function's import", "another program", "a quotation"],
 )
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
-    """What is raised on the driver, is riffle's own or has another cause is not explained in its stead."""
+    """Errors of the driver, of riffle itself or with another cause are not explained as a missing module."""
     assert worker_python_error(error) is None
 
 
@@ -51,7 +51,7 @@ def test_other_errors_stay_as_they_are(error: Exception) -> None:
     ],
 )
 def test_a_missing_module_is_named_with_what_brings_it(module: str, advice: str) -> None:
-    """The advice is about the package of the module."""
+    """The error names the missing module and how to provide its package."""
     explained = worker_python_error(RuntimeError(f"{TRACEBACK}ModuleNotFoundError: No module named '{module}'\n"))
     assert explained is not None
     assert f"has no module '{module}'" in explained.problem

@@ -1,4 +1,4 @@
-"""A wrapped frame is a DataFrame: all methods are there, check as Spark does, and return what is wrapped."""
+"""A wrapped frame is a DataFrame: it has all methods, which check as Spark does and return wrapped frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Made = Callable[[DataFrame], object]
 
 @pytest.fixture(scope="module")
 def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a row waits to be read."""
+    """A folder with one row to read."""
     path = str(tmp_path_factory.mktemp("events") / "rows")
     spark.createDataFrame([(None, "p", 1)], SCHEMA).write.parquet(path)
     return path
@@ -37,13 +37,13 @@ def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
 
 @pytest.fixture(scope="module")
 def plain(spark: SparkSession, folder: str) -> DataFrame:
-    """A stream as Spark has it."""
+    """Spark's own stream of the folder."""
     return spark.readStream.schema(SCHEMA).parquet(folder)
 
 
 @pytest.fixture(scope="module")
 def events(plain: DataFrame) -> DataFrame:
-    """The same, wrapped."""
+    """The stream, wrapped."""
     return riffle_spark.on(plain, root=ROOT)
 
 
@@ -75,7 +75,7 @@ GROUPS: dict[str, Made] = {
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events: DataFrame) -> None:
-    """It has the columns that Spark's own frame has, is one for ``isinstance``, and streams."""
+    """Each method returns a streaming StreamFrame with the columns of Spark's own frame."""
     frame = FRAMES[name](events)
     assert isinstance(frame, StreamFrame)
     assert isinstance(frame, DataFrame)
@@ -95,14 +95,14 @@ def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events
     ],
 )
 def test_each_way_to_groups_returns_wrapped_groups(name: str, events: DataFrame) -> None:
-    """So does a pivot of them."""
+    """Each method that returns groups returns wrapped groups."""
     groups = GROUPS[name](events)
     assert isinstance(groups, StreamGroups)
     assert isinstance(groups._df, StreamFrame)
 
 
 def test_no_method_of_sparks_is_left_out() -> None:
-    """Every public method of both classes is one that wraps."""
+    """Every public method of Spark's two classes is overridden."""
     for ours, base in ((StreamFrame, ClassicFrame), (StreamGroups, GroupedData)):
         methods = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
         assert not methods - vars(ours).keys()
@@ -110,13 +110,13 @@ def test_no_method_of_sparks_is_left_out() -> None:
 
 
 def test_a_mistake_is_told_where_it_is_written_in_sparks_words(events: DataFrame) -> None:
-    """A column that is not there is named, with those that are."""
+    """An unknown column raises Spark's error in the line that uses it."""
     with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*pagge"):
         events.groupBy("page").count().where("pagge = 'a'")
 
 
 def test_lists_of_frames_are_wrapped(events: DataFrame) -> None:
-    """``randomSplit`` returns several."""
+    """The frames in the list of ``randomSplit`` are wrapped."""
     assert [type(part) for part in events.randomSplit([0.5, 0.5], 1)] == [StreamFrame, StreamFrame]
 
 
@@ -133,7 +133,9 @@ STARTED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
 def test_a_frame_of_ours_that_spark_runs_alone_fails_with_our_sentence(
     name: str, plain: DataFrame, events: DataFrame, tmp_path: Path
 ) -> None:
-    """It tells the way out, which is to wrap it, and no state of Spark's begins in silence."""
+    """If Spark runs a frame that contains a wrapped one, the query fails. The error says to wrap the frame, and that
+    works.
+    """
     events.createOrReplaceTempView("seen")
     frame = STARTED[name](events, plain)
     assert not isinstance(frame, StreamFrame)
@@ -145,33 +147,33 @@ def test_a_frame_of_ours_that_spark_runs_alone_fails_with_our_sentence(
 
 
 def visits(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
-    """Answer nothing."""
+    """Output nothing."""
     return iter(())
 
 
 class Visits(StatefulProcessor):
-    """Answers nothing."""
+    """A processor that outputs nothing."""
 
     def init(self, handle: object) -> None:
         """Declare nothing."""
 
     def handleInputRows(self, key: object, rows: object, timerValues: object) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Answer nothing."""
+        """Output nothing."""
         return iter(())
 
     def close(self) -> None:
-        """End."""
+        """Do nothing."""
 
 
 def check_kept(frame: DataFrame, method: str, function: object) -> None:
-    """The call behind a frame is that of a method with a function."""
+    """Check that the plan of a frame leads to the call of this method with this function."""
     call = call_of(function_id(analysed(frame)))
     assert call is not None
     assert (call.method, call.positional[0]) == (method, function)
 
 
 def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
-    """Spark keeps a function as bytes; it is known after later methods too."""
+    """A function of ``applyInPandasWithState`` is found from the plan."""
     counted = events.groupBy("page").applyInPandasWithState(visits, "page string", "n long", "append", "NoTimeout")
     check_kept(counted, "applyInPandasWithState", visits)
     assert call_of(None) is None
@@ -179,7 +181,7 @@ def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
 
 @pytest.mark.needs_spark4("transformWithState")
 def test_a_processor_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
-    """Spark keeps a processor inside a function."""
+    """A processor of ``transformWithStateInPandas`` is found from the plan."""
     groups = events.groupBy("page")
     processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
     check_kept(processed, "transformWithStateInPandas", processor)
@@ -187,7 +189,9 @@ def test_a_processor_of_groups_is_known_from_the_plan(events: DataFrame) -> None
 
 @pytest.mark.parametrize("method", ["transformWithState", "transformWithStateInPandas"])
 def test_a_method_that_this_spark_lacks_is_refused_by_name(events: DataFrame, method: str) -> None:
-    """Spark 3.5 has neither, Spark 4.0 only the second one."""
+    """A method that this Spark version lacks is refused with its name. Spark 3.5 lacks both, Spark 4.0 the
+    first one.
+    """
     if hasattr(GroupedData, method):
         pytest.skip(f"this Spark has {method}")
     with pytest.raises(ConfigError, match="RIFFLE-1030") as refused:
@@ -196,7 +200,7 @@ def test_a_method_that_this_spark_lacks_is_refused_by_name(events: DataFrame, me
 
 
 def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: DataFrame) -> None:
-    """They are known by the mark, so a view and a plain union know them; settings as well."""
+    """The root and settings of a wrapped frame are found through views and unions with plain frames."""
     settings = Settings(root="file:///by/settings")
     frame = riffle_spark.on(plain, settings=settings)
     assert options_in(plain.union(frame)).settings == settings
@@ -215,7 +219,7 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
     ],
 )
 def test_what_cannot_be_wrapped_is_refused(made: Made, told: str, plain: DataFrame) -> None:
-    """The error tells what to wrap."""
+    """``on`` refuses groups, static frames, a frame that is already wrapped with another root, and wrong settings."""
     with pytest.raises(ConfigError, match=told) as refused:
         riffle_spark.on(made(plain), root=ROOT)  # type: ignore[arg-type]
     assert refused.value.remedy

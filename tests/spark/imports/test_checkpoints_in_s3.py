@@ -1,4 +1,4 @@
-"""A Spark query with its checkpoint in S3 moves by the command, which adds Spark's connector itself."""
+"""`riffle import` moves a Spark query whose checkpoint is in S3, and adds Spark's S3 connector itself."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ BATCHES = [
     [("b", 14, 5), ("b", 16, 7), ("c", 26, 3), ("d", 45, 1)],
     [("e", 90, 1)],
 ]
-"""Page, second and number. Some rows come again after the query has moved."""
+"""Page, second and number of each row. After the move some rows are repeated."""
 
 
 @pytest.fixture
 def process(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """Run a Python program and return what it printed.
+    """Return a function that runs a Python program and returns its output.
 
     The address of the server is in ``PYSPARK_SUBMIT_ARGS``, the other settings are in ``spark-defaults.conf``.
     """
@@ -93,7 +93,8 @@ def process(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_query_moves_with_its_checkpoint_in_s3(
     spark: SparkSession, process: Callable[..., str], s3_server: S3Server, store: str, tmp_path: Path
 ) -> None:
-    """Both checkpoints and the root are in S3. All rows are those of a Spark query that stopped there as well.
+    """A query whose checkpoints and root are in S3 returns the same rows after its move as the query that stays on
+    Spark.
 
     The first checkpoint is copied to S3, because moto does not take the uploads of Spark's RocksDB store.
     """

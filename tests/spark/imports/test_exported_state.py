@@ -1,4 +1,4 @@
-"""State that leaves a root of live queries as Parquet files or frames, and returns equal."""
+"""State of live queries is exported to Parquet files or frames and loaded again without a difference."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ EXPORTED = (
     "groups_until_quiet",
     "chain_three",
 )
-"""Shapes of each kind of store."""
+"""One or more shapes for each kind of store."""
 OF_SPARK_4 = ("processor_lists_and_maps", "processor_quiet")
 
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
-    """Give this process what the server asks for."""
+    """Set the server's credentials in this process."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
@@ -76,7 +76,10 @@ def _cases() -> Iterator[object]:
 def test_exported_stores_continue_in_a_root_of_another_store(
     spark: SparkSession, s3_server: S3Server, shape: Shape, tmp_path: Path
 ) -> None:
-    """From files to S3, with another number of key-groups. The checkpoint is copied, so no row is missed."""
+    """Stores exported from files to S3, with another number of key-groups, continue in the new root.
+
+    The checkpoint is copied, so no row is missed.
+    """
     half = half_of(shape)
     old = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     new = Settings(
@@ -119,7 +122,7 @@ FRAMES = (
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_an_export_is_a_frame_from_which_a_query_starts(spark: SparkSession, name: str, tmp_path: Path) -> None:
-    """The state that the new query begins with is that of the old one, bit for bit."""
+    """A query that starts from an exported frame has exactly the state that was exported."""
     shape = SHAPES[name]
     old = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     new = Settings(root=f"file://{tmp_path}/state2", local_dir=f"{tmp_path}/local2", key_groups=3)
@@ -142,7 +145,7 @@ def test_an_export_is_a_frame_from_which_a_query_starts(spark: SparkSession, nam
 
 @pytest.mark.needs_spark4("transformWithState")
 def test_a_variable_is_a_frame_for_sparks_initial_state(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own query starts with the counts that a wrapped one left."""
+    """Spark's own query starts with the counts that a wrapped query left, by ``state_frame``."""
     shape = SHAPES["processor_count"]
     old = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     assert old.root is not None

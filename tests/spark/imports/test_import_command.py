@@ -1,4 +1,4 @@
-"""The command `riffle import`: its plan, what it writes and leaves alone, and what it refuses by name."""
+"""The command `riffle import`: its plan, what it writes and leaves unchanged, and what it refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULE = "query_of_import_command"
 
 
 def by_page(events: DataFrame) -> DataFrame:
-    """Return counts."""
+    """Count by page."""
     return events.groupBy("page").count()
 
 
@@ -50,7 +50,7 @@ def module() -> Iterator[ModuleType]:
 
 
 class Moved:
-    """A query of Spark's own and its move."""
+    """A query of Spark's own, its wrapped form and the command that moves it."""
 
     def __init__(self, spark: SparkSession, feed: Feed, folder: Path, module: ModuleType) -> None:
         self.spark, self.feed, self.folder, self.module = spark, feed, folder, module
@@ -65,7 +65,7 @@ class Moved:
         return sorted(rows)
 
     def native(self, build: Build = by_page) -> list[tuple[Any, ...]]:
-        """Run Spark's own query."""
+        """Run Spark's own query and return its rows."""
         return self.run(build(self.feed.stream(self.spark)), "spark")
 
     def wrapped(self, build: Build = by_page, settings: Mapping[str, Any] | None = None) -> DataFrame:
@@ -76,14 +76,14 @@ class Moved:
         return build(on)
 
     def command(self, *options: str, query: Callable[..., object] | None = None, checkpoint: str = "spark") -> Result:
-        """Run the command."""
+        """Run ``riffle import`` and return its result."""
         self.module.query = query or (lambda _: self.wrapped().writeStream.outputMode("update"))  # type: ignore[attr-defined]
         location = checkpoint if "://" in checkpoint else f"{self.folder}/{checkpoint}"
         arguments = ["import", self.root, "--checkpoint", location, "--query", f"{MODULE}:query", *options]
         return CliRunner().invoke(main, arguments)
 
     def files(self) -> set[Path]:
-        """Return all files but those of the input."""
+        """Return all files except the input."""
         return {path for path in self.folder.rglob("*") if path.is_file() and self.feed.folder not in path.parents}
 
 
@@ -95,7 +95,10 @@ def moved(spark: SparkSession, feed: Feed, tmp_path: Path, module: ModuleType) -
 
 @pytest.mark.long
 def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> None:
-    """The plan writes nothing. The old checkpoint stays as it is, and Spark's own query could continue from it."""
+    """After the move, the wrapped query continues from the new checkpoint only. The plan writes nothing.
+
+    The old checkpoint stays unchanged, and Spark's own query continues from it.
+    """
     assert moved.native() == [("a", 2), ("b", 1)]
     with pytest.raises(ConfigError, match="riffle import") as refused:
         moved.run(moved.wrapped(), "spark")
@@ -142,7 +145,9 @@ def test_a_query_moves_and_only_its_new_checkpoint_continues(moved: Moved) -> No
 def test_what_cannot_be_moved_is_refused_before_anything_is_written(
     moved: Moved, build: Build, wrapped: Build | None, error: str, words: str
 ) -> None:
-    """State in Spark's own binary form, results that Spark dropped, and other queries than the checkpoint's."""
+    """The command refuses state in Spark's binary form, results that Spark dropped, and another query than the
+    checkpoint's, and writes nothing.
+    """
     moved.native(build)
     before = moved.files()
     result = moved.command(
@@ -156,7 +161,9 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(
 
 @pytest.mark.long
 def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) -> None:
-    """A frame of Spark's own, a checkpoint without a batch, no checkpoint at all, and dispatch by partition."""
+    """The command refuses a frame that is not wrapped, dispatch by partition, a missing checkpoint, and one without a
+    batch.
+    """
     moved.native()
     assert "RIFFLE-1616" in moved.command(query=lambda _: by_page(moved.feed.stream(moved.spark))).output
     by_partition = moved.wrapped(settings={"dispatch": "partition"}).writeStream.outputMode("update")
@@ -169,7 +176,7 @@ def test_functions_and_checkpoints_that_fit_nothing_are_refused(moved: Moved) ->
 
 @pytest.mark.long
 def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(moved: Moved) -> None:
-    """Its sink failed in Spark's own query. Its rows are counted once."""
+    """A planned batch that Spark's own query did not commit runs in the wrapped query, and its rows count once."""
     moved.native()
     moved.feed.add([{"page": "a", "n": 1}, {"page": "c", "n": 1}])
 
@@ -188,7 +195,7 @@ def test_a_batch_that_was_planned_and_not_committed_runs_in_the_wrapped_query(mo
 def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
     moved: Moved, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """riffle reads its offsets, but the session of this test cannot read its state. That of the command could."""
+    """Without Spark's S3 connector in the session, the import of a checkpoint in S3 is refused and writes nothing."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     moved.native()
@@ -214,7 +221,7 @@ def test_a_checkpoint_in_s3_is_refused_without_sparks_connector(
 
 @pytest.mark.long
 def test_moved_state_is_encrypted_like_other_state(moved: Moved) -> None:
-    """With the same keys the query continues."""
+    """Moved state is encrypted with the query's encryption keys, and the query continues with them."""
     keys = moved.folder / "keys"
     keys.write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
     settings = {"encryption_keys": f"file:{keys}"}

@@ -1,6 +1,6 @@
 """The state that `riffle import` writes, row by row.
 
-Most checkpoints are of Spark 3.5 and stored with the tests. So few queries run, and the tests are quick.
+Most checkpoints were recorded on Spark 3.5 and are stored with the tests, so only few queries run here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def at(seconds: int) -> datetime:
-    """Return a time of the recorded rows."""
+    """Return the recorded time of a second."""
     return START + timedelta(seconds=seconds)
 
 
 def first_ms_after(seconds: int) -> int:
-    """Return the first millisecond after such a time, which is when the element of a store is due."""
+    """Return the first millisecond after a second, which is when state that ends at this second is due."""
     return int(at(seconds).timestamp() * 1000) + 1
 
 
@@ -55,13 +55,13 @@ def imported(spark: SparkSession, name: str, folder: Path) -> str:
 
 
 def rows_of(root: str, *columns: str, variable: str | None = None) -> list[tuple[Any, ...]]:
-    """Return columns of the imported state."""
+    """Return columns of the imported state, sorted."""
     rows = riffle_spark.read_state(root, variable=variable).read_all().select(columns).to_pylist()
     return sorted((tuple(row.values()) for row in rows), key=repr)
 
 
 def test_a_group_keeps_its_state_and_its_timeout(spark: SparkSession, tmp_path: Path) -> None:
-    """The first batch has the watermark of Spark's last one, by which rows are late."""
+    """A group keeps its state and its timeout. The first record has the watermark of Spark's last batch."""
     root = imported(spark, "groups_until_quiet", tmp_path)
     (group,) = rows_of(root, "k", "due_ms", "has_state", "c", "s", "newest")
     assert group == ("c", first_ms_after(70), True, 2, 6, int(at(60).timestamp() * 1000))
@@ -77,7 +77,9 @@ def test_a_group_keeps_its_state_and_its_timeout(spark: SparkSession, tmp_path: 
 
 
 def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """Left rows end 10 s after their time and right ones 5 s, once no row of the other side can match them."""
+    """Buffered rows of a join keep whether they had a partner. Left rows are due 10 s after their time and right rows 5
+    s after.
+    """
     root = imported(spark, "outer_full", tmp_path)
     assert rows_of(root, "k", "at", "n", "has_partner", "due_ms", variable="left") == [
         ("a", at(30), 4, True, first_ms_after(40)),
@@ -92,7 +94,7 @@ def test_rows_of_a_join_keep_their_partners_and_ends(spark: SparkSession, tmp_pa
 
 
 def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Path) -> None:
-    """The function declares timeouts, and sets one for some of its keys alone."""
+    """A group for which the function has set no timeout has no due time, although the function declares timeouts."""
 
     def some_end(key: tuple[Any, ...], _: Iterable[Any], state: Any) -> Iterator[Any]:
         state.update((1,))
@@ -113,7 +115,9 @@ def test_a_group_without_a_timeout_has_no_end(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_joined_row_with_a_fraction_of_a_millisecond_ends_after_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Its end is rounded up: rounded down, a row of the other side at the same microsecond would not meet it."""
+    """The due time of a buffered row is rounded up to milliseconds, so that a row of the other side at the same
+    microsecond still matches.
+    """
     shape = replace(SHAPES["outer_full"], batches=beside(("10.0001a1", "10.0001b1"), ("11a1", "11b1")))
     play_native_part(spark, shape, tmp_path, range(1), {})
     root = f"file://{tmp_path}/state"
@@ -125,7 +129,9 @@ def test_a_joined_row_with_a_fraction_of_a_millisecond_ends_after_it(spark: Spar
 def test_a_query_that_commits_a_batch_meanwhile_is_not_moved(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its rows would be missing from the state. No record lists what was written."""
+    """The import fails if Spark commits a batch meanwhile, because the state would lack its rows. No record
+    is written.
+    """
     write = imports.write_first_version  # type: ignore[attr-defined] # it is replaced below
     checkpoint = tmp_path / "checkpoint"
 

@@ -1,4 +1,4 @@
-"""Imports that are killed in the middle: nothing is taken for state, and the command runs again."""
+"""Imports that are killed before their end: no query takes their files for state, and the command can run again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 150
 
 
 def run(frame: DataFrame, checkpoint: Path) -> list[tuple[int, int]]:
-    """Run a query to the end of its input, and return what its sink got."""
+    """Run a query to the end of its input and return its output."""
     rows = list[tuple[int, int]]()
     writer = frame.writeStream.outputMode("update").trigger(availableNow=True)
     writer = writer.option("checkpointLocation", str(checkpoint))
@@ -41,7 +41,7 @@ def run(frame: DataFrame, checkpoint: Path) -> list[tuple[int, int]]:
 
 
 def import_until(folder: Path, step: str) -> None:
-    """Import in a process of its own until it is killed at the step."""
+    """Run an import in a new process, which is killed at the step."""
     command = [sys.executable, str(APPS / "import_app.py"), str(folder), step]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
@@ -57,7 +57,9 @@ def retried(spark: SparkSession, folder: Path) -> None:
 def test_an_import_that_was_killed_leaves_no_state_and_runs_again(
     spark: SparkSession, step: str, tmp_path: Path
 ) -> None:
-    """No query continues in the root, and no import writes to it. Without its files the import is as the first."""
+    """After a killed import no query runs and no import writes in the root. Once its files are deleted, the import
+    succeeds.
+    """
     feed = Feed(tmp_path / "in", "k long")
     feed.add([{"k": k} for k in range(50)] * 2)
     new_checkpoint, state = tmp_path / "spark-riffle", tmp_path / "state"

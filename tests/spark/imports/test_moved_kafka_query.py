@@ -1,4 +1,4 @@
-"""A Spark query over a real broker moves with its offsets and state, to executors in processes of their own."""
+"""A Spark query over a real Kafka broker is moved with its offsets and state to a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 280
 
 
 def test_a_query_over_kafka_continues_from_its_offsets(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """Each later batch has the same rows as that of the Spark query that did not move."""
+    """Each later batch of the moved query has the same rows as the query that stays on Spark."""
     kafka_broker.create_topic(TOPIC, 2)
     jars = ",".join(str(jar) for jar in connector_jars())
     app = APPS / "kafka_import_app.py"

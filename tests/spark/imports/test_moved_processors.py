@@ -1,4 +1,4 @@
-"""Processors of Spark's own that move to riffle answer and keep what they would have without the move."""
+"""Spark's processors that are moved to riffle have the output and state that they would have without the move."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _cases() -> list[object]:
 
 
 def state_of(root: str, case: Case) -> dict[str, Any]:
-    """Return the committed state in the words of the recordings."""
+    """Return the committed state in the form of the recordings."""
     found = {name: in_state_order(_entries(root, name)) for name in case.variables}
     if case.time_mode != "None":
         found["timers"] = in_state_order(_entries(root, TIMER))
@@ -45,7 +45,7 @@ def state_of(root: str, case: Case) -> dict[str, Any]:
 
 
 def _entries(root: str, variable: str) -> Iterator[list[Any]]:
-    """Yield the key, the map key, the value and the end of each element of a variable; of timers key and time."""
+    """Yield [key, map key if any, value, due time] of each element of a variable, or [key, time] of each timer."""
     reader = riffle_spark.read_state(root, variable=variable)
     roles = {field.name: (field.metadata or {}).get(b"riffle.role", b"").decode() for field in reader.schema}
     for row in reader.read_all().to_pylist():
@@ -61,7 +61,9 @@ def _entries(root: str, variable: str) -> Iterator[list[Any]]:
 def test_a_moved_processor_continues_with_its_variables_timers_and_times_to_live(
     spark: SparkSession, case: Case, form: str, tmp_path: Path
 ) -> None:
-    """Batch by batch, at the last millisecond of a time to live and the one after, and in what is kept at the end."""
+    """Each batch has the recorded output, also at the last millisecond of a time to live and the next one. So has the
+    final state.
+    """
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     known = recorded(case)
     half = len(case.batches) // 2

@@ -1,4 +1,4 @@
-"""Queries of Spark's own that move to riffle in the middle answer what they would have answered without the move."""
+"""Spark's own queries that are moved to riffle return the rows that they would return without the move."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = (
     "within",
 )
 OFTEN = ("null_struct_key",)
-"""Shapes that every run of the tests moves. `--all` moves all others."""
+"""The shapes that every test run moves. ``--all`` moves all others."""
 FORMATS = {
     "partitions": {"spark.sql.shuffle.partitions": "3"},
     "changelog": {
@@ -70,21 +70,23 @@ REFUSED = dict.fromkeys(
     ),
     "RIFFLE-1613",
 ) | {"form_no_operator": "RIFFLE-1617"}
-"""Shapes whose state is in Spark's own binary form or lacks a result that no later part reads, or that have none."""
+"""The errors of shapes that cannot be moved: their state is in Spark's binary form, lacks a dropped result, or does not
+exist.
+"""
 
 
 LATER = ("chain_counted_then_joined", "chain_joined_after_then_counted", "chain_joined_ever_then_counted", "form_union")
-"""Shapes whose results arrive later after any restart."""
+"""Shapes that return some results later after any restart."""
 
 
 def _is_moved(shape: Shape) -> bool:
-    """Return whether a shape has batches one by one on Spark's own stream, and can be moved."""
+    """Return whether the shape runs one batch at a time on Spark's own stream and can be moved."""
     is_played = shape.play == "each" and shape.oracle == "stream" and len(shape.batches) > 1
     return is_played and shape.name not in LATER and not shape.owed and not shape.differs and shape.kind in KINDS
 
 
 def _cases() -> list[object]:
-    """Return the cases: each shape from each state store."""
+    """Return the cases: each shape with each state store of Spark."""
     cases = list[object]()
     for name, shape in SHAPES.items():
         for store in STORES if _is_moved(shape) and is_recorded(shape) else ():
@@ -97,9 +99,9 @@ def _cases() -> list[object]:
 def test_a_moved_query_continues_as_if_it_had_not_moved(
     spark: SparkSession, shape: Shape, store: str, tmp_path: Path
 ) -> None:
-    """Moved after about half of its batches, it answers each later batch as Spark's own undisturbed run did.
+    """A query that is moved after half of its batches returns the recorded rows of the query that stays on Spark.
 
-    What riffle stores in another form is refused.
+    State in a form that riffle cannot read is refused.
     """
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = play_native_part(spark, shape, tmp_path, range(half_of(shape)), STORES[store])
@@ -117,7 +119,10 @@ def test_a_moved_query_continues_as_if_it_had_not_moved(
 def test_a_moved_query_of_several_streams_continues_as_sparks_own_after_a_restart(
     spark: SparkSession, shape: Shape, tmp_path: Path
 ) -> None:
-    """Spark forgets the watermark of a stream without new rows, so its own query answers some rows later, too."""
+    """A moved query of several streams returns the rows of Spark's own query after a restart.
+
+    Spark forgets the watermark of a stream without new rows at a restart, so some rows are returned later.
+    """
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     half = half_of(shape)
     steps = play_native_part(spark, shape, tmp_path / "moved", range(half), {})
@@ -125,7 +130,7 @@ def test_a_moved_query_of_several_streams_continues_as_sparks_own_after_a_restar
     restarted = play_native_part(spark, shape, tmp_path / "restarted", range(half), {})
     restarted += play_native_part(spark, shape, tmp_path / "restarted", range(half, len(shape.batches)), {})
     of_spark = Played(moved.columns, [rows for rows, _ in restarted], [watermark for _, watermark in restarted])
-    assert of_spark.steps != recorded(shape).steps, "the restart changes nothing: move this shape to the other test"
+    assert of_spark.steps != recorded(shape).steps, "the restart changes nothing: remove this shape from LATER"
     assert difference(moved, of_spark) == ""
 
 
@@ -135,7 +140,7 @@ def test_a_moved_query_of_several_streams_continues_as_sparks_own_after_a_restar
 def test_state_of_several_partitions_in_other_formats_moves(
     spark: SparkSession, shape: Shape, conf: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """State stores in several partitions, and with changelogs."""
+    """State in several partitions and state with changelogs can be moved."""
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = play_native_part(spark, shape, tmp_path, range(half_of(shape)), conf)
     assert difference(play_moved(spark, shape, tmp_path, steps, settings), recorded(shape)) == ""
@@ -143,7 +148,7 @@ def test_state_of_several_partitions_in_other_formats_moves(
 
 @pytest.mark.long
 def test_sparks_second_format_of_checkpoints_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark 4.0 writes state in it, but cannot read it as a table."""
+    """A checkpoint in Spark's second state format is refused, because Spark cannot read it as a table."""
     shape = SHAPES["tumbling_append"]
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = play_native_part(spark, shape, tmp_path, range(half_of(shape)), SECOND_FORMAT)
@@ -156,7 +161,7 @@ def test_sparks_second_format_of_checkpoints_is_refused(spark: SparkSession, tmp
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [SHAPES[name] for name in MOVED if name != "sums"], ids=lambda shape: shape.name)
 def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
-    """A query that moved in the middle has the state that its undisturbed run on Spark has in the end.
+    """A query that moved after half of its batches has the same final state as a query that moved at the end.
 
     Sums of floating-point numbers may differ in the last bit, because they are added in another order.
     """
@@ -177,7 +182,7 @@ def test_the_state_at_the_end_is_sparks(spark: SparkSession, shape: Shape, tmp_p
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("shape", [SHAPES[name] for name in MOVED], ids=lambda shape: shape.name)
 def test_a_query_of_spark_35_continues(spark: SparkSession, shape: Shape, store: str, tmp_path: Path) -> None:
-    """Checkpoints of Spark 3.5 have no metadata of operators: the query says which they are."""
+    """A checkpoint of Spark 3.5, which has no metadata of operators, can be moved. The query names its operators."""
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = unpack(shape, store, "3.5.9", tmp_path)
     if (shape.name, store) in REFUSED_OF_SPARK_35:
@@ -191,7 +196,7 @@ def test_a_query_of_spark_35_continues(spark: SparkSession, shape: Shape, store:
 
 @pytest.mark.long
 def test_sessions_of_spark_35_in_rocksdb_move_after_a_batch_on_spark_4(spark: SparkSession, tmp_path: Path) -> None:
-    """As the refusal says: Spark 4 writes the metadata when it runs a batch."""
+    """Sessions of Spark 3.5 in RocksDB can be moved after one batch on Spark 4, which writes the missing metadata."""
     shape = SHAPES["session_meeting"]
     settings = Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=8)
     steps = unpack(shape, "rocksdb", "3.5.9", tmp_path)

@@ -1,5 +1,7 @@
-"""An aggregate of a stream answers what Spark's own answers to the same rows: read from its plan, projected to one-row
-buffers, merged outside, evaluated by Spark's expressions, and put below what follows it.
+"""Aggregates of a stream return Spark's results for the same rows.
+
+An aggregate is read from Spark's plan. Rows are projected to one-row buffers, merged in slots, and evaluated by Spark's
+expressions below the rest of the plan.
 """
 
 from __future__ import annotations
@@ -39,25 +41,25 @@ COLUMNS = (
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """Rows with nulls, structs and decimals, in one part: their order is theirs."""
+    """Rows with NULL, structs and decimals, in one partition, so that their order is fixed."""
     return spark.range(0, 120, 1, 1).selectExpr(*COLUMNS).localCheckpoint()
 
 
 @pytest.fixture(scope="module")
 def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """A wrapped stream of such rows."""
+    """A wrapped stream with the columns of these rows."""
     return stream_of(rows, str(tmp_path_factory.mktemp("events")))
 
 
 def in_windows(frame: DataFrame) -> DataFrame:
-    """A window and a key, a condition on the result and a projection of it."""
+    """An aggregate by window and key, with a condition on the result and a projection."""
     found = frame.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
     counted = found.agg(F.count("*").alias("c"), F.sum("n").alias("t"), F.count("n"))
     return counted.where("c > 6 and t > 0").select("window.start", "window", "page", (F.col("t") * 2).alias("tt"))
 
 
 def of_all_kinds(frame: DataFrame) -> DataFrame:
-    """Functions with filters, in expressions, written out by Spark, over decimals, strings and structs."""
+    """Functions with filters, in expressions, that Spark rewrites, and over decimals, strings and structs."""
     return frame.groupBy("page").agg(
         F.count("n").alias("c"), F.expr("sum(n) filter (where ok) + 1").alias("sf"), F.avg("n").alias("a"),
         F.expr("count_if(ok)").alias("ci"), F.sum(F.col("price") * 2).alias("s"), F.avg("price"),
@@ -99,7 +101,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.sample(step=4)
 def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
-    """Rows and their order of columns are Spark's, and stores are called by their keys."""
+    """An aggregate of one batch returns Spark's rows and column order. Stores are named after their keys."""
     query, stores = SHAPES[name]
     found, specs = answer(query(events), rows)
     expected = query(rows)
@@ -109,7 +111,7 @@ def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows:
 
 
 def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFrame, tmp_path: Path) -> None:
-    """What ``foreachBatch`` gets is keys and buffers; Spark reads no other columns, and moves its watermark."""
+    """The query that feeds ``foreachBatch`` reads only the needed columns, and Spark moves its watermark."""
     rows.write.parquet(str(tmp_path / "in"))
     spark, cut = Catalyst(rows.sparkSession), cut_of(in_windows(stream_of(rows, str(tmp_path / "in"))))
     plan, found = read_aggregate(cut.reader, cut.stages[0].node), list[Row]()
@@ -133,7 +135,9 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
 
 
 def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, events: DataFrame) -> None:
-    """Whatever an aggregate asks for the time, before or after it is merged, is the same when a batch runs again."""
+    """Every function of the current time returns the batch's time, before and after the merge, so a repeated batch is
+    equal.
+    """
     query = (
         events.groupBy("page").agg(F.now().alias("t"), F.count("n").alias("c"))
         .groupBy("t").agg(F.max(F.unix_millis(F.current_timestamp())).alias("m"), F.current_date().alias("d"))
@@ -143,7 +147,7 @@ def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, 
 
 
 def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys of floating numbers are told apart by their bits once Spark has normalised them."""
+    """Floating-point keys are normalised as in Spark: there is one zero and one NaN."""
     text = "case id % 4 when 0 then 0.0D when 2 then double('NaN') when 1 then -0.0D else -double('NaN') end as z"
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
     cut = cut_of(stream_of(rows, str(tmp_path)).groupBy("z", "f").count())
@@ -156,7 +160,11 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
 
 
 def test_the_specification_says_types_literals_meanings_and_time(events: DataFrame) -> None:
-    """What is the same for every row is told, not sent; a window's end is what is compared with the watermark."""
+    """The specification has keys, types, literals and the event time. The end of a window is compared with the
+    watermark.
+
+    A literal is part of the specification and not sent with each row.
+    """
     spec = spec_of(
         events.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
         .agg(F.count("*").alias("orders"), F.avg("n").alias("mean"), F.sum("price") + 1,
@@ -192,7 +200,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
 
 @pytest.mark.long
 def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
-    """No id of Spark's is in them, and a key can name its store."""
+    """Names of stores and columns contain no ids of Spark. The metadata of a key can name its store."""
     query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
         F.sum("n") + F.max("n"), F.sum("d").alias("K")
     )
@@ -221,37 +229,39 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
 )
 @pytest.mark.sample(step=2)
 def test_a_query_that_is_built_again_has_the_same_store_and_columns(events: DataFrame, query: Query) -> None:
-    """Spark gives ids to columns, other ones each time, and has them in names of what nobody has named."""
+    """A query that is built twice has the same store and columns, although Spark's column ids differ."""
     assert spec_of(query(events)) == spec_of(query(events))
 
 
 def having(frame: DataFrame, statement: str) -> DataFrame:
-    """Return a statement's frame over a view."""
+    """Return the frame of an SQL statement over a view of the frame."""
     frame.createOrReplaceTempView("events_of_statement")
     return frame.sparkSession.sql(statement.format("events_of_statement"))
 
 
 def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events: DataFrame) -> None:
-    """As in Spark, the first key that has a watermark counts; without one no key ever leaves."""
+    """Without a window, the first key with a watermark is the event time, as in Spark. Without a watermark no
+    key ends.
+    """
     late = events.withWatermark("at", "3 seconds").groupBy("page", "at").count()
     assert spec_of(late).time == TimeSpec("at", 3000)
     assert spec_of(events.groupBy("page", "at").count()).time is None
 
 
 def in_sessions(frame: DataFrame) -> DataFrame:
-    """Sessions whose rows touch, or do not, as their gaps say."""
+    """An aggregate of sessions with two gaps."""
     gap = F.when(F.col("n") % 5 == 0, "2 seconds").otherwise("3 seconds")
     return frame.groupBy(F.session_window("at", gap), "page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
 def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
-    """A row brings a session of its own; a slot makes of them what Spark does."""
+    """Slots merge sessions as Spark does."""
     found, _ = answer(in_sessions(events), rows)
     assert _in_order(found) == _in_order(in_sessions(rows).collect())
 
 
 def estimated(frame: DataFrame) -> DataFrame:
-    """Estimates of several errors, of structs with nulls, of some rows, and in an expression."""
+    """Approximate distinct counts with several errors, over structs, with a filter, and in expressions."""
     return frame.groupBy("ok").agg(
         F.approx_count_distinct("n").alias("u"), (F.approx_count_distinct("d", 0.01) * 2).alias("v"),
         F.expr("approx_count_distinct(s) filter (where page = 'p1')"), F.approx_count_distinct("price"), F.count("*"),
@@ -260,7 +270,7 @@ def estimated(frame: DataFrame) -> DataFrame:
 
 
 def exact(frame: DataFrame) -> DataFrame:
-    """Values that count once, beside others: of several columns, of structs, of some rows; nulls are none."""
+    """Distinct aggregates beside others, of several columns, of structs, with filters and with NULL."""
     return frame.groupBy("ok").agg(
         F.count_distinct("n").alias("n"), (F.sum_distinct("n") + F.max("n")).alias("s"), F.expr("avg(distinct d)"),
         F.count_distinct("s", "d"), F.expr("count(distinct page) filter (where n > 90)").alias("p"), F.count("*"),
@@ -270,7 +280,7 @@ def exact(frame: DataFrame) -> DataFrame:
 
 
 def of_users(frame: DataFrame) -> DataFrame:
-    """Functions of users' own: of several columns and of one, in an expression, and told in SQL."""
+    """Users' aggregate functions of one and of several columns, in an expression and in SQL."""
     mean, latest = user_aggregate(WeightedMean()), user_aggregate(Latest(3))
     frame.sparkSession.udf.register("latest", latest)
     return frame.groupBy("ok").agg(
@@ -280,7 +290,7 @@ def of_users(frame: DataFrame) -> DataFrame:
 
 
 def estimated_in_sessions(frame: DataFrame) -> DataFrame:
-    """Estimates, ranks and functions of one's own, of sessions that become one."""
+    """Approximate counts and percentiles of sessions that merge."""
     gap = F.when(F.col("n") % 5 == 0, "2 seconds").otherwise("3 seconds")
     found = frame.groupBy(F.session_window("at", gap), "page")
     sketched = F.hll_sketch_estimate(F.hll_sketch_agg("n"))
@@ -288,7 +298,7 @@ def estimated_in_sessions(frame: DataFrame) -> DataFrame:
 
 
 def of_users_in_sessions(frame: DataFrame) -> DataFrame:
-    """Functions of users' own, of sessions that become one."""
+    """Users' aggregate functions of sessions that merge."""
     found = frame.groupBy(F.session_window("at", "2 seconds"), "ok")
     return found.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
 
@@ -296,13 +306,13 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
 @pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 @pytest.mark.sample("of_users")
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
-    """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
+    """Functions that keep values return Spark's results after their values were merged over two batches."""
     found, _ = answer(query(events), rows, batches=2)
     assert _in_order(found) == _in_order(query(rows).collect())
 
 
 def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame) -> None:
-    """A row comes once for its group, and once more for each function that has a value of it to count."""
+    """A row is sent once for its group, and once more for each distinct aggregate that counts its value."""
     counts = [F.expr("count(distinct n) filter (where ok)"), F.count_distinct("s", "d"), F.count("*")]
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
     plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
@@ -313,7 +323,9 @@ def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame)
 
 
 def test_what_values_mean_is_told(events: DataFrame) -> None:
-    """An estimate by its error; what counts once by its function, and the store by the values too."""
+    """The specification has the error of an approximate count. A distinct aggregate is named, and so are its value
+    columns in the store's name.
+    """
     first, second, *_ = spec_of(estimated(events)).functions
     assert first.buffers[0].meaning == "approx_count_distinct(n), relativeSD 0.05"
     assert second.buffers[0].meaning == "approx_count_distinct(d), relativeSD 0.01"
@@ -324,7 +336,7 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
 
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
-    """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
+    """Distinct aggregates of sessions are refused, and so is a session without another key, as in Spark."""
     with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
     with pytest.raises(ConfigError, match=REFUSED["distinct"].id):
@@ -332,7 +344,7 @@ def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
 
 
 def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
-    """Where nothing says how late rows may be, no session ever leaves; its ends are no columns that rows go by."""
+    """A session's time is its end, with the watermark delay or None. Rows are routed by the other keys only."""
     spec, timed = spec_of(in_sessions(events)), spec_of(in_sessions(events.withWatermark("at", "3 seconds")))
     ends = "session_window_end", "session_window_start"
     assert spec.time == TimeSpec(ends[0], None, "session", ends[1])
@@ -341,7 +353,7 @@ def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame)
 
 
 def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
-    """Its one key is 0; a key that is called so is another one."""
+    """An aggregate without keys is marked as keyless. An aggregate by the literal 0 is not."""
     spec = spec_of(events.groupBy().count())
     assert (spec.keyless, spec.keys.names) == (True, ["all_rows"])
     assert not spec_of(events.groupBy(F.lit(0).alias("all_rows")).count()).keyless
@@ -362,7 +374,7 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
-    """The error says what it is, as the query has it, and what to use."""
+    """An unsupported function is refused with its name in the query and with what to use instead."""
     with pytest.raises(ConfigError, match=REFUSED[told].id) as refused:
         spec_of(events.groupBy("page").agg(F.expr(text)))
     assert refused.value.remedy
@@ -370,7 +382,7 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
 
 
 def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
-    """Spark makes two aggregates of it, and only its own operators can merge the second one's buffer."""
+    """A pivot is refused, because only Spark's operators can merge its second buffer."""
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
     cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
     first, second = cut.stages
@@ -379,7 +391,7 @@ def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None
 
 
 def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
-    """Beside others; what is kept of it is called as its result."""
+    """The specification has a user's function with its argument. Its buffer has the name of the result."""
     latest = user_aggregate(Latest(3))
     spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
     (_, told) = spec.functions
@@ -389,13 +401,13 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
 def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
-    """Where it is given."""
+    """``user_aggregate`` refuses an object that is not a user's function."""
     with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
 
 
 def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
-    """One of pandas wants all rows of a group at once."""
+    """An aggregate function of pandas is refused, because it needs all rows of a group at once."""
 
     @F.pandas_udf("long")  # type: ignore[call-overload, untyped-decorator]
     def longest(texts: pd.Series) -> int:
@@ -406,7 +418,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
 
 
 def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
-    """Behind whatever is between; beside a key it may be there."""
+    """A key that depends on a random column is refused. A random column that is not a key is allowed."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
         with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
@@ -421,6 +433,6 @@ def spec_of(query: DataFrame) -> AggregateSpec:
 
 
 def _in_order(found: list[Row]) -> list[list[object]]:
-    """Return rows in some order, floating numbers to nine digits."""
+    """Return the rows sorted, with floating-point numbers rounded to nine digits."""
     told = [[float(f"{one:.9g}") if isinstance(one, float) else one for one in row] for row in found]
     return sorted(told, key=repr)

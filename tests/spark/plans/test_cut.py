@@ -1,6 +1,6 @@
-"""What Spark's own checker says of wrapped queries, and what their parts do on rows.
+"""Spark's checks of wrapped queries, and the parts of a cut query on rows.
 
-How queries are cut is tested on recorded plans: ``tests/process/plans``.
+``tests/process/plans`` tests on recorded plans how queries are cut.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 @pytest.fixture(scope="module")
 def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frames]:
-    """Such frames; the view goes at the end."""
+    """The frames of the planned queries. Their view is dropped at the end."""
     yield Frames(spark, tmp_path_factory.mktemp("events"))
     spark.catalog.dropTempView("events")
 
@@ -42,19 +42,19 @@ APPENDED = [name for name in QUERIES if name not in UNTIMED]
 
 @pytest.mark.parametrize("name", APPENDED)
 def test_what_spark_allows_in_append_mode_is_allowed(name: str, frames: Frames) -> None:
-    """Neither Spark's checker nor ours has anything against these."""
+    """Neither Spark's checker nor riffle refuses these queries in append mode."""
     check_plan(cut_of(QUERIES[name](frames)), "append")
 
 
 def test_an_aggregate_behind_a_table_has_every_mode(frames: Frames) -> None:
-    """As behind a static frame; changes are never complete, whatever results are."""
+    """An aggregate of a join with a table is allowed in every output mode, as after a join with a static frame."""
     cut = cut_of(QUERIES["an aggregate behind a table"](frames))
     for mode in ("append", "update", "complete"):
         check_plan(cut, mode)
 
 
 def test_distinct_values_are_allowed_though_spark_refuses_them(frames: Frames) -> None:
-    """In whatever mode an aggregate may have, also in an expression."""
+    """Distinct aggregates are allowed, also in an expression, although Spark refuses them."""
     query = frames.events.groupBy("page").agg(F.count_distinct("n") + F.count("*"), F.sum_distinct("n"))
     check_plan(cut_of(query), "update")
 
@@ -74,7 +74,7 @@ BY_SPARK: dict[str, tuple[Query, str, str]] = {
 
 @pytest.mark.parametrize("name", BY_SPARK)
 def test_what_spark_refuses_is_refused_in_its_words(name: str, frames: Frames) -> None:
-    """Its own checker is asked first."""
+    """A query that Spark refuses raises Spark's error."""
     query, mode, told = BY_SPARK[name]
     with pytest.raises(AnalysisException, match=told):
         check_plan(cut_of(query(frames)), mode)
@@ -95,12 +95,14 @@ BY_READERS = {
     *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
     *("result_and_input", "table_keys"),
 }
-"""What tests of aggregates, de-duplications, joins, tables and chains ask for, and two of below."""
+"""The terms of ``REFUSED`` that other tests cover: those of aggregates, de-duplications, joins, tables and chains, and
+two below.
+"""
 
 
 @pytest.mark.parametrize("name", REFUSED_QUERIES)
 def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str, frames: Frames) -> None:
-    """The three are those of the list, and the place is what Spark calls the node."""
+    """A query that only riffle refuses raises the error of its term, with the place that Spark names."""
     query, mode = REFUSED_QUERIES[name]
     with pytest.raises(ConfigError) as refused:
         check_plan(cut_of(query(frames)), mode)
@@ -108,13 +110,13 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
 
 
 def test_every_term_of_the_list_is_met_by_a_query() -> None:
-    """Here, or with the keys and functions of aggregates, de-duplications and joins."""
+    """Each term of ``REFUSED`` has a query in ``REFUSED_QUERIES`` or a test in another file."""
     assert REFUSED.keys() == REFUSED_QUERIES.keys() | BY_READERS
     assert not REFUSED_QUERIES.keys() & BY_READERS
 
 
 def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) -> None:
-    """Where the stage is read, for people too."""
+    """``explain`` refuses a function of groups whose key is a struct."""
     groups = frames.events.withColumn("w", F.window("at", "1 minute")).groupBy("w")
     with pytest.raises(ConfigError) as refused:
         groups.applyInPandasWithState(kept, SCHEMA, "n long", "append", "NoTimeout").explain()
@@ -122,14 +124,14 @@ def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) ->
 
 
 def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
-    """A union of an aggregate with its own stream would have its rows in other batches than Spark's."""
+    """A union of an aggregate with its own input is refused, because Spark would return these rows in another batch."""
     query = frames.events.groupBy("at").count().union(frames.events.selectExpr("at", "n"))
     with pytest.raises(ConfigError, match="RIFFLE-0189"):
         cut_of(query)
 
 
 def test_dates_are_of_the_zone_that_a_query_was_written_in(frames: Frames, spark: SparkSession) -> None:
-    """Whatever zone the session has while batches run, as in Spark."""
+    """Dates use the time zone that the session had when the query was defined, as in Spark."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     columns = "date_format(current_date(), 'dd') as day", "date_format(localtimestamp(), 'HH') as hour"
     try:
@@ -148,7 +150,7 @@ def test_dates_are_of_the_zone_that_a_query_was_written_in(frames: Frames, spark
 
 
 def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:
-    """Stores of one query commit together."""
+    """A query over two wrapped frames with different roots is refused, because its stores commit together."""
     other = riffle_spark.on(frames.plain, root="file:///other")
     query = frames.bare.union(other).groupBy("page").count()
     with pytest.raises(ConfigError, match="RIFFLE-0188"):
@@ -156,7 +158,7 @@ def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:
 
 
 def test_a_piece_that_runs_again_has_the_time_of_its_batch(frames: Frames, spark: SparkSession) -> None:
-    """Whatever asks for the time, in a projection, a condition or a static join, is told the batch's."""
+    """Functions of the current time return the batch's time in projections, conditions and static joins."""
     query = (
         frames.events.groupBy("page").count().where("current_timestamp() > timestamp'2001-01-01'")
         .join(frames.static.withColumn("made", F.now()), "page")

@@ -1,5 +1,5 @@
-"""De-duplication is read from Spark's plan: its keys, what travels, by which column rows are late and keys leave; and
-rows that pass are put together as they were.
+"""De-duplication is read from Spark's plan: its keys, the columns that are sent, and when keys expire. Passed rows are
+rebuilt unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 class Read(NamedTuple):
-    """What is to be read of a query."""
+    """A de-duplication, and the expected specification."""
 
     query: Query
     store: str
@@ -40,12 +40,12 @@ class Read(NamedTuple):
 
 
 def timed(frame: DataFrame) -> DataFrame:
-    """With a watermark."""
+    """Add a watermark."""
     return frame.withWatermark("at", "10 seconds")
 
 
 def windows(frame: DataFrame) -> DataFrame:
-    """Windows of rows, whose time is theirs."""
+    """Group rows into windows, with a watermark."""
     return timed(frame).select(F.window("at", "4 seconds").alias("w"), "page", "n")
 
 
@@ -75,18 +75,18 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """Rows in one part: their order is theirs."""
+    """Rows in one partition, so that their order is fixed."""
     return spark.range(0, 40, 1, 1).selectExpr(*COLUMNS).localCheckpoint()
 
 
 @pytest.fixture(scope="module")
 def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """A wrapped stream of such rows."""
+    """A wrapped stream with the columns of these rows."""
     return stream_of(rows, str(tmp_path_factory.mktemp("events")))
 
 
 def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
-    """Return what is read of a query's one stage, and what is below it."""
+    """Return the plan of the query's only stage, and Spark's plan below it."""
     cut = cut_of(query)
     (stage,) = cut.stages
     (below,) = stage.below
@@ -94,7 +94,7 @@ def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
 
 
 def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
-    """Return the rows that pass if all come at once, with a dictionary in the slots' place."""
+    """Return the rows that pass in one batch. A dictionary replaces the slots."""
     spark, (plan, below) = Catalyst(query.sparkSession), read(query)
     sent = spark.frame(plan.map_side.fill({0: with_rows(spark, below, rows)}))
     first = dict[tuple[object, ...], Row]()
@@ -110,7 +110,9 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.sample(step=3)
 def test_rows_pass_as_they_came(name: str, rows: DataFrame, events: DataFrame) -> None:
-    """The first of each key, as Spark's batch query has it, and what the slots are told of keys and times."""
+    """The first row of each key passes, as in Spark's batch query. The specification has the expected keys
+    and times.
+    """
     form = FORMS[name]
     spec = read(form.query(events))[0].spec
     assert (spec.store, spec.keys.names, spec.time, spec.due) == (form.store, form.keys, form.time, form.due)
@@ -131,7 +133,7 @@ UNSUPPORTED: dict[str, tuple[Query, str]] = {
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_cannot_be_a_key_is_refused(name: str, events: DataFrame) -> None:
-    """When the query is built, with Spark's term and the reason."""
+    """A query whose keys are not supported is refused when it is defined, with Spark's term."""
     query, told = UNSUPPORTED[name]
     with pytest.raises(ConfigError, match=REFUSED[told].id):
         read(query(events))

@@ -1,5 +1,5 @@
-"""Joins of two streams are read from Spark's plan: keys, which rows may have a partner, what is compared, and when rows
-of each side leave.
+"""Joins of two streams are read from Spark's plan: keys, comparisons, buffered columns, and when rows of each side
+expire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WITHIN = "k = j AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECO
 
 
 class Read(NamedTuple):
-    """What is to be read of a join: keys, what is compared, and for each side what is kept and when it leaves."""
+    """A join, and its expected keys and comparisons. Each side has its buffered columns, due column and delay."""
 
     how: str
     condition: str
@@ -59,20 +59,20 @@ def sides(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def read(query: DataFrame) -> JoinPlan:
-    """Return what is read of a query's first stage."""
+    """Return the plan of the query's first stage."""
     cut = cut_of(query)
     return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].used_columns)
 
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:
-    """Return what is kept of a side, and when it leaves."""
+    """Return a side's buffered columns, and its due column and delay."""
     return side.buffered.names, (side.due, side.eviction_delay_ms)
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.sample(step=2)
 def test_keys_conditions_and_bounds_are_those_of_spark(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
-    """Bounds are those of its helper, asked with event times alone: a number is no time."""
+    """Keys, comparisons and expiry are those of Spark. Only comparisons of event times limit how long rows are kept."""
     form = FORMS[name]
     spec = read(sides[0].join(sides[1], F.expr(form.condition), form.how)).spec
     compared = [f"{one.left} {one.function} {one.right}" for one in spec.comparisons]
@@ -85,7 +85,9 @@ def test_keys_conditions_and_bounds_are_those_of_spark(name: str, sides: tuple[D
 def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
     how: str, sides: tuple[DataFrame, DataFrame]
 ) -> None:
-    """An inner join leaves it to Spark, behind the pairs."""
+    """A condition that only Spark can evaluate is refused for outer and semi joins. Spark evaluates it after an inner
+    join.
+    """
     condition = F.expr(f"{WITHIN} AND n + m > 3")
     with pytest.raises(ConfigError, match=REFUSED["join_condition"].id):
         read(sides[0].join(sides[1], condition, how))
@@ -108,14 +110,14 @@ READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str],
 
 @pytest.mark.parametrize("name", READERS)
 def test_columns_that_nobody_reads_are_neither_kept_nor_answered(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
-    """Of a wide stream a join keeps what follows it asks for, and what its condition compares."""
+    """A join buffers and returns only the columns that the rest of the query and its condition use."""
     behind, told, left, right = READERS[name]
     spec = read(behind(sides[0].join(sides[1], F.expr(WITHIN)))).spec
     assert (spec.output.names, spec.left.buffered.names, spec.right.buffered.names) == (told, left, right)
 
 
 def test_a_time_that_nobody_reads_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:
-    """As in Spark, which takes it away below the join; without a bound of time nobody needs it there."""
+    """Without a use of the event time, no row of the join is late, because Spark removes the column below the join."""
     joined = sides[0].join(sides[1], F.expr("k = j"))
     assert (read(joined.select("n", "m")).spec.event_time, read(joined.select("n", "at")).spec.event_time) == (
         None,

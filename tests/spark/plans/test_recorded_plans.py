@@ -1,4 +1,4 @@
-"""The recorded plans are those that Spark makes now."""
+"""The recorded plans equal the plans that this version of Spark makes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 @pytest.fixture(scope="module")
 def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frames]:
-    """Frames to make the queries of; their view is dropped at the end."""
+    """The frames of the planned queries. Their view is dropped at the end."""
     yield Frames(spark, tmp_path_factory.mktemp("events"))
     spark.catalog.dropTempView("events")
 
 
 def test_recording_again_gives_the_same_plans(frames: Frames, tmp_path: Path) -> None:
-    """If this fails after a change of the queries or of Spark: python -m tests.kit.record_plans."""
+    """Recording the plans again gives the same plans. If it fails after a change, run ``python -m
+    tests.kit.record_plans``.
+    """
     if not file_of(pyspark.__version__, "").parent.exists():
         pytest.skip(f"no plans of Spark {pyspark.__version__} are recorded")
     differ = [

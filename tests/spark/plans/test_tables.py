@@ -1,4 +1,4 @@
-"""Joins with a table are read from Spark's plan: the key, by whatever name, and what of the table is kept."""
+"""Joins with a table are read from Spark's plan: the key, under any name, and the table columns that are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Query = Callable[[DataFrame, DataFrame], DataFrame]
 
 @pytest.fixture(scope="module")
 def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, DataFrame]:
-    """Wrapped events, and plain changes."""
+    """A wrapped stream of events, and an unwrapped stream of changes."""
     events = spark.createDataFrame([], "at timestamp, k int, n long, page string")
     changes = spark.createDataFrame([], "k int, v long, name string, tags map<string, int>, at timestamp")
     folders = [str(tmp_path_factory.mktemp("rows")) for _ in range(2)]
@@ -32,14 +32,14 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 
 def read(query: DataFrame) -> TableSpec:
-    """Return what is read of a query's first stage, once nothing is said against it."""
+    """Check the query, and return the specification of its first stage."""
     cut = cut_of(query)
     check_plan(cut, "update")
     return read_table(cut.reader, cut.stages[0].node, (), cut.stages[0].used_columns).spec
 
 
 def latest(changes: DataFrame) -> DataFrame:
-    """Return them as a table."""
+    """Return the changes as a table."""
     return riffle_spark.latest(changes, "k", by="v")
 
 
@@ -70,7 +70,9 @@ FORMS: dict[str, tuple[Query, list[str], list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_the_query_makes_of_a_table_is_kept_and_no_more(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
-    """Beside the key, and that by which a change is the last one; of the stream what is read travels."""
+    """A table keeps its key, its order column and the columns that the query uses. The stream sends only the columns
+    that are used.
+    """
     query, keys, told, kept = FORMS[name]
     spec = read(query(*streams))
     assert (spec.keys.names, spec.stream_columns.names, spec.table_columns.names, spec.order_by) == (
@@ -92,14 +94,16 @@ OTHERS: dict[str, Query] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_join_by_anything_but_the_key_is_refused(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
-    """A key that Spark casts to compare it, too: two keys of the table may be one then."""
+    """A join with a table is refused unless it is by the table's whole key. A key that Spark casts is refused too."""
     with pytest.raises(ConfigError) as refused:
         read(OTHERS[name](*streams))
     assert refused.value.id == REFUSED["table_keys"].id
 
 
 def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFrame, DataFrame]) -> None:
-    """Columns are the frame's, and what says which change is the last one has an order."""
+    """``latest`` refuses unknown columns, missing keys or order columns, and static frames. A join refuses an order
+    column without an order.
+    """
     events, changes = streams
     with pytest.raises(AnalysisException, match="nobody"):
         riffle_spark.latest(changes, "nobody", by="v")

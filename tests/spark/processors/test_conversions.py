@@ -1,4 +1,4 @@
-"""Values of every kind become what Spark makes of them in state of every type, or are refused where it loses them."""
+"""Values of every kind are stored in state of every type as Spark stores them, or refused if Spark loses them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ROWS: dict[str, Callable[[], Any]] = {
 }
 WAYS = ("update", "appendValue", "appendList of one", "map key", "map value")
 FATAL = {"datetime UTC+5", "Row(x, y)", "range(2)", "np.array", "pd.NaT", "pd.Series", "3+4j"}
-"""Values that Spark can unpickle for no type but these, and after which its server answers no more."""
+"""Values that Spark can unpickle only for the types in ``BEARABLE``. For all others its server dies."""
 BEARABLE = {
     "timestamp/datetime UTC+5", "timestamp_ntz/datetime UTC+5", "date/datetime UTC+5", "array<date>/np.array",
     "struct<x:int,y:string>/Row(x, y)",
@@ -93,7 +93,9 @@ NAMES = (
 
 
 class Trials(StatefulProcessor):
-    """Makes the trials that are not in ``done``, one after the other, and notes each before and after it in a file."""
+    """A processor that runs the trials that are not in ``done``. It writes a line to a file before and after each
+    trial.
+    """
 
     def __init__(self, path: Path, done: frozenset[str] = frozenset()) -> None:
         self.path, self._done = path, done
@@ -106,7 +108,7 @@ class Trials(StatefulProcessor):
         self._map = handle.getMapState("map", "k string, s string", "k string, s string")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Make the trials."""
+        """Run the trials."""
         with self.path.open("a") as file:
             for name in NAMES:
                 if name not in self._done:
@@ -119,7 +121,7 @@ class Trials(StatefulProcessor):
         try:
             value = self._tried(kind, given)
         except (EOFError, OSError):
-            raise  # the other side is gone, and says why in its log only
+            raise  # the process at the other end has died, and only its log says why
         except Exception as error:  # noqa: BLE001 - the test compares any error
             return ["!", type(error).__name__, str(error)[:200]]
         return [type(value).__name__, repr(value)]
@@ -154,21 +156,21 @@ class Trials(StatefulProcessor):
 
 
 def found(path: Path) -> dict[str, list[str]]:
-    """Return what is noted, by trial; of one that was begun and broke off: an error without words."""
+    """Return the result of each trial from the file. A trial that broke off has an empty error."""
     notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {name: told[0] if told else ["!", "", ""] for name, *told in notes}
 
 
 RECORDED = DATA / "native" / "conversions.json"
-"""What Spark 4.3.0 told. Spark 4.0.5 told the same, but it cannot pickle a ``Row(x, y)`` for a struct, and cuts a tuple
-that is too long for ``update`` and ``appendValue``.
+"""The results of Spark 4.3.0. Spark 4.0.5 has the same, except that it cannot pickle a ``Row(x, y)`` for a struct, and
+cuts a tuple that is too long for ``update`` and ``appendValue``.
 """
 NULL = ["NoneType", "None"]
 NUMBERS = {"5", "300", "2**31", "2**63", "np.int64"}
 KEPT_WHERE_SPARK_HAS_NULL = {f"{kind}/{name}" for kind in ("float", "double") for name in NUMBERS} | {
     f"decimal(5,2)/{name}" for name in ("5", "300", "np.int64")
 }
-"""Whole numbers where a number with a fraction is wanted."""
+"""Whole numbers for types with a fraction: riffle stores them, and Spark stores NULL."""
 REFUSED_WHERE_SPARK_KEEPS = {
     "wraps": {"byte/300", "byte/2**31", "byte/2**53+1", "short/2**31", "short/2**53+1", "int/2**31", "int/2**53+1"},
     "loses an element": {f"array<int>/{name}" for name in ("(1, 'a')", "[date]", "[datetime]", "(1, datetime)")},
@@ -177,13 +179,13 @@ REFUSED_WHERE_SPARK_KEEPS = {
     "keeps the names of fields": {f"{way}/dict of fields" for way in ("update", "appendValue", "appendList of one",
                                   "map key", "map value")},
 }  # fmt: skip
-"""Where Spark keeps something else than what was given, by what it does."""
+"""Values for which Spark stores something else, by what it does. riffle refuses them."""
 OUT_OF_RANGE = REFUSED_WHERE_SPARK_KEEPS["wraps"] | {f"{kind}/2**63" for kind in ("byte", "short", "int", "long")}
 
 
 @pytest.fixture
 def utc() -> Iterator[None]:
-    """Run as on a machine in UTC, where the recordings were made."""
+    """Set the time zone of this process to UTC, as when the recordings were made."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -193,15 +195,15 @@ def utc() -> Iterator[None]:
 
 
 def recorded() -> dict[str, list[str]]:
-    """Return what Spark told, by trial."""
+    """Return Spark's result of each trial."""
     told: dict[str, list[str]] = json.loads(RECORDED.read_text())
     return told
 
 
 @pytest.fixture
 def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
-    """Return what is told here, by trial. What is out of range is tried by itself: a number of a known class is
-    looked at once the batch ends.
+    """Return riffle's result of each trial. Trials out of range run alone, because their numbers are checked at the end
+    of a batch.
     """
     for done in (OUT_OF_RANGE, *({*NAMES} - {one} for one in OUT_OF_RANGE)):
         Run(Trials(tmp_path / "told", frozenset(done)), output="id string").batch({"a": [1]})
@@ -209,7 +211,9 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
 
 
 def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> None:
-    """In every type and by every call, except for what is listed above and for texts that Java makes of objects."""
+    """Every value has Spark's result in every type and call, except for the listed differences and texts that Java
+    makes of objects.
+    """
     differing: dict[str, object] = {}
     refused: set[str] = set()
     kept: set[str] = set()
@@ -232,7 +236,7 @@ def test_a_value_becomes_what_spark_makes_of_it(ours: dict[str, list[str]]) -> N
 
 
 def test_what_is_listed_does_differ(ours: dict[str, list[str]]) -> None:
-    """Each entry of the lists is a difference from Spark."""
+    """Each listed difference is a difference from Spark."""
     known = recorded()
     for name in KEPT_WHERE_SPARK_HAS_NULL:
         assert (known[name], ours[name][0]) in ((NULL, "float"), (NULL, "Decimal")), name

@@ -1,4 +1,4 @@
-"""Dead letters: rows of keys that a user's function fails on leave no trace but themselves."""
+"""Dead letters: if a user's function fails on a key, its rows become dead letters and leave no other trace."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ pytestmark = pytest.mark.newer_spark
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int64()), ("offset", pa.int64())])
 OUTPUT = "k string, told long"
 POISON = {"at once": 101, "in the middle": 102, "in its output": 103, "in its state": 104}
-"""Rows with these numbers make a function fail, by what of it fails."""
+"""The numbers that make a function fail, by where it fails."""
 TOO_LARGE = 2**40
 Event = tuple[str, int]
 
 
 class Boom(Exception):
-    """What poison raises."""
+    """The error that poisoned rows raise."""
 
 
 def checked(n: int) -> int:
-    """Return a number, or fail on it."""
+    """Return ``n``, or raise an error if it is poison."""
     if n == POISON["at once"]:
         raise Boom(f"cannot take {n}")
     return n
 
 
 class Everything(StatefulProcessor):
-    """Does all that can be done with state, then fails where it is told to; a timer tells of a key."""
+    """A processor that uses all kinds of state and timers, and fails on poisoned rows."""
 
     pandas = False
 
@@ -59,7 +59,9 @@ class Everything(StatefulProcessor):
         self.by_n = handle.getMapState("by_n", "n long", "count long", 5_000)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Change state with each row; fail at once, in the middle, or by what is written or told."""
+        """Change all state with each row. Fail before the output, after it, by an invalid output or by an invalid
+        state.
+        """
         now = timerValues.getCurrentProcessingTimeInMs()
         for row in rows:
             for n in row["n"].tolist() if self.pandas else [row.n]:
@@ -76,7 +78,7 @@ class Everything(StatefulProcessor):
                     raise Boom(f"cannot go on after {n}")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Tell what the list has, and clear something."""
+        """Output the length of the list, and clear the total."""
         yield self.told(key[0], -len(list(self.all.get())))
         self.total.clear()
 
@@ -89,13 +91,13 @@ class Everything(StatefulProcessor):
 
 
 class InPandas(Everything):
-    """The same with frames."""
+    """The processor with pandas frames."""
 
     pandas = True
 
 
 def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Count with a time-out, and fail as a processor does."""
+    """Count with a timeout, and fail on poisoned rows."""
     if state.hasTimedOut:
         yield pd.DataFrame({"k": [key[0]], "told": [-state.get[0]]})
         state.remove()
@@ -110,7 +112,7 @@ def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd
 
 
 def of_groups(function: Callable[..., object] = grouped) -> Stateful:
-    """Return the operator of a function for groups."""
+    """Return an operator with a function of groups."""
     shown = tuple((name, name) for name in ROWS.names)
     spec = GroupsSpec("groups.k", pa.schema([ROWS.field("k")]), ROWS, shown, schema_of_ddl(OUTPUT))
     compute = GroupedFrames(spec, function, schema_of_ddl("n int"), "ProcessingTimeTimeout", {})
@@ -118,7 +120,7 @@ def of_groups(function: Callable[..., object] = grouped) -> Stateful:
 
 
 def of_processor(processor: StatefulProcessor | None = None) -> Stateful:
-    """Return the operator of a processor."""
+    """Return an operator with a processor."""
     given = processor or Everything()
     make = transform_with_state_in_pandas if getattr(given, "pandas", False) else transform_with_state
     return make(given, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
@@ -132,22 +134,22 @@ OPERATORS: dict[str, Callable[[], Stateful]] = {
 
 
 def harness(name: str, *, dead_letters: bool = True, executors: int = 1) -> Harness:
-    """Return a harness of few key-groups: several keys are of one."""
+    """Return a harness with two key-groups, so that several keys share one."""
     return Harness(OPERATORS[name](), ROWS, executors=executors, key_groups=2, dead_letters=dead_letters)
 
 
 def rows_of(events: Sequence[Event], first: int = 0) -> list[Mapping[str, object]]:
-    """Return rows with offsets of their own."""
+    """Return rows with increasing offsets."""
     return [{"k": k, "n": n, "offset": first + at} for at, (k, n) in enumerate(events)]
 
 
 def contents(query: Harness) -> list[dict[str, object]]:
-    """Return the committed state, in an order of its own."""
+    """Return the committed state, sorted."""
     return sorted(query.table().to_pylist(), key=repr)
 
 
 def poisoned(batch: Sequence[Event]) -> set[str]:
-    """Return the keys of a batch that fail."""
+    """Return the keys of the poisoned rows in a batch."""
     return {k for k, n in batch if n in POISON.values()}
 
 
@@ -162,7 +164,9 @@ BATCHES = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), NUMBERS), max_s
 @costly(2)
 @pytest.mark.sample("rows")
 def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: list[list[Event]]) -> None:
-    """State, times to live, timers and output are those of a query that never got them, and they are letters."""
+    """State, times to live, timers and output are those of a query that never got the rows of failing keys. These rows
+    are the dead letters.
+    """
     with harness(name) as query, harness(name, dead_letters=False) as other:
         for batch in batches:
             rows, dead = rows_of(batch), poisoned(batch)
@@ -179,7 +183,7 @@ def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: li
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
-    """Its columns, the error's class and words, where it was raised, and the store and key-group of its key."""
+    """A dead letter has the row, the error's class, message and traceback, and the store and key-group."""
     with harness(name) as query:
         query.feed(rows_of([("a", 1), ("b", 2), ("a", 101)], first=40))
         first, second = query.letters
@@ -192,12 +196,12 @@ def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
         (warning,) = [one for one in query.reports[-1].warnings if "dead letters" in one]
         assert warning.startswith("[RIFFLE-0809] Batch 0 has 2 dead letters.")
         assert "Boom for the first." in warning
-        assert "101" not in warning, "what was raised may have rows' values in it, and a warning is logged"
+        assert "101" not in warning, "the log must not contain the error's message, which may have values of rows"
 
 
 @pytest.mark.parametrize(("name", "poison"), list(zip(["groups", "rows", "pandas", "groups"], POISON, strict=True)))
 def test_without_dead_letters_the_batch_fails(name: str, poison: str) -> None:
-    """As ever: nothing is committed, and the error says what was raised."""
+    """Without dead letters the batch fails with the error, and nothing is committed."""
     with harness(name, dead_letters=False) as query:
         with pytest.raises(UserFunctionError, match="RIFFLE-"):
             query.feed(rows_of([("a", 1), ("b", POISON[poison])]))
@@ -209,9 +213,9 @@ LATIN = pa.array([b"caf\xe9", b"ok"], pa.binary()).view(pa.string())
 
 
 def latin_rows(name: str, column: str) -> pa.Table:
-    """Return two rows, one with text that is not UTF-8 in its key or in a value."""
+    """Return two rows. The first has text that is not UTF-8 in ``column``."""
     values = {"k": pa.array(["a", "ok"]), "n": pa.array([1, 2]), "offset": pa.array([40, 41])}
-    if name != "groups":  # a function of groups is told of its columns
+    if name != "groups":  # a function of groups has declared its columns
         values["v"] = pa.array(["x", "y"])
     return pa.table({**values, column: LATIN})
 
@@ -219,7 +223,7 @@ def latin_rows(name: str, column: str) -> pa.Table:
 @pytest.mark.parametrize(("name", "column"), [("groups", "k"), ("rows", "k"), ("pandas", "v")])
 @pytest.mark.parametrize("dead_letters", [False, True])
 def test_text_that_is_not_utf8_fails_the_batch_or_is_a_dead_letter(name: str, column: str, dead_letters: bool) -> None:
-    """Python has no such text. The error names the column, and a letter has the bytes as they are."""
+    """Text that is not UTF-8 fails the batch, and the error names the column. With dead letters its row becomes one."""
     rows = latin_rows(name, column)
     with Harness(OPERATORS[name](), rows.schema, executors=1, key_groups=2, dead_letters=dead_letters) as query:
         if not dead_letters:
@@ -237,7 +241,7 @@ def test_text_that_is_not_utf8_fails_the_batch_or_is_a_dead_letter(name: str, co
 
 @pytest.mark.parametrize("deliver_after_commit", [False, True])
 def test_a_batch_that_comes_again_has_the_same_letters(deliver_after_commit: bool) -> None:
-    """Whether it broke off before or after the commit, and wherever its slots run then."""
+    """A batch that crashed at any step and runs again has the same dead letters."""
     operator, batch = of_processor(), rows_of([(k, n) for k in "abcdef" for n in (1, 101 if k in "bd" else 2)])
     told = list[list[str]]()
     steps = [step for step in get_args(Step) if step != "after sink" or not deliver_after_commit]
@@ -256,10 +260,10 @@ def test_a_batch_that_comes_again_has_the_same_letters(deliver_after_commit: boo
 
 
 class FailsOnTimer(Everything):
-    """Fails where no row is to blame."""
+    """A processor that fails in a timer."""
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Fail, or tell what is no number."""
+        """Fail, or output a value of the wrong type."""
         if key["k"] == "a":
             raise Boom("the timer fails")
         yield self.told(key["k"], "poison")
@@ -267,7 +271,7 @@ class FailsOnTimer(Everything):
 
 @pytest.mark.parametrize("key", ["a", "b"])
 def test_what_fails_without_rows_fails_the_batch(key: str) -> None:
-    """A timer's call, and its output, are no row's fault: no row becomes a letter, and the timer stays."""
+    """An error in a timer's call or output fails the batch. No row becomes a dead letter, and the timer stays."""
     with Harness(of_processor(FailsOnTimer()), ROWS, executors=1, key_groups=1, dead_letters=True) as query:
         query.feed(rows_of([(key, 6)]))
         query.advance(7)
@@ -279,15 +283,15 @@ def test_what_fails_without_rows_fails_the_batch(key: str) -> None:
 
 
 class WithInitial(Everything):
-    """Takes initial state, or fails on it."""
+    """A processor that stores the initial state, or fails on it."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002
-        """Begin with a number."""
+        """Store the initial number."""
         self.total.update((checked(initialState.n),))
 
 
 def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
-    """It comes but once; so its key keeps it, and a failure over it fails the batch."""
+    """If rows of a key fail, the key keeps its initial state. An error on the initial state fails the batch."""
     initial = pa.table({"k": ["a", "b"], "n": pa.array([50, 60], pa.int64())})
     for first, expected in ((50, {("a",): (50,), ("b",): (62,)}), (101, None)):
         start = initial.set_column(1, "n", pa.array([first, 60], pa.int64()))
@@ -305,7 +309,7 @@ def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
 
 @pytest.mark.needs_spark4("timestamps that pandas has in nanoseconds")
 def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
-    """A time that is none of pandas' fails before the function has it; the row is told as it came."""
+    """A row with a timestamp beyond pandas' range becomes a dead letter with its original values."""
     rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     shown, output = tuple((name, name) for name in rows.names), schema_of_ddl("k string, told long")
 
@@ -322,7 +326,7 @@ def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
 
 
 def test_columns_of_one_name_are_told_apart() -> None:
-    """Parquet takes no two columns of one name, and Spark none that differ in case alone."""
+    """The columns of a dead letter's row keep the input's names, also if these differ only in case."""
     operator = operator_of("s", ["k"], of_processor().compute, (), ROWS)
     told = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
     assert [field.name for field in told.field(LETTER).type.field("row").type] == ["K", "n", "at"]
@@ -333,7 +337,7 @@ REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space le
 
 @pytest.mark.parametrize(("name", "refusal"), [("groups", "memory"), ("rows", "disk"), ("pandas", "memory")])
 def test_what_is_no_rows_fault_fails_the_batch(name: str, refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory and disk may be there again when the batch comes again: no row is to blame."""
+    """MemoryError and OSError fail the batch, because no row causes them."""
 
     def refuse(n: int) -> int:
         raise REFUSALS[refusal]
@@ -344,7 +348,9 @@ def test_what_is_no_rows_fault_fails_the_batch(name: str, refusal: str, monkeypa
 
 
 def test_what_an_error_says_can_be_written_whatever_it_is() -> None:
-    """Half of a character, a class that cannot be told, and words without end."""
+    """The messages of all errors can be written: with a lone surrogate, with a failing ``str()``, and very
+    long ones.
+    """
 
     class Untold(Exception):
         def __str__(self) -> str:
@@ -363,7 +369,7 @@ def test_what_an_error_says_can_be_written_whatever_it_is() -> None:
 
 
 def test_late_rows_are_no_letters() -> None:
-    """What is too late is left out before the function sees it."""
+    """Late rows are dropped before the function sees them and do not become dead letters."""
     rows = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
     shown = tuple((name, name) for name in rows.names)
     spec = GroupsSpec("groups.k", pa.schema([rows.field("k")]), rows, shown, schema_of_ddl(OUTPUT), "at")

@@ -1,4 +1,4 @@
-"""State that ``init`` deleted, or that is used where no key is at work: Spark's errors, call by call."""
+"""State that ``init`` deleted, and state that is used without a key, raises Spark's errors for each call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def declare_all(one: Any, handle: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_deleted_state_answers_as_sparks(form: str) -> None:
-    """On the driver, in ``init`` on executors, and with rows, as recorded of Spark 4.0.5 and 4.3.0."""
+    """Calls on deleted state raise the errors recorded of Spark 4.0.5 and 4.3.0, on the driver, in ``init`` and with
+    rows.
+    """
 
     def check(one: Any) -> None:
         for operation, (doing, use) in USES.items():
@@ -74,7 +76,7 @@ def test_deleted_state_answers_as_sparks(form: str) -> None:
 
 @pytest.mark.parametrize("call", ["put", "appendList"])
 def test_several_elements_for_a_deleted_list_are_refused(call: str) -> None:
-    """In the words of one element; and that there are none is not looked at."""
+    """Several elements for a deleted list raise the error of one element, and so does an empty list."""
 
     def init(one: Any, handle: Any) -> None:
         one.gone = handle.getListState("l", "n int")
@@ -88,7 +90,9 @@ def test_several_elements_for_a_deleted_list_are_refused(call: str) -> None:
 
 @pytest.mark.parametrize("operation", USES)
 def test_state_without_a_key_is_refused_in_the_words_of_the_call(operation: str) -> None:
-    """On the driver its phase is told, and on executors that there is no key."""
+    """State without a key is refused: the driver's error names the phase, and the executor's says that there
+    is no key.
+    """
     doing, use = USES[operation]
 
     def init(one: Any, handle: Any) -> None:

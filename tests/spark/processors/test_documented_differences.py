@@ -1,4 +1,4 @@
-"""What docs/processors.md says of riffle's side of each difference from Spark is so."""
+"""riffle's side of each difference from Spark is as docs/processors.md states it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.newer_spark
 
 
 def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
-    """It would be emptied with every batch."""
+    """A variable that ``init`` deleted cannot be declared again, because it would be emptied in every batch."""
 
     def init(_: Any, handle: Any) -> None:
         handle.getValueState("v", "n int")
@@ -44,23 +44,23 @@ def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
 
 @pytest.mark.parametrize("kind", [pa.struct([("x", pa.int64())]), pa.list_(pa.int64())], ids=str)
 def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
-    """With the remedy."""
+    """A nested grouping key is refused."""
     operator = transform_with_state(Columns(), key="k", output="key string, told string")
     with pytest.raises(ConfigError, match="RIFFLE-0119"):
         Harness(operator, pa.schema([("k", kind)]))
 
 
 class Tells(StatefulProcessor):
-    """Tells each call's key, how many rows it had and the watermark; or tells null."""
+    """A processor that outputs the key, the number of rows and the watermark of each call, or NULL."""
 
     def __init__(self, *, null: bool = False) -> None:
         self._null = null
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
+        """Declare nothing."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """Tell them, in the form of the rows."""
+        """Output them in the form of the input."""
         given = list(rows)
         number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in given)
         told = None if self._null else f"{key!r} {number} {timerValues.getCurrentWatermarkInMs()}"
@@ -68,20 +68,20 @@ class Tells(StatefulProcessor):
 
 
 class Keys(StatefulProcessor):
-    """Counts a key's rows, and gives a frame without rows and one without anything, too."""
+    """A processor that counts the rows of a key, and also returns an empty frame and a frame without columns."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
+        """Declare nothing."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Count them."""
+        """Count the rows."""
         yield pd.DataFrame()
         yield pd.DataFrame({"n": [sum(map(len, rows))], "told": [str(key)]})
         yield pd.DataFrame({"n": [], "told": []})
 
 
 def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
-    """Rows of -0.0 are the key's 0.0."""
+    """Float keys have one zero and one NaN, and empty output frames are ignored."""
     operator = transform_with_state_in_pandas(Keys(), key="k", output="n long, told string")
     with Harness(operator, pa.schema([("k", pa.float64())])) as query:
         found = query.feed([{"k": key} for key in (-0.0, 0.0, float("nan"), -float("nan"), 1.0)])
@@ -90,7 +90,7 @@ def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
 
 @pytest.mark.parametrize("make", [transform_with_state, transform_with_state_in_pandas])
 def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]) -> None:
-    """On any version of Spark, and in a column that is not null."""
+    """Keys have Python's own types, and NULL passes in an output column that is declared NOT NULL."""
     rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
     with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
         assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
@@ -99,14 +99,14 @@ def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]
 
 
 def test_a_watermark_is_found_on_its_column_alone() -> None:
-    """A query whose events were selected without it is refused, with what to do."""
+    """An event-time column without the watermark's metadata is refused."""
     with pytest.raises(ConfigError, match="RIFFLE-0286"):
         watermark_in(StructType().add("id", StringType()), "store")
 
 
 @pytest.mark.parametrize("name", ["__hash", "__state_totals"])
 def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str) -> None:
-    """The user has one column of that name, and is told of it."""
+    """A key with the name of an internal state column is refused."""
     rows = pa.schema([(name, pa.string())])
     visits = transform_with_state(Visits(), key=name, output="user string, visits long, total long")
     with pytest.raises(ConfigError, match="RIFFLE-0194"):
@@ -114,14 +114,14 @@ def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str
 
 
 class Zeros(StatefulProcessor):
-    """Keeps both zeros in a map that lives for ever, and tells how many entries there are."""
+    """A processor that puts both zeros into a map with the longest time to live, and outputs the number of entries."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare a map by doubles."""
+        """Declare a map with double keys."""
         self.zeros = handle.getMapState("zeros", "d double", "n long", sys.maxsize)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Put each in."""
+        """Put both zeros into the map."""
         before = len(list(self.zeros.keys()))
         for zero in (0.0, -0.0):
             self.zeros.updateValue((zero,), (1,))
@@ -129,7 +129,7 @@ class Zeros(StatefulProcessor):
 
 
 def test_a_map_has_one_zero_and_sys_maxsize_is_for_ever() -> None:
-    """An entry for both zeros, found again by the next batch."""
+    """A map has one entry for both zeros, and with a time to live of ``sys.maxsize`` it stays."""
     operator = transform_with_state_in_pandas(
         Zeros(), key="k", output="before long, after long", time_mode="ProcessingTime"
     )

@@ -1,4 +1,4 @@
-"""``applyInPandasWithState`` on a harness: what a function gets, what becomes of its state, and when keys time out."""
+"""``applyInPandasWithState`` on a harness: the function's frames, its state, and when keys time out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def groups(
     function: Function, state: str = "n long", timeout: str = "NoTimeout", keys: Sequence[str] = ("user",),
     **pandas: object,
 ) -> Harness:  # fmt: skip
-    """Return a harness of a function that gets all columns but those of the key's."""
+    """Return a harness with a function of groups that gets all columns."""
     of_key = pa.schema([ROWS.field(name) for name in keys])
     shown = tuple((name, name) for name in ROWS.names)
     spec = GroupsSpec("groups.user", of_key, ROWS, shown, OUTPUT, "at")
@@ -44,29 +44,29 @@ def groups(
 
 
 def row(user: str | None, n: int | None = None, second: float = 0, **more: object) -> Mapping[str, object]:
-    """Return a row of a time."""
+    """Return a row with an event time."""
     return {"user": user, "n": n, "at": BEGIN + timedelta(seconds=second), **more}
 
 
 def told(user: object, what: object) -> pd.DataFrame:
-    """Return a frame of one row of output."""
+    """Return a frame with one output row."""
     return pd.DataFrame({"user": [user], "told": [str(what)]})
 
 
 def answers(rows: Sequence[Mapping[str, object]]) -> list[tuple[object, ...]]:
-    """Return what was delivered, sorted."""
+    """Return the delivered rows, sorted."""
     return sorted((tuple(one.values()) for one in rows), key=repr)
 
 
 def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
-    """Count rows."""
+    """Count the rows of a key."""
     count = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
     state.update((count,))
     yield told(key[0], count)
 
 
 def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
-    """Nulls of one key do not show in numbers and truth values of another, and each frame has an index from 0."""
+    """The types of a key's frame depend only on this key's rows, as in Spark, and its index starts at 0."""
     seen = dict[object, tuple[object, ...]]()
 
     def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
@@ -84,7 +84,7 @@ def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
 
 
 def test_keys_have_the_scalars_of_pandas() -> None:
-    """Of whole numbers those of their width, and where one is null, what pandas has for that."""
+    """Keys have NumPy's scalar types. NULL in a key is what pandas makes of it."""
     seen = list[Any]()
 
     def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
@@ -100,7 +100,7 @@ def test_keys_have_the_scalars_of_pandas() -> None:
 
 
 def test_many_rows_of_a_key_come_in_several_frames() -> None:
-    """In their order, and no frame has more rows than Spark's setting says."""
+    """A key with many rows gets them in order, in frames of at most the configured number of rows."""
 
     def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         yield told(key[0], [frame["n"].tolist() for frame in frames])
@@ -111,7 +111,7 @@ def test_many_rows_of_a_key_come_in_several_frames() -> None:
 
 
 def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
-    """Tell of a key that was quiet for two seconds."""
+    """Output a key that had no rows for two seconds."""
     if state.hasTimedOut:
         (frame,) = frames
         yield told(key[0], (state.get[0], len(frame), list(frame.columns) == ROWS.names))
@@ -124,7 +124,9 @@ def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
 
 
 def test_keys_time_out_when_the_watermark_is_beyond() -> None:
-    """Not at it; after the batch's rows, which give a key more time; and then they are gone."""
+    """A key times out once the watermark is beyond its timeout, after the batch's rows were processed, and is
+    removed.
+    """
     with groups(quiet, timeout=EVENT) as query:
         query.feed([row("a", second=1), row("b", second=1), row("a", second=2)])
         query.advance_watermark(BEGIN_MS + 3_000)
@@ -140,7 +142,7 @@ def test_keys_time_out_when_the_watermark_is_beyond() -> None:
 
 
 def test_keys_time_out_by_the_time_of_the_batch() -> None:
-    """A duration counts from the batch that set it."""
+    """A processing-time timeout is relative to the time of the batch that sets it."""
 
     def wait(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if state.hasTimedOut:
@@ -169,7 +171,7 @@ DOES: dict[str, Callable[[Any], object]] = {
     "update, remove": lambda state: (state.update((2,)), state.remove()),
     "remove, update": lambda state: (state.remove(), state.update((2,))),
 }
-"""What a call does with a state of 1 that is due in five seconds."""
+"""The changes that a call makes. Before it the state is 1, with a timeout in five seconds."""
 KEPT: dict[str, tuple[object, bool, int | None] | None] = {
     "nothing": (1, True, 5_001),
     "update": (2, True, None),
@@ -179,13 +181,15 @@ KEPT: dict[str, tuple[object, bool, int | None] | None] = {
     "update, remove": None,
     "remove, update": (2, True, None),
 }
-"""The number, whether there is a state, and when it is due, as Spark has them then."""
+"""The number, whether there is a state, and the timeout (ms) after each call, as in Spark."""
 
 
 @pytest.mark.parametrize("has_timed_out", [False, True])
 @pytest.mark.parametrize("does", DOES)
 def test_what_a_call_does_is_kept_as_spark_keeps_it(does: str, *, has_timed_out: bool) -> None:
-    """Each call says anew when a key times out; one that changes nothing leaves what was, and one more call sees it."""
+    """The state and timeout after a call are Spark's, for every combination of update, remove and setTimeout, also
+    after a timeout.
+    """
 
     def call(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if any(frame["n"].tolist() == [1] for frame in frames):
@@ -209,7 +213,7 @@ def test_what_a_call_does_is_kept_as_spark_keeps_it(does: str, *, has_timed_out:
 
 
 def test_a_key_that_stays_due_is_called_with_each_batch() -> None:
-    """As Spark does where a function leaves a key that has timed out as it is."""
+    """A key that times out and is neither updated nor removed is called in each batch, as in Spark."""
 
     def stubborn(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         if not state.hasTimedOut:
@@ -226,7 +230,9 @@ def test_a_key_that_stays_due_is_called_with_each_batch() -> None:
 
 
 def test_values_read_back_as_spark_gives_them() -> None:
-    """Times of the machine's zone without one, structs as rows, and NumPy's scalars as Python's."""
+    """State is read back as in Spark: timestamps without a zone in local time, structs as rows, and NumPy scalars as
+    Python values.
+    """
     fields = (
         "user string, due_ms int, at timestamp, day date, tags array<string>, by map<string, int>, one struct<x: int>"
     )
@@ -248,7 +254,7 @@ def test_values_read_back_as_spark_gives_them() -> None:
 
 
 def test_all_output_of_a_call_is_taken() -> None:
-    """Several frames, by name or by place, those without rows left out; and a list is as good as a generator."""
+    """A function may return several frames as a list, matched by name or by position. Empty frames are skipped."""
 
     def many(key: Any, frames: Any, state: Any) -> Any:
         by_name = pd.DataFrame({"told": ["x", None], "user": [key[0], "other"]})
@@ -276,7 +282,7 @@ WRONG: dict[str, Function] = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_what_a_function_does_wrong_is_told_in_sparks_words(words: str) -> None:
-    """And nothing of its batch is committed."""
+    """Mistakes in a function raise Spark's error messages, and nothing is committed."""
 
     def wrong(key: Any, frames: Any, state: Any) -> Any:
         found = WRONG[words](key, frames, state)

@@ -1,4 +1,4 @@
-"""NULL structs of NOT NULL fields as output and state of processors and functions of groups."""
+"""NULL structs that have NOT NULL fields, as output and state of processors and functions of groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ FULL = {"a": 1, "t": "x"}
 
 
 class Latest(StatefulProcessor):
-    """Tells what it kept of a key and keeps a NULL struct, or one that is not, by whether the number is even."""
+    """A processor that outputs its stored value and then stores a NULL struct for odd numbers and a full one for even
+    ones.
+    """
 
     pandas = False
 
@@ -42,7 +44,7 @@ class Latest(StatefulProcessor):
         self.kept = handle.getValueState("kept", f"v {STRUCT}, vs array<{STRUCT}>")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
-        """Tell what was kept, and keep something else."""
+        """Output the stored values and store new ones."""
         for row in rows:
             n = int(row["n"].iloc[-1]) if self.pandas else row.n
             yield self.told(key[0], *(self.kept.get() or (None, None)))
@@ -61,13 +63,13 @@ class Latest(StatefulProcessor):
 
 
 class InPandas(Latest):
-    """The same with frames."""
+    """The processor with pandas frames."""
 
     pandas = True
 
 
 def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Do the same as a function of groups."""
+    """Do as the processor does, as a function of groups."""
     for frame in frames:
         value = state.get[0] if state.exists else None
         yield pd.DataFrame({"k": [key[0]], "v": [value and dict(zip("at", value, strict=True))], "vs": [None]})
@@ -75,7 +77,7 @@ def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd
 
 
 def of_groups() -> Stateful:
-    """Return the operator of the function of groups."""
+    """Return an operator with the function of groups."""
     shown = tuple((name, name) for name in ROWS.names)
     spec = GroupsSpec("groups.k", pa.schema([ROWS.field("k")]), ROWS, shown, schema_of_ddl(OUTPUT))
     return Stateful("groups.k", "k", GroupedFrames(spec, grouped, schema_of_ddl(f"v {STRUCT}"), "NoTimeout", {}))
@@ -90,7 +92,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_null_structs_of_fields_that_are_not_null_are_kept_and_told(name: str) -> None:
-    """In batch after batch, with copies lost."""
+    """NULL structs are stored and returned in every batch, also after local copies are lost."""
     with Harness(OPERATORS[name](), ROWS, executors=1) as query:
         for n, value in ((1, None), (2, None), (3, FULL), (4, None)):
             (row,) = query.feed([{"k": "a", "n": n}])
@@ -101,7 +103,7 @@ def test_null_structs_of_fields_that_are_not_null_are_kept_and_told(name: str) -
 
 
 def of_arrow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Do the same as a function on Arrow."""
+    """Do as the processor does, as a function on Arrow."""
     last = rows.group_by("k", use_threads=False).aggregate([("n", "last")])
     nothing: dict[str, Any] = {"v": None, "vs": None}
     known = {row.pop("k"): row for row in state.to_pylist()}
@@ -116,7 +118,7 @@ def _kept(last: pa.Table) -> tuple[list[Any], list[Any]]:
 
 
 def in_spark(name: str, folder: Path) -> Stateful:
-    """Return an operator for a query."""
+    """Return the operator for a query in Spark."""
     settings = settings_in(folder)
     if name == "rows":
         return transform_with_state(Latest(), key="k", output=OUTPUT, settings=settings)
@@ -133,7 +135,7 @@ def in_spark(name: str, folder: Path) -> Stateful:
 @pytest.mark.parametrize("name", ["pandas", "rows", "arrow"])
 @pytest.mark.sample("pandas")
 def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Over a restart, with local copies lost."""
+    """Spark's sinks get NULL structs after a restart without local copies."""
     feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()
     for first in (1, 3):
         for n in (first, first + 1):
@@ -161,7 +163,7 @@ FLOATS = "struct<a: double not null, b: double>"
     ],
 )
 def test_nan_stays_in_a_required_float_that_pandas_gives_back(kind: str, value: Any, expected: Any) -> None:
-    """In a nullable one it becomes NULL, as in Spark. NULL there could be neither cast nor kept."""
+    """NaN from pandas stays NaN in a NOT NULL field. In a nullable field it becomes NULL, as in Spark."""
     output = PandasOutput(schema_of_ddl(f"v {kind}"), PandasOptions(safe=True))
     output.add(pd.DataFrame({"v": pd.Series([value, None], dtype=object)}))
     assert repr(output.table().column("v").to_pylist()) == repr([expected, None])

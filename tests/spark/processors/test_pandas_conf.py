@@ -1,4 +1,4 @@
-"""What is read of Spark's configuration for pandas: settings, units, and what holds without any."""
+"""Spark's configuration for pandas: its settings, units and defaults."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BYTES = SETTINGS["bytes_max"]
     ("text", "number"), [("64", 64), ("64b", 64), ("2k", 2048), ("1 MB", 1 << 20), ("3gib", 3 << 30), ("1T", 1 << 40)]
 )
 def test_bytes_have_units(text: str, number: int) -> None:
-    """As Spark reads them."""
+    """Sizes in bytes are parsed with Spark's units."""
     assert pandas_options({BYTES: text}, "4.3.0")["bytes_max"] == number
 
 
 def test_settings_are_read_from_the_version_that_has_them() -> None:
-    """Spark 3.5 and 4.0 limit frames by rows alone. Each version has a time zone."""
+    """A setting is read only on Spark versions that have it. Spark 3.5 and 4.0 limit frames by rows only."""
     zone = {SETTINGS["timezone"]: "Asia/Tokyo"}
     assert [pandas_options(zone, version)["timezone"] for version in ("3.5.0", "4.3.0")] == ["Asia/Tokyo"] * 2
     conf = {BYTES: "64b", SETTINGS["rows_max"]: "7", SETTINGS["int_to_decimal"]: "true", SETTINGS["safe"]: "TRUE"}
@@ -45,10 +45,10 @@ def test_settings_are_read_from_the_version_that_has_them() -> None:
 
 @pytest.mark.spark
 def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkSession) -> None:
-    """On the Spark at hand, for each setting that it has but the time zone, which is the machine's."""
+    """riffle's defaults are those of the running Spark, except for the time zone."""
     said: dict[str, str] = {}
     for name, setting in SETTINGS.items():
-        # Asked with a default of ours, Spark returns that, and not its own.
+        # With a default as argument, spark.conf.get would return that instead of Spark's own.
         with suppress(PySparkException, Py4JError):
             said |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
     assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*said}
@@ -65,12 +65,14 @@ def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkS
     ],
 )
 def test_what_holds_without_a_setting_is_as_the_version_has_it(version: str, told: dict[str, object]) -> None:
-    """As read in Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
+    """The defaults of each version are those in the source of Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
     assert pandas_options({}, version) == told
 
 
 def test_frames_are_cut_by_bytes() -> None:
-    """By so many rows as the limit holds of average ones, at least one, and never across keys."""
+    """Frames are limited in bytes by the average size of a row. They have at least one row, and rows of one
+    key only.
+    """
     rows = pa.table({"n": pa.array(range(10), pa.int64())})
     sizes = {}
     for bytes_max in (1, 16, 24, 2**31 - 1):
@@ -84,7 +86,9 @@ def test_frames_are_cut_by_bytes() -> None:
 
 
 def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
-    """A null makes floats of the whole numbers of its own frame only; else of all that are converted together."""
+    """If frames are limited in bytes, each is converted separately, so a NULL changes the types of its own
+    frame only.
+    """
     rows = pa.table({"n": pa.array([1, 2, None, 4], pa.int64())})
     kinds = {}
     for bytes_max in (40, 24, 2**31 - 1):
@@ -96,6 +100,6 @@ def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
 
 @pytest.mark.parametrize("processor", [object(), None, Visits], ids=["object", "none", "class"])
 def test_what_is_no_processor_is_refused_at_the_call(processor: object) -> None:
-    """Not in the first batch."""
+    """An object that is not a processor is refused in the call, not in the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0382"):
         transform_with_state(processor, key="k", output="k string")  # type: ignore[arg-type]

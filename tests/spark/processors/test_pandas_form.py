@@ -1,4 +1,6 @@
-"""DataFrames as ``transformWithStateInPandas`` gives them to a processor, and what becomes of those that it returns."""
+"""Pandas frames of ``transformWithStateInPandas``: those that a processor gets, and the conversion of those that it
+returns.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,12 @@ ROWS = pa.table(
 
 
 def given(rows: pa.Table, positions: list[int], **options: Any) -> list[list[pd.DataFrame]]:
-    """Return each key's frames."""
+    """Return the frames of each key."""
     return [list(of_key) for of_key in PandasForm(OUTPUT, PandasOptions(**options)).rows(rows, positions)]
 
 
 def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT, **options: Any) -> list[dict[str, Any]]:
-    """Return what becomes of what some calls returned."""
+    """Return the output rows for the results of some calls."""
     form = PandasForm(schema, PandasOptions(**options))
     for one in output:
         form.collect(one)
@@ -56,12 +58,12 @@ def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT, **options: Any)
 
 
 def frame(**columns: Any) -> pd.DataFrame:
-    """Return a frame of these columns."""
+    """Return a frame with these columns."""
     return pd.DataFrame(columns)
 
 
 def test_columns_have_the_types_that_pyspark_gives() -> None:
-    """What pandas infers from Python's values, as PySpark 4.1 and newer build their frames from tuples."""
+    """Columns have the types that pandas infers from Python values, as in PySpark 4.1 and newer."""
     ((found,),) = given(ROWS, [0, 4], timezone="Europe/Berlin")
     times = "datetime64[us]" if pyspark.__version__.startswith("3.") else "datetime64[ns]"
     assert found.dtypes.astype(str).to_dict() == {
@@ -76,7 +78,7 @@ def test_columns_have_the_types_that_pyspark_gives() -> None:
 
 
 def test_a_processor_may_write_into_its_frame() -> None:
-    """No other key's rows change, and nothing warns."""
+    """A processor may change its frame in place without a change of other keys' rows and without a warning."""
     form = PandasForm(OUTPUT, PandasOptions())
     keys: Iterator[Iterator[Any]] = form.rows(ROWS.select(["i", "s"]), [0, 2, 4])
     first = next(next(keys))
@@ -91,7 +93,9 @@ def test_a_processor_may_write_into_its_frame() -> None:
 
 @pytest.mark.parametrize("rows_max", [1, 3, 0])
 def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
-    """Of at most as many rows as Spark's setting says, 0 for no bound; keys with few share no frame."""
+    """A key gets its rows in frames of at most the configured number of rows, where 0 is unlimited. No frame has rows
+    of two keys.
+    """
     sizes = [3, 0, 8, 1, 1, 2]
     positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
     frames = given(pa.table({"v": list(range(15))}), positions, rows_max=rows_max)
@@ -102,7 +106,7 @@ def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
 
 
 def test_slices_are_those_of_the_public_methods() -> None:
-    """The private methods of pandas give equal frames."""
+    """Slices by pandas' private methods equal those of its public methods."""
     whole = pandas_form.frame_of(ROWS, "UTC")
     slices = pandas_form.Slices(whole)
     for start, stop in [(0, 1), (1, 4), (0, 4), (2, 2)]:
@@ -110,7 +114,7 @@ def test_slices_are_those_of_the_public_methods() -> None:
 
 
 def test_keys_are_tuples_of_values() -> None:
-    """Times as pandas has them, all else as Python has it; nulls leave numbers whole."""
+    """Keys are tuples of Python values with pandas timestamps. NULL in one key does not change another key's type."""
     keys = pa.table(
         {"a": ["x", None], "b": pa.array([1, None]), "t": pa.array([NOON, None], pa.timestamp("us", "UTC"))}
     )
@@ -121,27 +125,27 @@ def test_keys_are_tuples_of_values() -> None:
 
 
 def test_rows_stay_whole_where_frames_differ_in_types() -> None:
-    """Values of one type are converted together, and come back beside those of their row: in columns of all kinds."""
+    """Values stay in their rows if the frames of several calls have different types."""
     frames = [frame(n=[n * 1.0 if at % 3 else n for n in range(40)], id=list(map(str, range(40)))) for at in range(9)]
     found = returned(frames)
     assert [row["n"] for row in found] == [int(row["id"]) for row in found] == [*range(40)] * 9
 
 
 def test_columns_are_matched_by_name() -> None:
-    """In any order and beside others, if any label is a string."""
+    """Output columns are matched by name, in any order and with extra columns, if any label is a string."""
     frames = [frame(n=[1], id=["a"]), frame(id=["b"], extra=[None], n=[2])]
     assert returned(frames) == [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
 
 
 def test_columns_are_matched_by_place_where_labels_are_no_strings() -> None:
-    """Or where Spark's setting says so."""
+    """Output columns are matched by position if no label is a string, or if Spark's setting says so."""
     expected = [{"id": "a", "n": 1}]
     assert returned([pd.DataFrame([["a", 1]])]) == expected
     assert returned([frame(x=["a"], y=[1])], by_name=False) == expected
 
 
 def test_columns_of_one_type_are_told_apart_however_pandas_keeps_them() -> None:
-    """Whether a frame was made at once, turned, cut, added to or transposed: each column's values are its own."""
+    """Columns have their own values however pandas stores them: created, reordered, sliced, extended or transposed."""
     made = pd.DataFrame({"m": [1, 2], "n": [3, 4], "k": [5, 6]})
     added = made[["n"]].copy()
     added["k"], added["m"] = [5, 6], [1, 2]
@@ -173,7 +177,7 @@ def test_columns_of_one_type_are_told_apart_however_pandas_keeps_them() -> None:
     ids=str,
 )
 def test_values_are_converted_as_pyspark_does(kind: str, values: Any, expected: list[object]) -> None:
-    """By its own converters, times in the session's zone."""
+    """Values are converted by PySpark's converters, with timestamps in the session's time zone."""
     found = returned([frame(a=values)], schema=schema_of_ddl(f"a {kind}"), timezone="Europe/Berlin")
     assert [row["a"] for row in found] == expected
 
@@ -182,13 +186,13 @@ def test_values_are_converted_as_pyspark_does(kind: str, values: Any, expected: 
     "result", [None, 5, [1], {"id": "a", "n": 1}, pd.Series([1])], ids=lambda one: type(one).__name__
 )
 def test_what_is_no_frame_is_refused(result: object) -> None:
-    """With PySpark's error."""
+    """A result that is not a frame raises PySpark's error."""
     with pytest.raises(PySparkValueError, match=r"pandas\.DataFrame"):
         returned([result])
 
 
 def test_a_missing_column_is_refused() -> None:
-    """By its name, or by the number of columns."""
+    """A missing output column is refused by its name, or by the number of columns."""
     with pytest.raises(KeyError, match="'n'"):
         returned([frame(id=["a"])])
     with pytest.raises(IndexError, match="2 are declared"):
@@ -199,7 +203,7 @@ def test_a_missing_column_is_refused() -> None:
     ("columns", "name"), [({"id": ["a"], "n": ["many"]}, "n"), ({"id": [1], "n": [1]}, "id")], ids=["text", "number"]
 )
 def test_what_does_not_fit_its_column_is_refused(columns: dict[str, list[Any]], name: str) -> None:
-    """With PySpark's error, which names the column."""
+    """A value of the wrong type raises PySpark's error, which names the column."""
     with pytest.raises((PySparkTypeError, PySparkValueError), match=f"column '{name}'"):
         returned([frame(**columns)])
 
@@ -210,13 +214,15 @@ def test_what_does_not_fit_its_column_is_refused(columns: dict[str, list[Any]], 
     ids=str,
 )
 def test_a_value_beyond_its_declared_type_is_refused(kind: str, value: object) -> None:
-    """As PySpark does by default, whatever its version: neither a part of the value nor another one is taken."""
+    """A value beyond the range of its type is refused, as PySpark does by default."""
     with pytest.raises(PySparkValueError, match="column 'a'"):
         returned([frame(a=pd.Series([value], dtype=object))], schema=schema_of_ddl(f"a {kind}"), **pandas_options({}))
 
 
 def test_a_conversion_that_loses_something_is_refused_if_spark_is_told_so() -> None:
-    """``spark.sql.execution.pandas.convertToArrowArraySafely``."""
+    """A conversion that loses information is refused if ``spark.sql.execution.pandas.convertToArrowArraySafely`` is
+    set.
+    """
     assert returned([frame(id=["a"], n=[1.5])]) == [{"id": "a", "n": 1}]
     with pytest.raises(PySparkValueError):
         returned([frame(id=["a"], n=[1.5])], safe=True)

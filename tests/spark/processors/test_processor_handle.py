@@ -1,4 +1,4 @@
-"""What a processor may do with its handle, and when: as Spark allows it, with Spark's errors."""
+"""The calls that a processor may make on its handle in each phase, with Spark's errors for all others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ LONG = pa.schema([("n", pa.int64())])
 
 
 def declared(init: Callable[[Any, Any], Any], mode: TimeMode = "ProcessingTime") -> tuple[Variable, ...]:
-    """Return what an ``init`` declares."""
+    """Return the variables that an ``init`` declares."""
     return declare(Told(init=init), mode).variables
 
 
 def test_init_declares_variables_by_ddl_and_by_types() -> None:
-    """Each with its kind, its fields and its time to live; 0 is none, as in Spark."""
+    """``init`` declares variables by DDL or types, with kind, fields and time to live. A time to live of 0
+    means none.
+    """
     struct = StructType().add("n", LongType())
     tags = StructType().add("tags", ArrayType(StringType()), nullable=False)
 
@@ -48,7 +50,7 @@ def test_init_declares_variables_by_ddl_and_by_types() -> None:
 
 
 def test_each_batch_begins_with_the_processor_as_it_was_made() -> None:
-    """What it keeps in itself does not reach the next batch; its state does."""
+    """Attributes that a processor sets on itself do not reach the next batch."""
 
     def rows(one: Any, key: Any, rows: Any, _: Any) -> list[Row]:
         one.calls = getattr(one, "calls", 0) + len(list(rows))
@@ -84,20 +86,20 @@ def test_each_batch_begins_with_the_processor_as_it_was_made() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_init_is_refused_on_the_driver(init: Callable[[Any, Any], Any], error: str) -> None:
-    """With a ``PySparkRuntimeError`` in Spark's words."""
+    """A wrong ``init`` raises Spark's PySparkRuntimeError on the driver."""
     with pytest.raises(PySparkRuntimeError, match=error):
         declared(init)
 
 
 @pytest.mark.parametrize("mode", ["None", "EventTime"])
 def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
-    """As in Spark, where it is the batch's time that elements expire by."""
+    """A time to live is refused without processing time, as in Spark."""
     with pytest.raises(PySparkRuntimeError, match=f"INCORRECT_TIME_MODE_TO_ASSIGN_TTL.*timeMode={mode}"):
         declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
 
 
 def test_deleted_variables_are_told() -> None:
-    """``deleteIfExists`` names state of earlier runs, and forgets what the same ``init`` declared before."""
+    """``deleteIfExists`` deletes state of earlier runs and withdraws an earlier declaration in the same ``init``."""
 
     def init(_: Any, handle: Any) -> None:
         handle.getValueState("a", "n long")
@@ -111,7 +113,7 @@ def test_deleted_variables_are_told() -> None:
 
 
 def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:
-    """Run a batch in which a processor misuses its handle; return what the error says."""
+    """Run a batch in which a processor misuses its handle, and return the error's text."""
     run = Run(Told(**told), mode=mode)
     with pytest.raises(UserFunctionError, match="RIFFLE-0193") as caught:
         run.batch({"a": [1]})
@@ -124,7 +126,7 @@ def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) ->
     ids=["register", "delete", "list"],
 )
 def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
-    """Without one, Spark's error says so."""
+    """Timers without a time mode raise Spark's error."""
     told = misused(mode="None", rows=lambda one, *_: call(one.handle))
     assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in told
 
@@ -140,12 +142,12 @@ def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
     ids=["value", "list", "map", "delete"],
 )
 def test_variables_are_declared_in_init_alone(call: Callable[[Any], Any]) -> None:
-    """While rows are handled, Spark's error names the call and the state of the handle."""
+    """Declaring or deleting a variable while rows are handled raises Spark's error with the state of the handle."""
     assert "with invalid handle state=INITIALIZED" in misused(rows=lambda one, *_: call(one.handle))
 
 
 def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
-    """In ``init`` on an executor, and in ``close``, where Spark has no key either."""
+    """State without a key is refused, in ``init`` on an executor and in ``close``."""
 
     def init(one: Any, handle: Any) -> None:
         one.state = handle.getValueState("v", "n long")
@@ -167,7 +169,7 @@ def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
 
 
 def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
-    """State would be written under a schema that nobody checked."""
+    """An ``init`` that declares other variables on executors than on the driver is refused."""
     run = Run(Told(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))
     with pytest.raises(ConfigError, match="RIFFLE-0321"):
         run.batch({"a": [1]})
@@ -183,7 +185,7 @@ def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
     ],
 )
 def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected: tuple[int, int]) -> None:
-    """The batch's time and the watermark; -1 without a time mode, and 0 where there is no watermark."""
+    """Timer values are the batch's time and the watermark: -1 without a time mode, and 0 without a watermark."""
 
     def rows(_: Any, key: Any, rows: Any, values: Any) -> None:
         see((values.getCurrentProcessingTimeInMs(), values.getCurrentWatermarkInMs()))
@@ -195,7 +197,7 @@ def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected
 
 @pytest.mark.parametrize("due", [2**63, -(2**63), 1.5, "5", None], ids=str)
 def test_a_time_must_be_a_number_that_spark_could_send(due: Any) -> None:
-    """A whole number of 64 bits."""
+    """The time of a timer must be a whole number of 64 bits."""
     run = Run(Told(rows=lambda one, *_: one.handle.registerTimer(due)))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})

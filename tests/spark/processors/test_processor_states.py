@@ -1,4 +1,4 @@
-"""PySpark's state variables over cells: what they return and what they refuse."""
+"""PySpark's state variables: the values that they return and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def states(one: Any, handle: Any) -> None:
 
 
 def ran(*batches: Callable[[Any], Any]) -> list[Any]:
-    """Run one batch for each function, all of one key; return what they return."""
+    """Run one batch per function with the same key, and return their results."""
     results: list[Any] = []
     processor = Told(init=states, rows=lambda one, *_: see(seen()(one)))
     run = Run(processor)
@@ -35,7 +35,7 @@ def ran(*batches: Callable[[Any], Any]) -> list[Any]:
 
 
 def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
-    """As in PySpark, where ``getValue`` returns what came over and the iterators make tuples of it."""
+    """``getValue`` of a map returns a row, and its iterators return tuples, as in PySpark."""
 
     def write(one: Any) -> Any:
         one.map.updateValue(("b",), (1, None))
@@ -53,7 +53,7 @@ def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
 
 
 def test_everything_can_be_cleared() -> None:
-    """Values, lists and maps, with what earlier batches wrote."""
+    """Values, lists and maps can be cleared, with the state of earlier batches."""
 
     def write(one: Any) -> None:
         one.value.update((1, None))
@@ -99,7 +99,7 @@ def test_everything_can_be_cleared() -> None:
 def test_a_wrong_value_raises_pysparks_error(
     use: Callable[[Any], Any], error: type[PySparkException], told: str
 ) -> None:
-    """In the processor's own call, which may catch it; nothing is written."""
+    """A wrong value raises PySpark's error in the call that passes it, and nothing is written."""
 
     def guarded(one: Any) -> Any:
         with pytest.raises(error, match=told):

@@ -1,4 +1,4 @@
-"""Processors do on riffle what they did on Spark's own operator: the same output batch by batch, the same state."""
+"""Processors on riffle have the output and state that were recorded of Spark's own operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_EVENT_TIME = [name for name, case in CASES.items() if case.time_mode == "Even
 
 
 def harness(case: Case, form: str, **settings: object) -> Harness:
-    """Return a query of the case's processor on two executors."""
+    """Return a harness with the case's processor."""
     operator = FORMS[form](
         case.processor(form), key=case.key, output=case.output, output_mode=case.output_mode,
         time_mode=case.time_mode, watermark=case.watermark, order_by="seq",
@@ -32,7 +32,7 @@ def harness(case: Case, form: str, **settings: object) -> Harness:
 
 
 def played(query: Harness, case: Case, *, lose_copies: bool) -> Iterator[list[list[Any]]]:
-    """Yield what comes out of each batch, with a crash where the case restarts, and one broken batch before it."""
+    """Yield the output of each batch. The executors crash where the case restarts."""
     for number, rows in enumerate(case.batches):
         if case.times_ms:
             query.now_ms = case.times_ms[number]
@@ -42,7 +42,7 @@ def played(query: Harness, case: Case, *, lose_copies: bool) -> Iterator[list[li
 
 
 def state_of(query: Harness, case: Case) -> dict[str, Any]:
-    """Return the committed state in the words of the recordings."""
+    """Return the committed state in the form of the recordings."""
     found: dict[str, list[Any]] = {name: [] for name in case.variables}
     if case.time_mode != "None":
         found["timers"] = []
@@ -63,7 +63,7 @@ def _sorted(entries: list[list[Any]]) -> list[list[Any]]:
 
 
 def _forms_of(names: Sequence[str]) -> list[Any]:
-    """Return each case with one form for every run, and with the other one for long runs."""
+    """Return each case with both forms. One of them, in turn, is only for long runs."""
     every = [(name, form) for at, name in enumerate(names) for form in list(FORMS)[:: 1 - 2 * (at % 2)]]
     return [pytest.param(*pair, marks=pytest.mark.long if at % 2 else ()) for at, pair in enumerate(every)]
 
@@ -74,7 +74,9 @@ def _forms_of(names: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(("name", "form"), _forms_of(list(CASES)))
 @pytest.mark.sample(step=2)
 def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:
-    """Batch by batch, over a restart, with copies at hand or restored; then what is kept."""
+    """The output of every batch and the final state are the recorded ones, over a restart with or without
+    local copies.
+    """
     case = CASES[name]
     known = recorded(case)
     with harness(case, form) as query:
@@ -84,7 +86,7 @@ def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: 
 
 @pytest.mark.parametrize(("name", "form"), _forms_of(BY_EVENT_TIME[::-1]))
 def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str) -> None:
-    """Under AvailableNow Spark ends with a batch without data; here its timers fire in the same commit."""
+    """With AvailableNow, timers fire in the last commit, where Spark runs one more batch without data."""
     case = CASES[name]
     known = recorded(case)
     with harness(case, form) as query:

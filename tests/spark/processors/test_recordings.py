@@ -1,4 +1,4 @@
-"""Spark's own operator still does what is recorded of it, and recordings belong to their cases."""
+"""Spark's own operator still returns what is recorded, and recordings are of the current cases."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ pytestmark = pytest.mark.newer_spark
 
 CONF = native.CONF
 FORM = "pandas" if spark_version.startswith("4.0.") else "rows"
-"""What is recorded of this Spark; before 4.1 it has no other form."""
+"""The form that is recorded of this Spark version. Spark 4.0 has only pandas."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_recording_is_of_the_batches_that_its_case_has_now(name: str) -> None:
-    """Both forms gave it. A case that was changed is recorded anew: ``python -m tests.kit.processors.record_cases``."""
+    """A recording is of the current batches of its case, in both forms. After a change run ``python -m
+    tests.kit.processors.record_cases``.
+    """
     assert recorded(CASES[name])["input"] == digest(CASES[name])
     assert sorted(recorded(CASES[name])["spark"]) == ["pandas", "rows"]
 
@@ -31,7 +33,7 @@ def test_a_recording_is_of_the_batches_that_its_case_has_now(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.needs_spark4("transformWithState")
 def test_spark_does_again_what_is_recorded(spark: SparkSession, name: str, tmp_path: Path) -> None:
-    """The form that was recorded, run natively now, puts out and keeps what the recording says."""
+    """Spark's own operator has the recorded output and state."""
     known = recorded(CASES[name])
     found = native.run_native(spark, CASES[name], FORM, tmp_path)
     assert found == {at: known[at] for at in known if at not in ABOUT}

@@ -1,4 +1,4 @@
-"""Rows as ``transformWithState`` gives them to a processor, and what becomes of the rows that it returns."""
+"""Rows of ``transformWithState``: those that a processor gets, and the conversion of those that it returns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 
 
 def given(rows: pa.Table, positions: list[int]) -> list[list[Any]]:
-    """Return each key's rows."""
+    """Return the rows of each key."""
     return [list(of_key) for of_key in RowForm(OUTPUT).rows(rows, positions)]
 
 
 def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT) -> list[dict[str, Any]]:
-    """Return what becomes of what some calls returned."""
+    """Return the output rows for the results of some calls."""
     form = RowForm(schema)
     for one in output:
         form.collect(one)
@@ -37,7 +37,7 @@ def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT) -> list[dict[st
 
 @pytest.mark.parametrize("rows_max", [1, 3, 100])
 def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
-    """Also of a key that has more rows than are Python objects at once."""
+    """Each key gets all its rows, however few of them are converted to Python objects at once."""
     monkeypatch.setattr(row_form, "ROWS_MAX", rows_max)
     sizes = [3, 0, 8, 1, 1, 2, 0]
     positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
@@ -47,7 +47,7 @@ def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.Monk
 
 
 def test_a_key_need_not_look_at_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next key gets its own nevertheless."""
+    """If a processor does not read all rows of a key, the next key still gets its own rows."""
     monkeypatch.setattr(row_form, "ROWS_MAX", 2)
     keys: Iterator[Iterator[Any]] = RowForm(OUTPUT).rows(pa.table({"v": list(range(6))}), [0, 5, 6])
     assert next(next(keys)).v == 0
@@ -55,7 +55,9 @@ def test_a_key_need_not_look_at_all_its_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rows_are_matched_by_name() -> None:
-    """In any order; what is not declared is lost and what is missing is null, as in PySpark."""
+    """Output rows are matched by name in any order. Extra fields are dropped, and missing ones are NULL, as
+    in PySpark.
+    """
     same, other = Row(id="a", n=1, t=NOON), Row(n=2, extra=3, id="b")
     expected = [{"id": "a", "n": 1, "t": NOON}, {"id": "b", "n": 2, "t": None}]
     assert returned([same, other]) == expected
@@ -64,7 +66,7 @@ def test_rows_are_matched_by_name() -> None:
 
 
 def test_nested_rows_and_dictionaries_go_out_alike() -> None:
-    """By name at every depth."""
+    """Nested rows and dictionaries are converted by name at every depth."""
     schema = schema_of_ddl("s struct<x:int,y:array<struct<z:string>>>, m map<string,int>")
     row = Row(m={"k": 1}, s=Row(y=[Row(z="d"), {"z": None}], x=1))
     assert returned([row], schema=schema) == [{"s": {"x": 1, "y": [{"z": "d"}, {"z": None}]}, "m": [("k", 1)]}]
@@ -72,20 +74,20 @@ def test_nested_rows_and_dictionaries_go_out_alike() -> None:
 
 @pytest.mark.parametrize("row", [("a", 1, None), {"id": "a"}, Row("a", 1, None), None, 5], ids=str)  # type: ignore[call-overload]
 def test_what_is_no_row_with_names_is_refused(row: object) -> None:
-    """As PySpark cannot make a dictionary of it."""
+    """Output without field names is refused, as in PySpark."""
     with pytest.raises((AttributeError, TypeError)):
         returned([row])
 
 
 @pytest.mark.parametrize("row", [Row(id="a", n="many", t=None), Row(id=5, n=1, t=None), Row(id="a", n=2**63, t=None)])
 def test_what_does_not_fit_its_column_is_refused(row: Row) -> None:
-    """Arrow says what is wrong."""
+    """A value that does not fit its column raises Arrow's error."""
     with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)):
         returned([row])
 
 
 def test_output_with_an_event_time_is_ahead_of_the_watermark() -> None:
-    """Else Spark's error tells both; a null is no time."""
+    """Output with an event time at or before the watermark raises Spark's error. NULL is allowed."""
     form = EventTimeForm(RowForm(OUTPUT), "t", 1_000)
     ahead = datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=timezone.utc)
     form.collect([Row(id="a", n=1, t=ahead), Row(id="b", n=1, t=None)])

@@ -1,4 +1,4 @@
-"""Rows of a class of their own: in all that a user can do with them they are PySpark's."""
+"""riffle makes rows with a faster class, which behaves like PySpark's ``Row``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VALUES = [1, "x", 2, 3, 4, 5]
 
 
 def rows() -> tuple[Row, Row]:
-    """Return a row as riffle makes it and as PySpark does."""
+    """Return the same row made by riffle and by PySpark."""
     return row_maker(NAMES)(VALUES), Row(*NAMES)(*VALUES)
 
 
 def test_a_row_is_a_row() -> None:
-    """By class, by value, by its fields, by what it shows, as a key of a dictionary."""
+    """riffle's row equals PySpark's in class, value, fields, text and hash."""
     ours, theirs = rows()
     assert isinstance(ours, Row)
     assert ours == theirs
@@ -35,7 +35,7 @@ def test_a_row_is_a_row() -> None:
 
 
 def test_rows_can_be_made_while_garbage_is_collected() -> None:
-    """A class that is only read from is garbage at once, and empty after the next collection."""
+    """Rows can be made while the garbage collector runs."""
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
@@ -47,7 +47,7 @@ def test_rows_can_be_made_while_garbage_is_collected() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fields_are_found_by_name_as_in_pyspark(name: str) -> None:
-    """By ``[]`` and, where PySpark gives the value so, as an attribute; its own methods stay methods."""
+    """Fields are read by ``[]`` and as attributes, as in PySpark. Methods of the same name stay methods."""
     ours, theirs = rows()
     assert ours[name] == theirs[name]
     if name == "count":
@@ -57,7 +57,7 @@ def test_fields_are_found_by_name_as_in_pyspark(name: str) -> None:
 
 
 def test_what_a_row_refuses_it_refuses_so_too() -> None:
-    """Unknown names, and to be written to."""
+    """Unknown fields and assignments raise PySpark's errors."""
     ours, _ = rows()
     with pytest.raises(AttributeError):
         ours.nothing  # noqa: B018
@@ -68,12 +68,12 @@ def test_what_a_row_refuses_it_refuses_so_too() -> None:
 
 
 def test_a_copied_or_pickled_row_is_pysparks_own() -> None:
-    """Nothing of riffle's goes where a row goes."""
+    """A copied or pickled row is PySpark's own ``Row``."""
     ours, theirs = rows()
     for same in (pickle.loads(pickle.dumps(ours)), copy.copy(ours), copy.deepcopy(ours)):
         assert (same, repr(same), type(same)) == (theirs, repr(theirs), Row)
 
 
 def test_of_names_that_come_twice_the_first_is_found() -> None:
-    """As PySpark finds it."""
+    """If two fields have the same name, the first is returned, as in PySpark."""
     assert row_maker(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1

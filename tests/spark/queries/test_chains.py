@@ -33,7 +33,7 @@ FIVES, TENS = "aggregate.window-page", "aggregate.window"
 
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """Four files of events, whose windows close one after the other."""
+    """Four files of events that close windows one after the other."""
     chance = random.Random(8)
     made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long")
     for batch in range(FILES):
@@ -47,23 +47,23 @@ def _event(batch: int, chance: random.Random) -> Mapping[str, object]:
 
 
 def timed(feed: Feed, spark: SparkSession) -> DataFrame:
-    """A stream with its watermark."""
+    """Return the feed's stream with a watermark."""
     return feed.stream(spark).withWatermark("at", "10 seconds")
 
 
 def in_fives(events: DataFrame) -> DataFrame:
-    """Windows of five seconds by page."""
+    """Count in five-second windows by page."""
     return events.groupBy(F.window("at", "5 seconds"), "page").agg(F.count("*").alias("c"))
 
 
 def in_tens(events: DataFrame) -> DataFrame:
-    """Windows of those windows, with a piece between the two."""
+    """Count in ten-second windows of those windows, with a filter in between."""
     some = in_fives(events).where("c > 1")
     return some.groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"), F.max("page").alias("last"))
 
 
 def played(frame: DataFrame, checkpoint: Path, found: dict[int, list[Row]] | None = None) -> StreamingQuery:
-    """Run a query over all files that are there, and keep what its batches answer."""
+    """Run a query over all files and keep the output of each batch."""
     kept = {} if found is None else found
 
     def keep(rows: DataFrame, batch_id: int) -> None:
@@ -78,7 +78,7 @@ def played(frame: DataFrame, checkpoint: Path, found: dict[int, list[Row]] | Non
 
 
 def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
-    """Return what progress says of each batch's operators: keys that were updated, removed and too late."""
+    """Return the updated keys, removed keys and late rows of each operator, by batch, from Spark's progress."""
     return {
         each["batchId"]: [
             (one["numRowsUpdated"], one["numRowsRemoved"], one["numRowsDroppedByWatermark"])
@@ -89,7 +89,7 @@ def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
 
 
 def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Answers of every batch, and what progress says of both operators, are Spark's own; so are their names."""
+    """A chain has Spark's output in every batch, and Spark's figures for both operators in its progress."""
     expected, found = dict[int, list[Row]](), dict[int, list[Row]]()
     theirs = played(in_tens(timed(feed, spark)), tmp_path / "spark", expected)
     ours = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path))), tmp_path / "c", found)
@@ -103,7 +103,7 @@ def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed
 def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
-    """As one operator's batches do, once the root is made: the stages share a record, and what is asked before it."""
+    """After the first batch, a batch of a chain sends one request per slot and stage that wrote, and two more."""
     settings, found = settings_in(tmp_path), dict[int, list[Row]]()
     query = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings)), tmp_path / "c", found)
     assert isinstance(query, StreamQuery)
@@ -119,7 +119,11 @@ def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
 def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It starts empty, and a warning names one that is removed. Only the last stage's rows are sealed for a sink."""
+    """A stage that is added between others starts empty, and the others keep their state. A removed stage causes a
+    warning.
+
+    With ``deliver_after_commit`` only the rows of the last stage are sealed.
+    """
     some, settings = Feed(tmp_path / "in", feed.schema), settings_in(tmp_path, deliver_after_commit=True)
 
     def run(seconds: int, more: bool) -> tuple[set[str], set[str]]:
@@ -140,7 +144,7 @@ def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
 def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
-    """As where a sink reads them: what was answered before is dropped, all stages run anew, and nothing is lost."""
+    """If a stage reads stale rows, all stages of the batch run again, and the results are the same."""
     stale = "raise_error('riffle: a row of an attempt that was given up')"
     once = F.expr(f"if(reflect('java.lang.System', 'clearProperty', 'riffle.stale') = 'null', c, {stale})")
     answers = list[dict[int, list[Row]]]()
@@ -156,7 +160,7 @@ def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
 
 
 def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: SparkSession, feed: Feed) -> None:
-    """All stages behind it go by that, each stage's own move added."""
+    """The watermark of a stage is reduced by the shifts of all stages before it."""
     frame = in_tens(riffle_spark.on(timed(feed, spark)).dropDuplicates(["page", "n"]))
     planned = planned_stages.planned_stages(cut_query(frame), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-5_000, -1, 0), strict=True)]
@@ -166,7 +170,7 @@ def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: Spar
 
 
 def test_a_join_moves_event_time_by_the_side_that_waits_longer(spark: SparkSession, feed: Feed) -> None:
-    """A row of the left side is kept until the watermark is more than a minute later, so its answer may be that old."""
+    """The watermark after a join is reduced by the longest time that it keeps rows."""
     left = riffle_spark.on(timed(feed, spark))
     right = left.toDF("seen", "other", "m")
     bound = F.expr("page = other AND seen >= at AND seen <= at + interval 1 minute")
@@ -176,14 +180,14 @@ def test_a_join_moves_event_time_by_the_side_that_waits_longer(spark: SparkSessi
 
 
 class NoSink:
-    """A sink that is never given anything."""
+    """A sink that is never called."""
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
 
 def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    """Spark's plan of the one input, and each stage with what it reads."""
+    """``explain`` prints Spark's plan of the input, and each stage with the stages that it reads."""
     in_tens(riffle_spark.on(timed(feed, spark))).explain()
     said = capsys.readouterr().out
     assert said.count("== Physical Plan ==") == 1
@@ -191,7 +195,7 @@ def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.Ca
 
 
 def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed: Feed) -> None:
-    """Results of two stores at one sink, and a join of results with rows that come past the operator."""
+    """Two stores' results at one sink are refused, and so is a join of results with their own input."""
     one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
     with pytest.raises(ConfigError, match="RIFFLE-0603"):
         in_fives(one).union(in_fives(other)).writeStream.format("noop").start()
@@ -206,7 +210,7 @@ def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed
 def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
     bound: str, closes: bool, spark: SparkSession, feed: Feed
 ) -> None:
-    """Without rows, as Spark has them; where none ever leaves, nothing is over in one."""
+    """A join requests batches without rows if rows of either side expire, as in Spark."""
     one, other = (riffle_spark.on(timed(feed, spark)) for _ in range(2))
     both = one.join(other.toDF("v", "p", "c"), F.expr(f"page = p {bound}"))
     (planned,) = planned_stages.planned_stages(cut_query(both), None)
@@ -214,7 +218,9 @@ def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
 
 
 def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: Feed) -> None:
-    """In the order of the stages, which are those that explain tells; one without a name there has its own."""
+    """The option of store names applies to the stages in the order of ``explain``. A stage without a name keeps its
+    default.
+    """
     found = cut_query(in_tens(riffle_spark.on(timed(feed, spark))))
     for names, stores in (("one", ["one", TENS]), (" one , two", ["one", "two"]), (",two", [FIVES, "two"])):
         assert [one.store for one in planned_stages.planned_stages(found, names)] == stores
@@ -225,9 +231,7 @@ def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: F
 
 @pytest.mark.long
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    """Spark's plan of each input, and a join that reads two stages, which have their own rows of a batch; its watermark
-    is the earlier one.
-    """
+    """A join of results reads two stages, and each gets its own rows. Its watermark is the earlier of the two."""
     one, other = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
     both = one.join(other.toDF("v", "p", "d"), F.expr("window = v AND page = p"))
     both.explain()

@@ -1,4 +1,4 @@
-"""Wrapped queries whose rows go to slots by topic and partition: one that lacks the columns is refused as it starts."""
+"""Wrapped queries with dispatch by partition: a query that drops topic or partition is refused when it starts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def counting(key: Any, frames: Iterable[Any], state: GroupState) -> Iterable[Any
 
 
 def by_function(*keys: str) -> Query:
-    """A function of the user's that counts the rows of a group."""
+    """Return a query that counts the rows of groups with a user's function."""
     return lambda events: events.groupBy(*keys).applyInPandasWithState(
         counting, "k string, rows long", "rows long", "update", "NoTimeout"
     )
 
 
 def counts(*keys: str) -> Query:
-    """Rows by key."""
+    """Return a query that counts rows by key."""
     return lambda events: events.groupBy(*keys).agg(F.count("*").alias("rows"))
 
 
 def joined(*keys: str) -> Query:
-    """A stream joined with itself."""
+    """Return a query that joins the stream with itself."""
 
     def query(events: DataFrame) -> DataFrame:
         right = events.select(*keys, "v").where("v < 6")
@@ -54,18 +54,18 @@ def joined(*keys: str) -> Query:
 
 
 def in_windows(events: DataFrame, *keys: str) -> DataFrame:
-    """Rows by window and key."""
+    """Count rows by window and key."""
     return events.groupBy(F.window("at", "10 seconds"), *keys).agg(F.count("*").alias("rows"))
 
 
 def chained(events: DataFrame) -> DataFrame:
-    """The first operator has the columns, the second one has not."""
+    """Count in two operators. Only the first one has the columns topic and partition."""
     first = in_windows(events.withWatermark("at", "1 second"), "topic", "partition", "k")
     return first.groupBy("window", "k").agg(F.sum("rows").alias("rows"))
 
 
 def of_two(events: DataFrame) -> DataFrame:
-    """Results of two operators, each of which reads a stream."""
+    """Count the results of two operators, each of which reads a stream."""
     keys = ("topic", "partition", "k")
     timed = events.withWatermark("at", "1 second")
     left, right = (in_windows(timed.where(f"v % 2 = {one}"), *keys) for one in range(2))
@@ -73,7 +73,7 @@ def of_two(events: DataFrame) -> DataFrame:
 
 
 def started(spark: SparkSession, folder: Path, query: Query, dispatch: str, mode: str = "update") -> list[Row]:
-    """Run a query over the feed, and return its last batch's rows."""
+    """Run a query over the feed and return its output rows."""
     feed, found = Feed(folder / "in", SCHEMA), list[Row]()
     feed.add(ROWS)
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, dispatch=dispatch))
@@ -95,7 +95,9 @@ def started(spark: SparkSession, folder: Path, query: Query, dispatch: str, mode
 def test_a_query_that_drops_topic_and_partition_is_refused_as_it_starts(
     spark: SparkSession, tmp_path: Path, query: Query, store: str, mode: str, dispatch: str
 ) -> None:
-    """The message names the operator and what to do. Nothing is written."""
+    """A query that drops topic or partition is refused when it starts. The error names the operator, and nothing is
+    written.
+    """
     with pytest.raises(ConfigError, match="RIFFLE-0326") as caught:
         started(spark, tmp_path, query, dispatch, mode)
     assert store in caught.value.problem
@@ -103,7 +105,7 @@ def test_a_query_that_drops_topic_and_partition_is_refused_as_it_starts(
 
 
 def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
-    """The rows of a batch would have no topic of their own."""
+    """A query over several streams is refused when it starts, because a batch's rows have no common topic column."""
     with pytest.raises(ConfigError, match="RIFFLE-0325"):
         started(spark, tmp_path, of_two, "partition", "append")
     assert records(f"file://{tmp_path}/state") == []
@@ -119,7 +121,7 @@ def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tm
 def test_a_query_that_groups_by_topic_and_partition_runs(
     spark: SparkSession, tmp_path: Path, make: Callable[..., Query], mode: str, total: int, count: int, dispatch: str
 ) -> None:
-    """What the remedy says."""
+    """A query whose keys contain topic and partition runs, as the remedy says."""
     rows = started(spark, tmp_path, make("topic", "partition", "k"), dispatch, mode)
     assert (sum(row["rows"] for row in rows), len(rows)) == (total, count)
     assert {record.dispatch for record in records(f"file://{tmp_path}/state")} == {dispatch}

@@ -1,4 +1,4 @@
-"""Batches that are drawn, with late and equal times, go through wrapped queries as through Spark's own."""
+"""Random batches, with late rows and equal times, have the same results in wrapped queries as in Spark's own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DRAWN = (
 )  # fmt: skip
 EXAMPLES = 3
 PHASES = (Phase.explicit, Phase.generate)
-"""Examples take seconds each, so one that fails is told as it was drawn."""
+"""Examples take seconds, so a failing example is printed without being shrunk."""
 
 WORDS = st.builds(
     "{}{}{}".format, st.integers(0, 60) | st.sampled_from((9, 10, 20)), st.sampled_from("ab"), st.integers(1, 3)
 )
-"""Rows at the edges of windows, and anywhere; few keys and numbers, so that many rows are equal."""
+"""Rows at the edges of windows and anywhere, with few keys and numbers, so that many rows are equal."""
 FILES = st.lists(WORDS, max_size=5).map(" ".join)
 BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 
@@ -39,12 +39,12 @@ BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 def test_drawn_batches_are_answered_as_by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[tuple[str, str]]
 ) -> None:
-    """Whatever comes late, at the same time or not at all."""
+    """Wrapped queries return Spark's results for random batches."""
     shape = SHAPES[name]
     if shape.owed:
         pytest.skip(shape.owed)
     streams = shape.schemas
-    # The last rows are later than all others, and close what is open.
+    # The last rows are later than all others, and close open windows.
     batches = [
         {at: table for at, table in batch.items() if at in streams} for batch in beside(*drawn, ("99z1", "99y1"))
     ]

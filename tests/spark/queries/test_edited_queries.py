@@ -1,4 +1,4 @@
-"""Every one-line edit of a wrapped query between two runs keeps its state, migrates it, or is refused by name."""
+"""Each one-line edit of a wrapped query between two runs keeps its state, migrates it, or is refused with an error."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Given = Iterable[pd.DataFrame]
 
 
 def grouped(*results: str, by: str = "page") -> Made:
-    """Return an aggregate."""
+    """Return a query with these aggregates."""
     return lambda events: events.groupBy(F.expr(by)).agg(*map(F.expr, results))
 
 
 def windowed(size: str, delay: str = "10 seconds", slide: str | None = None) -> Made:
-    """Return a count in windows."""
+    """Return a query that counts in windows."""
     return lambda events: (
         events.withWatermark("at", delay).groupBy(F.window("at", size, slide)).agg(F.count("*").alias("c"))
     )
 
 
 def sessions(gap: str) -> Made:
-    """Return a count in sessions."""
+    """Return a query that counts in sessions."""
 
     def make(events: DataFrame) -> DataFrame:
         timed = events.withWatermark("at", "10 seconds")
@@ -53,7 +53,7 @@ def sessions(gap: str) -> Made:
 
 
 def once(*columns: str, within: bool = False) -> Made:
-    """Return the first row of each key."""
+    """Return a query that keeps the first row of each key."""
 
     def make(events: DataFrame) -> DataFrame:
         if within:
@@ -66,7 +66,7 @@ def once(*columns: str, within: bool = False) -> Made:
 def counting(
     timeout: str = GroupStateTimeout.NoTimeout, state: str = "c long", times: int = 1, by: str = "page"
 ) -> Made:
-    """Return a function that counts the rows of a key."""
+    """Return a query whose function counts the rows of each key."""
 
     def function(key: tuple[Any, ...], frames: Given, kept: Any) -> Iterator[pd.DataFrame]:
         total = (kept.get[0] if kept.exists else 0) + sum(len(frame) for frame in frames)
@@ -81,17 +81,17 @@ def counting(
 
 
 class Counting(StatefulProcessor):
-    """Counts the rows of a key."""
+    """A processor that counts the rows of each key."""
 
     def __init__(self, name: str, fields: str, times: int) -> None:
         self.name, self.fields, self.times = name, fields, times
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare a value."""
+        """Declare the count."""
         self.count = handle.getValueState(self.name, self.fields)
 
     def handleInputRows(self, key: Any, rows: Given, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Count them, and give out the count."""
+        """Count the rows and output the count."""
         total = ((self.count.get() or (0,))[0] or 0) + sum(len(frame) for frame in rows)
         self.count.update((total,))
         yield pd.DataFrame({"page": [key[0]], "c": [total * self.times]})
@@ -100,7 +100,7 @@ class Counting(StatefulProcessor):
 def processing(
     name: str = "c", fields: str = "c long", times: int = 1, mode: str = "update", time: str = "None"
 ) -> Made:
-    """Return a processor's query."""
+    """Return a query with the processor."""
 
     def make(events: DataFrame) -> DataFrame:
         groups = events.withWatermark("at", "10 seconds").groupBy("page")
@@ -111,7 +111,7 @@ def processing(
 
 
 def joined(how: str = "inner", hours: int = 1, also: str = "n <= m") -> Made:
-    """Return a join of the stream with itself, each side under names of its own."""
+    """Return a query that joins the stream with itself."""
 
     def make(events: DataFrame) -> DataFrame:
         left = events.withWatermark("at", "10 seconds").select("at", "page", "n")
@@ -129,8 +129,8 @@ def in_two_stages(events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Edit:
-    """What a query becomes, and the rows that it has for the second file then, as a sorted list of values of some
-    columns; or how it is ``refused``.
+    """An edited query with its expected rows for the second file, as columns and sorted values, or with the error that
+    refuses it.
     """
 
     made: Made
@@ -142,7 +142,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Base:
-    """A query as it ran first, in an output mode, and its edits."""
+    """A query as it first runs, its output mode and its edits."""
 
     made: Made
     mode: str
@@ -247,7 +247,9 @@ BASES = {
 PROCESSORS = "processors"
 EDITS = [(base, edit) for base, one in BASES.items() for edit in one.edits]
 LONG_BASES = ("windows", "complete windows", "sessions", "distinct", PROCESSORS)
-"""Queries that only long runs play. tests/protocol/batch/test_edited_jobs.py has edits of all kinds without Spark."""
+"""Base queries that only long runs play. tests/protocol/batch/test_edited_jobs.py has edits of all kinds
+without Spark.
+"""
 
 
 def _marks(base: str) -> list[pytest.MarkDecorator]:
@@ -257,7 +259,9 @@ def _marks(base: str) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture(scope="module")
 def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Feed]]:
-    """A function that runs a query on a first file, once. It returns its folder, and its input with a second file."""
+    """A function that runs a base query once on its first file, and returns its folder and its feed with a
+    second file.
+    """
 
     @functools.cache
     def run_base(name: str) -> tuple[Path, Feed]:
@@ -272,7 +276,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 
 def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **options: str) -> DataFrame | None:
-    """Run a query to the end of its input; return the rows of its newest batch that has any."""
+    """Run a query to the end of its input, and return the rows of the newest batch that has any."""
     batches: list[DataFrame] = []
 
     def keep(rows: DataFrame, batch_id: int) -> None:
@@ -295,7 +299,7 @@ def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **
 def test_an_edit_keeps_migrates_or_refuses(
     base: str, edit: str, spark: SparkSession, ran: Callable[[str], tuple[Path, Feed]], tmp_path: Path
 ) -> None:
-    """Started again on a copy of its state and its checkpoint; nothing is committed where it is refused."""
+    """An edited query continues a copy of the state with the expected rows, or is refused and commits nothing."""
     first_folder, feed = ran(base)
     folder = tmp_path / "copy"
     one = BASES[base].edits[edit]
@@ -314,7 +318,7 @@ def test_an_edit_keeps_migrates_or_refuses(
 
 
 def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> None:
-    """The names of both are accepted."""
+    """The names in the option ``riffle.accept`` are added to those in the setting."""
     spark.conf.set("spark.riffle.accept", "distinct.page-n")
     try:
         assert _with_accepted(spark, settings_in(tmp_path), "c, d").accept == ("distinct.page-n", "c", "d")
@@ -327,8 +331,8 @@ def test_the_option_adds_to_the_setting(spark: SparkSession, tmp_path: Path) -> 
 )
 @pytest.mark.long
 def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted. The
-    query's option adds to the setting.
+    """A stage that was removed for a batch and returns is refused, unless its store is accepted by option or
+    setting.
     """
     some = Feed(tmp_path / "in", "at timestamp, page string, n long, m long")
 
@@ -348,4 +352,6 @@ def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: Spark
     assert records(f"file://{tmp_path}/state")[-1].stale_stores == {}
     counted = fed(grouped(COUNT))
     assert counted is not None
-    assert [row.c for row in counted.collect()] == [3], "the rows that came without the stage, and none that it knew"
+    assert [row.c for row in counted.collect()] == [3], (
+        "the rows of the batch without the stage count, and duplicates that it knew do not"
+    )

@@ -1,4 +1,4 @@
-"""A wrapped stream is joined with tables that others change, batch by batch, against dictionaries."""
+"""A wrapped stream is joined with changing tables, and the output is compared with dictionaries."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ COLUMNS = {
     "prices": "item long, v long, price long, least long",
 }
 BATCHES: list[dict[str, Rows]] = [
-    # ann is told in the batch in which she comes; of two changes the later one counts, whatever order they come in
+    # A user that is added in a batch is joined in the same batch. The greatest version of a key wins in any order.
     {"events": [("ann", 1, 1), ("bob", 1, 2), ("eve", 2, 3), (None, 1, 4)],
      "users": [("ann", 2, "Ann", False), ("ann", 1, "An", False)], "prices": [(1, 1, 10, 0), (2, 1, 20, 0)]},
-    # a change is seen by later events alone, one that is older than what is known by none
+    # A change applies to later events only. An older version than the stored one has no effect.
     {"events": [("ann", 1, 5), ("bob", 2, 6)],
      "users": [("bob", 1, "Bob", False), ("ann", 1, "Anna", False)], "prices": [(1, 2, 11, 0)]},
-    # behind a restart: a user goes, one comes with a number that is known, a price holds from 8 on
+    # After a restart: ann is deleted, bob's same version is replaced, and a price applies from n = 8.
     {"events": [("ann", 2, 7), ("bob", 2, 8)],
      "users": [("ann", 3, None, True), ("bob", 1, "Rob", False)], "prices": [(2, 2, 22, 8)]},
-    # what is older than her going does not bring her back, and what is newer does
+    # An older change does not restore a deleted user.
     {"events": [("ann", 1, 9), ("bob", 3, 10)], "users": [("ann", 2, "Ann", False)], "prices": []},
-    # nobody is no user: a change without a key is found by nobody
+    # A newer change does. Rows without a key match nothing.
     {"events": [("ann", 1, 11), ("bob", 1, 12), (None, 1, 13)],
      "users": [("ann", 4, "Ann", False), (None, 9, "X", False)],
      "prices": [(3, 1, 30, 0)]},
@@ -44,13 +44,13 @@ BATCHES: list[dict[str, Rows]] = [
 
 @dataclass
 class Ledger:
-    """The last row of each key of both tables."""
+    """The last row of each key in both tables."""
 
     users: dict[str | None, tuple[Any, ...]] = field(default_factory=dict)
     prices: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def batch(self, events: Rows, users: Rows, prices: Rows) -> list[tuple[Any, ...]]:
-        """Return what a batch is answered."""
+        """Apply a batch's changes, and return the expected rows of its events."""
         for table, changes in ((self.users, users), (self.prices, prices)):
             for key, version, *told in changes:
                 if key is not None and (key not in table or version >= table[key][0]):
@@ -65,7 +65,7 @@ class Ledger:
 
 
 def enriched(events: DataFrame, users: DataFrame, prices: DataFrame) -> DataFrame:
-    """Users by name where they are known, and prices of what is sold."""
+    """Join events with the names of known users and with the prices of items."""
     known = riffle_spark.latest(users, "user", by="v").where("not gone").select("user", F.upper("name").alias("name"))
     priced = riffle_spark.latest(prices, ["item"], by=["v"]).withColumnRenamed("item", "sold")
     with_names = events.join(known, "user", "left")
@@ -73,14 +73,17 @@ def enriched(events: DataFrame, users: DataFrame, prices: DataFrame) -> DataFram
 
 
 def rows_of(name: str, rows: Rows) -> list[Mapping[str, object]]:
-    """Return a stream's rows by the names of its columns."""
+    """Return the rows of a stream as dictionaries."""
     columns = [column.split()[0] for column in COLUMNS[name].split(", ")]
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 @pytest.mark.long
 def test_each_event_is_answered_once_with_what_the_tables_have_then(spark: SparkSession, tmp_path: Path) -> None:
-    """One table behind the other, over a restart, in one root and one commit a batch; no event is kept."""
+    """Each event is joined once with the tables' current rows, through two tables and a restart.
+
+    Both tables share one root and one commit per batch.
+    """
     feeds = {name: Feed(tmp_path / name, columns) for name, columns in COLUMNS.items()}
     found, settings, ledger = dict[int, list[Row]](), settings_in(tmp_path), Ledger()
 

@@ -33,7 +33,7 @@ def run(
     initial: dict[str, DataFrame],
     mode: str = "update",
 ) -> list[dict[str, Any]]:
-    """Run the query to the end of its input, and return what its sink got, in order."""
+    """Run a query to the end of its input and return its output, sorted."""
     rows = list[dict[str, Any]]()
 
     def take(frame: DataFrame, _: int) -> None:
@@ -46,12 +46,12 @@ def run(
 
 
 def by_page(events: DataFrame) -> DataFrame:
-    """Return counts and sums."""
+    """Count and sum by page."""
     return events.groupBy("page").agg(F.count("*").alias("visits"), F.sum("n").alias("total"))
 
 
 def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """The second start, which names other numbers, continues the state that the first one left."""
+    """An aggregate starts from its initial frame once. A restart with another frame continues the stored state."""
     frame = spark.createDataFrame([("a", 10, 100), ("b", 20, 200)], "page string, visits long, total long")
     assert run(spark, feed, tmp_path, by_page, {"aggregate.page": frame.select("total", "page", "visits")}) == [
         {"page": "a", "visits": 11, "total": 101},
@@ -66,7 +66,7 @@ def test_an_aggregate_continues_a_frame_once(spark: SparkSession, feed: Feed, tm
 
 @pytest.mark.long
 def test_a_de_duplication_knows_the_keys_of_a_frame(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """They do not pass."""
+    """A de-duplication drops rows whose keys are in the initial frame."""
     frame = spark.createDataFrame([("a",)], "page string")
     assert [
         row["page"]
@@ -78,7 +78,7 @@ def test_a_de_duplication_knows_the_keys_of_a_frame(spark: SparkSession, feed: F
 
 @pytest.mark.long
 def test_open_sessions_of_a_frame_go_on(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """A row joins an open session, and another one ends by the watermark."""
+    """Rows extend an open session of the initial frame, and other sessions of it end by the watermark."""
     feed.add([{"at": "2026-01-01T01:00:00Z", "page": "z", "n": 0}])
     frame = spark.createDataFrame(
         [
@@ -119,7 +119,7 @@ def test_open_sessions_of_a_frame_go_on(spark: SparkSession, feed: Feed, tmp_pat
 def test_frames_that_do_not_fit_are_refused(
     spark: SparkSession, feed: Feed, tmp_path: Path, store: str, columns: str, error: str | None
 ) -> None:
-    """Before anything is written."""
+    """A frame for an unknown store, or with wrong columns, is refused before anything is written."""
     frame = spark.createDataFrame([], columns)
     with pytest.raises(ConfigError) as caught:
         run(spark, feed, tmp_path, by_page, {store: frame})

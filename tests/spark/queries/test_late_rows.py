@@ -1,4 +1,4 @@
-"""Rows that a wrapped query leaves out as too late go to a side output, with the guarantees of its results."""
+"""Late rows of a wrapped query are delivered to a side output, with the guarantees of its results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
 SECONDS = ((44,), (70,), (5, 12, 31, 39, 80), (25, 33, 59, 62))
-"""Each batch's events; what is late in the last two is so by 34 and 60 seconds."""
+"""The seconds of each batch's events. The watermarks of the last two batches are at 34 and 60 seconds."""
 FIRST_LATE = 2
 
 
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """A file of events for each batch."""
+    """A feed with one file of events per batch."""
     made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, second long")
     for batch in SECONDS:
         events = [((BEGIN + timedelta(seconds=one)).isoformat(), one) for one in batch]
@@ -38,7 +38,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 
 class Kept:
-    """A function for late rows that keeps what it gets: batch, delivery id, and seconds; the main sink may fail."""
+    """A sink of late rows that keeps batch, delivery id and seconds of each delivery. The sink of results may fail."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str, list[int]]] = []
@@ -49,7 +49,7 @@ class Kept:
         self.told.append((batch_id, delivery_id, sorted(row.second for row in rows.collect())))
 
     def results(self, rows: DataFrame, batch_id: int) -> None:
-        """Take results, or fail."""
+        """Read the results, or fail."""
         rows.collect()
         if batch_id == FIRST_LATE and self.failures:
             self.failures -= 1
@@ -57,17 +57,17 @@ class Kept:
 
 
 def by_ten(events: DataFrame) -> DataFrame:
-    """Windows of ten seconds, with a function that keeps elements beside its groups."""
+    """Count distinct seconds in windows of ten seconds."""
     return events.groupBy(F.window("at", "10 seconds"), "page").agg(F.count_distinct("second").alias("n"))
 
 
 def of_users(events: DataFrame) -> DataFrame:
-    """A function of the user's, whose rows are late by their own time."""
+    """Process groups with a user's function, whose rows are late by their own event time."""
     return events.groupBy("page").applyInPandasWithState(counted, "page string", "n long", "append", "EventTimeTimeout")
 
 
 def counted(key: Any, frames: Any, state: Any) -> Iterator[Any]:
-    """Tell no more than the key."""
+    """Output the key."""
     yield pd.DataFrame({"page": [key[0]]})
 
 
@@ -87,7 +87,7 @@ def run(
     query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, kept: Kept,
     late_rows: str | Callable[..., object] | None, **settings: object,
 ) -> None:  # fmt: skip
-    """Run a query over all files that are there."""
+    """Run a query over all files."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, **settings), late_rows=late_rows)
     writer = query(events.withWatermark("at", "10 seconds")).writeStream.foreachBatch(kept.results)
     started = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
@@ -97,7 +97,7 @@ def run(
 @pytest.mark.parametrize("name", QUERIES)
 @pytest.mark.sample(step=2)
 def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """A function gets the rows that each batch leaves out, and is not called for a batch that leaves out none."""
+    """A function gets the late rows of each batch, and is not called for a batch without late rows."""
     query, expected = QUERIES[name]
     kept = Kept()
 
@@ -108,7 +108,7 @@ def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, 
 
 @pytest.mark.long
 def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Late rows come again under the same delivery id where the sink of results failed after the commit."""
+    """If the sink of results fails after the commit, the late rows are delivered again with the same delivery id."""
     kept = Kept()
     kept.failures = 1
 
@@ -122,8 +122,9 @@ def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, fe
 
 @pytest.mark.long
 def test_late_rows_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """A folder has each late row once, with its window and its batch, also of a batch that came again; and a query that
-    began without one goes on with it.
+    """A folder has each late row once, with its window and batch, also after repeated batches.
+
+    A query that has started without a side output can add one.
     """
     kept, folder = Kept(), f"{tmp_path}/late"
     kept.failures = 2
@@ -153,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """A query of which no row can be late, or rows of two streams, says so when it is started."""
+    """A side output of late rows is refused if the query has no late rows, or joins two streams."""
     query, mode, said = REFUSED[name]
     timed = feed.stream(spark) if name == "no watermark" else feed.stream(spark).withWatermark("at", "10 seconds")
     events = riffle_spark.on(timed, settings=settings_in(tmp_path), late_rows=f"{tmp_path}/late")
@@ -163,8 +164,9 @@ def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSessi
 
 
 def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """What cannot take rows is refused at once, and two places are where the query is made, as other settings are. One
-    stream may tell it for all.
+    """A query has one side output for late rows: two different ones are refused, and one stream's holds for all.
+
+    A function with too few parameters is refused at once.
     """
     with pytest.raises(ConfigError, match="RIFFLE-0288"):
         riffle_spark.on(feed.stream(spark), late_rows=lambda rows: rows)

@@ -1,4 +1,4 @@
-"""Dead letters of a wrapped query go to a side output, with the guarantees of its results."""
+"""Dead letters of a wrapped query are delivered to a side output, with the guarantees of its results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCHES = (
     (("ann", "four"), ("bob", "5"), ("ann", "6"), ("eve", "seven")),
     (("ann", "8"), ("eve", "9")),
 )
-"""Users and numbers as text; those of batch 1 are no numbers for ann and eve."""
+"""Users, and numbers as text. In batch 1, the texts of ann and eve include one that is not a number."""
 RESULTS = {0: [("ann", 4), ("bob", 2)], 1: [("bob", 7)], 2: [("ann", 12), ("eve", 9)]}
 LETTERS = [(1, "ann", "four", 100), (1, "ann", "6", 102), (1, "eve", "seven", 103)]
 OUTPUT = "user string, total long"
@@ -33,7 +33,7 @@ OUTPUT = "user string, total long"
 
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """A file of events for each batch, with offsets."""
+    """A feed with one file of events per batch, with offsets."""
     made = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
     for number, batch in enumerate(BATCHES):
         made.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
@@ -41,7 +41,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 
 def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
-    """Add up numbers, which not all texts are."""
+    """Sum the numbers of a user. Text that is not a number raises an error."""
     total = (state.getOption or (0,))[0]
     for frame in frames:
         for n in frame["n"]:
@@ -51,14 +51,14 @@ def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
 
 
 class Summed(StatefulProcessor):
-    """The same as a processor."""
+    """The same sum as a processor."""
 
     def init(self, handle: Any) -> None:
         """Declare the total."""
         self.total = handle.getValueState("total", "n long")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Add up numbers."""
+        """Sum the numbers."""
         for frame in rows:
             for n in frame["n"]:
                 self.total.update(((self.total.get() or (0,))[0] + int(n),))
@@ -69,18 +69,18 @@ class Summed(StatefulProcessor):
 
 
 def of_groups(events: DataFrame) -> DataFrame:
-    """Sums by ``applyInPandasWithState``."""
+    """Return the sums by ``applyInPandasWithState``."""
     return events.groupBy("user").applyInPandasWithState(summed, OUTPUT, "total long", "append", "NoTimeout")
 
 
 def in_the_middle(events: DataFrame) -> DataFrame:
-    """Sums by a processor whose results another operator reads."""
+    """Return the distinct sums of a processor, so that a second operator follows."""
     sums = events.groupBy(F.col("user")).transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
     return sums.dropDuplicates(["user", "total"])
 
 
 class Sinks:
-    """Keeps results and letters of each delivery; the sink of results may fail once it has batch 1."""
+    """Sinks that keep the results and dead letters of each delivery. The sink of results may fail in batch 1."""
 
     def __init__(self) -> None:
         self.results: dict[int, list[tuple[object, ...]]] = {}
@@ -89,7 +89,7 @@ class Sinks:
         self.fails = True
 
     def take(self, rows: DataFrame, batch_id: int) -> None:
-        """Take results, or fail."""
+        """Keep the results, or fail."""
         self.order.append((batch_id, "results"))
         self.results[batch_id] = sorted(map(tuple, rows.collect()))
         if batch_id == 1 and self.fails:
@@ -97,7 +97,7 @@ class Sinks:
             raise RuntimeError("the sink is not there")
 
     def take_letters(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
-        """Take letters."""
+        """Keep the dead letters."""
         self.order.append((batch_id, "letters"))
         self.letters.append((batch_id, delivery_id, sorted(rows.collect(), key=lambda row: row.row.offset)))
 
@@ -106,7 +106,7 @@ def run(
     query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, sinks: Sinks,
     dead_letters: str | Callable[..., object], **settings: object,
 ) -> StreamQuery:  # fmt: skip
-    """Run a query over all files until its sink fails, and again."""
+    """Run a query until its sink fails, and then run it again over all files."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, **settings), dead_letters=dead_letters)
     writer = query(events).writeStream.foreachBatch(sinks.take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
@@ -120,7 +120,9 @@ def run(
 
 @pytest.mark.long
 def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It has each letter once, also of a batch that came again, and reads as a table; state goes on without them."""
+    """The folder has each dead letter once, also of a repeated batch, and can be read as a table. State continues
+    without their rows.
+    """
     sinks, folder = Sinks(), f"{tmp_path}/dead"
 
     query = run(of_groups, feed, spark, tmp_path, sinks, folder)
@@ -141,8 +143,9 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
 @pytest.mark.long
 @pytest.mark.needs_spark4("transformWithState")
 def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It is called before the results of batches that have some, and again under the same delivery id where the batch
-    was committed.
+    """The function gets the dead letters of a stage that is not the last one, before the results of the batch.
+
+    If a committed batch is delivered again, it gets them again with the same delivery id.
     """
     sinks = Sinks()
 
@@ -158,7 +161,7 @@ def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: 
 
 
 def in_a_chain(events: DataFrame) -> DataFrame:
-    """One function behind another."""
+    """Apply one user's function to the results of another."""
     once = in_the_middle(events).selectExpr("user", "CAST(total AS STRING) AS n")
     return once.groupBy("user").transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
 
@@ -181,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 def test_letters_are_refused_where_no_row_can_be_one(
     name: str, spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:  # fmt: skip
-    """A query without a function of the user's, or with several, says so when it is started."""
+    """A side output of dead letters is refused if the query has no user's function or more than one."""
     query, said = REFUSED[name]
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path), dead_letters=f"{tmp_path}/dead")
 
@@ -190,7 +193,9 @@ def test_letters_are_refused_where_no_row_can_be_one(
 
 
 def test_letters_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """What cannot take rows is refused at once, and two places are where the query is made."""
+    """Two side outputs of dead letters in one query are refused. A function with too few parameters is
+    refused at once.
+    """
     with pytest.raises(ConfigError, match="RIFFLE-0288"):
         riffle_spark.on(feed.stream(spark), dead_letters=lambda rows: rows)
     left, right = (riffle_spark.on(feed.stream(spark), dead_letters=f"{tmp_path}/{name}") for name in "ab")

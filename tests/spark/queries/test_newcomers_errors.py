@@ -1,4 +1,4 @@
-"""Errors of Spark that a newcomer meets at the start of a wrapped query: each is ours, and names what to do."""
+"""Frequent errors when a wrapped query is started for the first time: riffle's error names the remedy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def feed(tmp_path: Path) -> Feed:
 
 
 def counted(events: DataFrame, checkpoint: Path | str) -> Any:
-    """Return a writer of counts."""
+    """Return a writer of counts by page."""
     writer = events.groupBy("page").count().writeStream.outputMode("update")
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
 
 
 @pytest.mark.long
 def test_a_checkpoint_with_sparks_own_state_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Of the same query before it was wrapped. With a new checkpoint it runs."""
+    """A checkpoint with Spark's own state of the same query is refused. The query runs with a new checkpoint."""
     counted(feed.stream(spark), tmp_path / "c").format("noop").start().awaitTermination()
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     with pytest.raises(ConfigError, match="new checkpointLocation") as caught:
@@ -49,7 +49,7 @@ def test_a_checkpoint_with_sparks_own_state_is_refused(spark: SparkSession, feed
 def test_a_sink_whose_jar_is_missing_is_refused_with_the_jar(
     spark: SparkSession, feed: Feed, tmp_path: Path, format_name: str, remedy: str
 ) -> None:
-    """Spark says that it failed to find the source."""
+    """A sink whose connector is missing is refused, and the error names the package to add."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     with pytest.raises(ConfigError, match=remedy) as caught:
         counted(events, tmp_path / "c").format(format_name).start()
@@ -61,7 +61,7 @@ def test_a_sink_whose_jar_is_missing_is_refused_with_the_jar(
 def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
     spark: SparkSession, feed: Feed, tmp_path: Path, scheme: str, remedy: str
 ) -> None:
-    """Hadoop says that a class is not found, or that a scheme has no file system."""
+    """A checkpoint on a file system without its Hadoop connector is refused, and the error names the jar."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     with pytest.raises(ConfigError, match=remedy) as caught:
         counted(events, f"{scheme}://bucket/c").format("noop").start()
@@ -79,7 +79,7 @@ def test_a_checkpoint_whose_file_system_is_missing_is_refused_with_its_jar(
 def test_a_missing_column_named_user_is_not_sparks_user(
     spark: SparkSession, feed: Feed, tmp_path: Path, group: Callable[[DataFrame], DataFrame]
 ) -> None:
-    """Spark counts all rows under the name of the operating system's user."""
+    """A query that groups by a missing column ``user`` is refused. Spark would group by the operating system's user."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     with pytest.raises(ConfigError, match=r"current_user\(\)") as caught:
         group(events).writeStream.outputMode("update").format("noop").start()

@@ -1,4 +1,4 @@
-"""Queries that share a root each have their own root below it, and find it again. Without Spark."""
+"""Queries that share a root each have their own root below it, and find it again. These tests start no Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return the roots that were started by this process. ``clear`` it for another process."""
+    """The roots that this process has started. A test clears them to simulate another process."""
     started = set[str]()
     monkeypatch.setattr(query_roots, "_started", started)
     return started
@@ -58,7 +58,7 @@ def start(home: Home, query: NewQuery, query_id: str) -> str:
 
 
 def test_each_query_has_its_own_root_and_finds_it_again(home: Home, process: set[str]) -> None:
-    """Also if one of them is started alone, and in another process."""
+    """Each query gets its own root, and gets the same one in another process, also if it is started alone."""
     counts, users = start(home, COUNTS, "c"), start(home, USERS, "u")
     assert counts != users
     assert {counts, users} == {root_of(home.root, name) for name in query_names(open_store(home.root))}
@@ -70,7 +70,9 @@ def test_each_query_has_its_own_root_and_finds_it_again(home: Home, process: set
 
 
 def test_a_root_has_the_name_of_its_query_or_else_of_its_checkpoint(home: Home) -> None:
-    """Characters that object names or local disks refuse are replaced."""
+    """A root is named after its query, or after the checkpoint if the query has no name. Unsafe characters are
+    replaced.
+    """
     assert start(home, replace(COUNTS, name="by_page"), "c") == f"{home.root}/query=by_page"
     assert start(home, replace(USERS, name="by user/äöü"), "u").startswith(f"{home.root}/query=by_user____-")
     third = replace(USERS, stores=["distinct.k"], checkpoint="file:/checkpoints/third")
@@ -90,7 +92,9 @@ def test_a_root_has_the_name_of_its_query_or_else_of_its_checkpoint(home: Home) 
 def test_a_query_with_its_id_continues_whatever_else_changed(
     home: Home, process: set[str], change: dict[str, object]
 ) -> None:
-    """Another name, a checkpoint that was moved, and the name that another query has."""
+    """A query with a known id keeps its root if its name, checkpoint or stores change, or if its name is another
+    query's.
+    """
     counts = start(home, COUNTS, "c")
     start(home, replace(USERS, name="users"), "u")
     process.clear()
@@ -98,7 +102,9 @@ def test_a_query_with_its_id_continues_whatever_else_changed(
 
 
 def test_an_existing_root_stays_its_querys_root(home: Home, process: set[str]) -> None:
-    """A log directly below the root, as earlier versions and ``Stateful`` jobs have it. A second query goes below."""
+    """A query whose log is directly below the root keeps it, as in earlier versions. A second query gets its own root
+    below.
+    """
     commit(home.root, "c", "aggregate.page")
     assert choose_root(home, replace(COUNTS, query_id="c", name="any")).root == home.root
     assert start(home, USERS, "u").startswith(f"{home.root}/query=users-")
@@ -108,7 +114,9 @@ def test_an_existing_root_stays_its_querys_root(home: Home, process: set[str]) -
 
 @pytest.mark.parametrize("name", [None, "counts"])
 def test_a_new_checkpoint_does_not_lose_the_state_silently(home: Home, process: set[str], name: str | None) -> None:
-    """The query gets the root of its earlier start. Its first batch is refused there, with the steps to move on."""
+    """A query with a new checkpoint gets the root of its earlier start, so that its first batch is refused with a
+    remedy.
+    """
     earlier = replace(COUNTS, name=name)
     counts = start(home, earlier, "c")
     start(home, USERS, "u")
@@ -124,7 +132,9 @@ def test_a_new_checkpoint_does_not_lose_the_state_silently(home: Home, process: 
 
 
 def test_a_new_checkpoint_of_an_existing_root_is_no_new_query(home: Home, process: set[str]) -> None:
-    """Its name is unknown, so a name does not help. A root of its own does."""
+    """A query with a new checkpoint gets an existing root, whatever its name is. Only a separate root starts it without
+    state.
+    """
     commit(home.root, "c", "aggregate.page", "unused")
     for query in (COUNTS, replace(COUNTS, name="counts")):
         assert choose_root(home, query).root == home.root
@@ -133,7 +143,10 @@ def test_a_new_checkpoint_of_an_existing_root_is_no_new_query(home: Home, proces
 
 
 def test_two_queries_of_one_process_may_have_the_same_operators(home: Home, process: set[str]) -> None:
-    """The same frame to two sinks, without names. A query of another process needs a name then."""
+    """Two queries of one process with the same operators get separate roots.
+
+    In another process, a further query with these operators needs a name to get its own root.
+    """
     other = replace(COUNTS, checkpoint="file:/checkpoints/files")
     counts, files = start(home, COUNTS, "c"), start(home, other, "f")
     assert counts != files
@@ -146,7 +159,7 @@ def test_two_queries_of_one_process_may_have_the_same_operators(home: Home, proc
 
 
 def test_a_query_that_ended_before_its_first_batch_has_its_root_already(home: Home, process: set[str]) -> None:
-    """Its checkpoint has an id, and its root no log."""
+    """A query that ended before its first batch gets the same root at its next start."""
     start(home, USERS, "u")
     other = replace(USERS, checkpoint="file:/checkpoints/other")
     root = choose_root(home, other).root
@@ -155,13 +168,15 @@ def test_a_query_that_ended_before_its_first_batch_has_its_root_already(home: Ho
 
 
 def test_a_temporary_checkpoint_has_a_new_root_each_time(home: Home) -> None:
-    """As in Spark such a query starts anew."""
+    """A query with a temporary checkpoint gets a new root at each start, because it starts without state in
+    Spark too.
+    """
     temporary = replace(COUNTS, checkpoint=None, name="shown")
     assert start(home, temporary, "t1") != start(home, temporary, "t2")
 
 
 def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) -> None:
-    """Adopted and verified by the shared root, as long as that says which one."""
+    """A command on a shared root uses its only query. If there are several, the error lists them."""
     assert only_root(home.root) == home.root
     counts = start(home, COUNTS, "c")
     assert only_root(home.root) == counts
@@ -179,7 +194,7 @@ def test_a_command_takes_the_only_query_of_a_root_and_names_several(home: Home) 
 
 
 def test_the_queries_below_an_existing_root_are_not_foreign(home: Home) -> None:
-    """Verification of the root's own query does not find them."""
+    """The verification of a query in an existing root ignores the queries below it."""
     commit(home.root, "c", "aggregate.page")
     start(home, USERS, "u")
     result = verify(home.root)
@@ -187,7 +202,7 @@ def test_the_queries_below_an_existing_root_are_not_foreign(home: Home) -> None:
 
 
 def test_a_job_is_refused_on_a_root_of_wrapped_queries(home: Home) -> None:
-    """A log beside them would look like an existing query's."""
+    """A ``Stateful`` job is refused on a root that has queries below it, because its log would be taken for theirs."""
     start(home, COUNTS, "c")
     with pytest.raises(ConfigError, match="RIFFLE-1122"):
         Log(open_store(home.root), home.root).open()

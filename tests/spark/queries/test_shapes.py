@@ -1,4 +1,4 @@
-"""There are enough shapes of every kind, and what is recorded of Spark belongs to them."""
+"""Each shape has a recording of Spark that fits it, and each recording has a shape."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.kit.queries.record_shapes import FOLDER, VERSIONS, digest_of, is_reco
 pytestmark = pytest.mark.newer_spark
 
 NEEDS_SPARK4 = ("texts", "session_no_gap", "inner_after", "semi_after")
-"""Shapes that Spark 3.5 does not run, beside processors: ``listagg``, a gap of sessions by ``if``, and two joins.
+"""Shapes that Spark 3.5 cannot run, besides processors: ``listagg``, a session gap by ``if``, and two joins.
 
-After a restart it refuses the state of these joins (``StateSchemaNotCompatible``).
+After a restart Spark 3.5 refuses the state of these joins (``StateSchemaNotCompatible``).
 """
 
 
 def test_every_recording_is_of_a_shape() -> None:
-    """A shape that goes, or gets another name, takes its recording along."""
+    """Every recording belongs to a shape, so a removed shape's recording must be deleted."""
     assert {path.name for path in FOLDER.iterdir()} == {f"{name}.json" for name in SHAPES}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_shape_is_recorded_on_each_version_that_runs_it(version: str) -> None:
-    """All versions gave the same recording."""
+    """Each shape is recorded for every version of Spark that can run it."""
     assert [name for name, shape in SHAPES.items() if is_recorded(shape, version) != _runs_on(version, shape)] == []
 
 
@@ -34,12 +34,16 @@ def _runs_on(version: str, shape: Shape) -> bool:
 
 
 def test_recordings_are_of_what_shapes_are_fed_now() -> None:
-    """A shape that was changed is recorded anew: ``python -m tests.kit.queries.record_shapes --only NAME``."""
+    """Recordings are of the shapes' current input. After a change run ``python -m tests.kit.queries.record_shapes
+    --only NAME``.
+    """
     assert [name for name, shape in SHAPES.items() if digest_of(shape) != shape.digest] == []
 
 
 def test_steps_columns_and_watermarks_count() -> None:
-    """Another number of steps, value, column or watermark is a difference. Last digits of fractions are not."""
+    """Steps, values, columns and watermarks that differ are differences. The last digits of floating-point numbers are
+    not.
+    """
     assert difference(Played("k", [[["a", 1, 0.1 + 0.2]]], [""]), Played("k", [[["a", 1, 0.3]]], [""])) == ""
     assert "missing" in difference(Played("k", [[["a", 1.0, 0.3]]], [""]), Played("k", [[["a", 1, 0.3]]], [""]))
     wanted = Played("k", [[], []], ["2024", "2026"])

@@ -1,4 +1,6 @@
-"""Queries through ``riffle_spark.on`` do what Spark's own do: step by step, in every mode, over restarts and breaks."""
+"""Wrapped queries have the results of Spark's own queries, step by step, in every mode, over restarts and broken
+batches.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ OFTEN = (
     "processor_quiet",
     "approximate_distinct",
 )
-"""Shapes that every run of the tests plays: one of each kind of stage. `--all` plays all others."""
+"""The shapes that every test run plays: one of each kind of stage. ``--all`` plays all others."""
 OTHER_FIGURES = {
     "outer": frozenset({"numRowsRemoved"}),
     "groups_forgetful": frozenset({"numRowsRemoved"}),
     "semi": frozenset({"numRowsTotal", "numRowsRemoved"}),
     "processor_lists_and_maps": frozenset({"numRowsTotal", "numRowsUpdated"}),
 }
-"""By kind or name of a shape, the figures of state operators that differ from Spark's, see docs/operations.md."""
+"""The figures of state operators that differ from Spark's, by kind or name of a shape (see docs/operations.md)."""
 LIVE = ("tumbling_append",)
 
 
 def of(names: tuple[str, ...]) -> list[object]:
-    """Return all shapes as arguments of a test; those that are not named take long."""
+    """Return all shapes as test arguments. Those that are not in ``names`` are marked as long."""
     return [pytest.param(shape, id=name, marks=_marks(shape, names)) for name, shape in SHAPES.items()]
 
 
@@ -51,10 +53,13 @@ def _marks(shape: Shape, names: tuple[str, ...]) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("shape", of(OFTEN))
 @pytest.mark.sample("outer_full", "dedup_by_time", "session_meeting")
 def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
-    """Against what is recorded of Spark; a query that is owed, or differs, and does the same, is neither any more."""
+    """A wrapped query has Spark's recorded results and figures.
+
+    A shape that is marked as missing or different must still differ.
+    """
     why = shape.owed or shape.differs
     if why:
-        assert _owed(spark, shape, tmp_path), f"{shape.name} does what Spark does: take away what it says ({why})"
+        assert _owed(spark, shape, tmp_path), f"{shape.name} has Spark's results: remove its reason ({why})"
         pytest.skip(why)
     with operator_figures.listening(spark) as received:
         assert difference(play_ours(spark, shape, tmp_path), recorded(shape)) == ""
@@ -67,7 +72,7 @@ def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape:
 
 
 def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
-    """Return what is wrong with our answer, or that there is none."""
+    """Return the difference of riffle's results from Spark's, or an empty text."""
     try:
         return difference(play_ours(spark, shape, folder), recorded(shape))
     except Exception as error:  # noqa: BLE001 - whatever says that it does not run
@@ -75,14 +80,14 @@ def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
 
 
 def _comparable(shape: Shape, changes: operator_figures.Changes) -> operator_figures.Changes:
-    """Return figures, added up if a batch may have the files of both streams or of one."""
+    """Return the figures. They are added up if a batch may have files of one stream or of both."""
     return operator_figures.added_up(changes) if len(shape.schemas) > 1 else changes
 
 
 @pytest.mark.parametrize("shape", of(LIVE))
 @pytest.mark.long
 def test_spark_does_again_what_is_recorded(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
-    """What is compared with is what Spark does now, on this machine."""
+    """Spark's own query still has the recorded results."""
     with operator_figures.listening(spark) as received:
         assert difference(play(spark, shape, tmp_path), recorded(shape)) == ""
         changes = operator_figures.changes_of(received())

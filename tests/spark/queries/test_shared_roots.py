@@ -1,4 +1,4 @@
-"""Several queries from one wrapped frame: each has its own root, and continues it after a restart."""
+"""Several queries from one wrapped frame: each has its own root and continues in it after a restart."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def feed(tmp_path: Path) -> Feed:
 
 @pytest.fixture
 def events(spark: SparkSession, feed: Feed, tmp_path: Path) -> DataFrame:
-    """A wrapped frame with rows."""
+    """A wrapped frame over the feed."""
     return riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
 
 
 def writer_of(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
-    """Return a writer that keeps nothing."""
+    """Return a writer that discards its rows."""
 
     def noop(rows: DataFrame, _: int) -> None:
         rows.write.format("noop").mode("append").save()
@@ -50,7 +50,7 @@ def writer_of(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
 
 
 def end(query: StreamingQuery) -> StreamingQuery:
-    """Wait for the end of a query."""
+    """Wait until a query ends and return it."""
     assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
     return query
 
@@ -62,19 +62,19 @@ def root_of(query: StreamingQuery) -> str:
 
 
 class TwoQueries:
-    """Counts by key, and totals by value, of one frame, into a folder each."""
+    """Two queries of one frame: counts by key and totals by value. Each writes to its own folder."""
 
     def __init__(self, feed: Feed, folder: Path) -> None:
         self.feed = feed
         self.folder = folder
 
     def start(self, events: DataFrame) -> list[StreamingQuery]:
-        """Start both at the same time."""
+        """Start both queries."""
         frames = (events.groupBy("k").count(), events.groupBy("v").agg(F.sum("k").alias("total")))
         return [self.writer(frame, number).start() for number, frame in enumerate(frames)]
 
     def writer(self, frame: DataFrame, number: int) -> DataStreamWriter:
-        """Return the writer of a query. Each batch's rows are a folder of their own, which a repeat overwrites."""
+        """Return the writer of a query. Each batch has its own folder, which a repeated batch overwrites."""
         folder = self.folder / f"out{number}"
         writer = frame.writeStream.outputMode("update").foreachBatch(
             lambda rows, batch_id: rows.coalesce(1).write.mode("overwrite").json(f"{folder}/{batch_id}")
@@ -82,7 +82,7 @@ class TwoQueries:
         return writer.option("checkpointLocation", f"{self.folder}/checkpoints/{number}")
 
     def outputs(self, number: int) -> dict[int, list[dict[str, int]]]:
-        """Return the rows of each batch."""
+        """Return the rows of each batch of a query."""
         rows = dict[int, list[dict[str, int]]]()
         for folder in (self.folder / f"out{number}").iterdir():
             lines = [line for file in folder.glob("*.json") for line in file.read_text().splitlines()]
@@ -95,7 +95,7 @@ class TwoQueries:
 def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
     spark: SparkSession, events: DataFrame, feed: Feed, tmp_path: Path
 ) -> None:
-    """Both run at once, stop, and continue, the second one first, as Spark's own queries do."""
+    """Two queries that run at the same time have Spark's results after a restart, also if the second one runs first."""
     ours, sparks = TwoQueries(feed, tmp_path / "ours"), TwoQueries(feed, tmp_path / "sparks")
     roots = list[set[str]]()
     for batch in BATCHES[1:]:
@@ -120,7 +120,9 @@ def test_two_live_queries_of_one_frame_are_exact_after_a_restart(
 def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
     events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    """Its state would be lost silently. Nothing is written, and the option in the remedy starts it without state."""
+    """A query whose checkpoint is gone is refused with both query ids, and nothing is written. The option
+    ``riffle.root`` starts it without state.
+    """
     writer = writer_of(events.groupBy("k").count(), tmp_path / "c1").trigger(availableNow=True)
     writer = writer.queryName(name) if name else writer
     first = end(writer.start())
@@ -146,7 +148,7 @@ def test_a_query_whose_checkpoint_is_gone_is_refused_with_both_ids(
 def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
     events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in Spark. The warning names the option."""
+    """A query without a checkpoint location starts without state, as in Spark, and a warning names the option."""
     writer = events.groupBy("k").count().writeStream.format("memory").queryName("shown").outputMode("complete")
     with caplog.at_level(logging.WARNING, "riffle_spark"):
         roots = [root_of(end(writer.trigger(availableNow=True).start())) for _ in range(2)]
@@ -157,7 +159,7 @@ def test_a_query_without_a_checkpoint_starts_anew_with_a_warning(
 
 
 def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFrame, tmp_path: Path) -> None:
-    """With its own checkpoint a query is refused for its stores, as before."""
+    """A query whose operators changed is refused on its own checkpoint, also in a shared root."""
     first = end(writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start())
     with pytest.raises(ConfigError, match="RIFFLE-0330"):
         writer_of(events.groupBy("v").count(), tmp_path / "c").start()

@@ -1,6 +1,4 @@
-"""Spark's own tests of stateful and other streams pass as they are where each stream is wrapped, but for those that are
-named here with the reason.
-"""
+"""PySpark's own streaming tests pass with every stream wrapped, except for those that are named here with a reason."""
 
 from __future__ import annotations
 
@@ -25,15 +23,19 @@ if not pyspark.__version__.startswith("4.0."):
 
 pytestmark = pytest.mark.spark
 CONF: Final = {"spark.riffle.key_groups": "1"}
-"""Some look at the first row of a frame without an order: in Spark's partitions, and in one slot, it is of key 0."""
+"""Some tests read the first row of an unordered frame. In Spark's partitions, and with one key-group, it is the row of
+key 0.
+"""
 PACKED = Path(pyspark.sql.__file__).parents[1] / "python" / "lib" / "pyspark.zip" / "pyspark" / "sql"
-"""In what Spark gives to its Python workers are tests, too; beside it they are not installed."""
+"""PySpark's own tests. They are not installed, but the archive for Spark's Python workers contains them."""
 READ = Path("python/test_support/sql/streaming")
-"""What the tests read of Spark's source tree, from where it is the working folder."""
+"""The folder of input files that the tests expect below Spark's source tree, their working folder."""
 LINES = "hello\nthis\n"
 VISITS = "".join(f"2024-05-01 12:00:0{at}.000;{one}\n" for at, one in enumerate((1, 2, 1, 3, 4, 5, 2, 6)))
 WAITS_SECONDS, IDLE_SECONDS = 10, 0.1
-"""How long tests of processors wait behind ``processAllAvailable`` where nothing can come any more; how long here."""
+"""The seconds that tests of processors wait after ``processAllAvailable``, when nothing can happen any more. Here they
+wait less.
+"""
 READERS = ("csv", "json", "load", "orc", "parquet", "table", "text")
 
 CLASSES: Final = {
@@ -48,7 +50,7 @@ OFTEN: Final = (
     "test_transform_with_state_in_pandas_basic",
     "test_streaming_foreach_batch_tempview",
 )
-"""What ``./run test`` plays: a processor and a sink. Long runs play all."""
+"""The tests that ``./run test`` plays: one of a processor and one of a sink. Long runs play all."""
 
 CHECKPOINT: Final = "looks into Spark's own checkpoint, by the sources state-metadata and statestore"
 NOT: Final = {
@@ -63,11 +65,11 @@ NOT: Final = {
     "store; it is kept here",
     "test_listener_events": "wants state operators in what a listener gets: these are Spark's own objects",
 }
-"""Those that do not pass, and why."""
+"""The tests that do not pass, and the reasons."""
 
 
 def own_tests(module: str, name: str) -> tuple[type[unittest.TestCase], list[str]]:
-    """Return a class of tests below ``pyspark.sql.tests``, and the names of its tests."""
+    """Return a test class below ``pyspark.sql.tests``, and the names of its tests."""
     if str(PACKED) not in pyspark.sql.__path__:
         pyspark.sql.__path__.append(str(PACKED))
     found = getattr(importlib.import_module(f"pyspark.sql.tests.{module}"), name)
@@ -75,14 +77,14 @@ def own_tests(module: str, name: str) -> tuple[type[unittest.TestCase], list[str
 
 
 def run_wrapped(spark: SparkSession, tests: Any, name: str, folder: Path) -> None:
-    """Run one test in a session that is there already, working in a folder: raise what it fails with, or its skip."""
+    """Run one test in the shared session and in a folder. Raise its failure or its skip."""
     (folder / READ / "time").mkdir(parents=True)
     (folder / READ / "lines.txt").write_text(LINES)
     (folder / READ / "time" / "visits.csv").write_text(VISITS)
     tests.spark, tests.sc = spark, spark.sparkContext
     for query in spark.streams.active:
         query.stop()
-    spark.streams.resetTerminated()  # Other tests' queries, and what they failed with, are not this one's.
+    spark.streams.resetTerminated()  # Queries of earlier tests, and their failures, do not belong to this test.
     for key, value in tests.conf().getAll():
         if key.startswith("spark.sql.") and spark.conf.get(key, None) != value:
             spark.conf.set(key, value)
@@ -95,7 +97,7 @@ def run_wrapped(spark: SparkSession, tests: Any, name: str, folder: Path) -> Non
 
 
 def _wrapped(method: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
-    """Return a method whose streams are wrapped."""
+    """Return a method that wraps the streams it returns."""
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> DataFrame:
@@ -106,7 +108,7 @@ def _wrapped(method: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
 
 
 def _hasty(wait: Callable[..., bool | None]) -> Callable[..., bool | None]:
-    """Return a method that waits for a query's end, but not for one that has nothing left to do."""
+    """Return ``awaitTermination`` with a short wait for queries that have nothing left to do."""
 
     @functools.wraps(wait)
     def call(query: StreamingQuery, timeout: float | None = None) -> bool | None:
@@ -117,7 +119,7 @@ def _hasty(wait: Callable[..., bool | None]) -> Callable[..., bool | None]:
 
 @contextmanager
 def _working_in(spark: SparkSession, folder: Path) -> Iterator[None]:
-    """Have Spark find relative paths in a folder."""
+    """Let Spark resolve relative paths below a folder."""
     jvm: Any = spark.sparkContext._jvm  # private: Hadoop is there alone
     hadoop = jvm.org.apache.hadoop.fs
     files = hadoop.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
@@ -142,10 +144,10 @@ TESTS: Final = {(of, name): tests for of in CLASSES for tests, names in [own_tes
     ],
 )
 def test_sparks_own_test_passes(of: str, name: str, spark: SparkSession, tmp_path: Path) -> None:
-    """With every stream that it reads wrapped, and nothing else done to it."""
+    """A test of PySpark passes with each of its streams wrapped."""
     run_wrapped(spark, TESTS[of, name], name, tmp_path)
 
 
 def test_what_is_named_is_there() -> None:
-    """A name that no test of Spark's has would say nothing."""
+    """Every name in the lists is a test of PySpark."""
     assert {*OFTEN, *NOT} <= {name for _, name in TESTS}

@@ -1,4 +1,4 @@
-"""What the start of a wrapped query costs on the driver: calls of the JVM, counted."""
+"""The calls to the JVM that the start of a wrapped query makes on the driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 MOST_CALLS = 320 if pyspark.__version__.startswith("3.") else 300  # 318 were counted on Spark 3.5
 _COLLECTED = "m\nd\n"
-"""How Py4J tells the JVM that Python holds an object no longer."""
+"""Py4J's message to the JVM that Python has released an object."""
 
 
 def windowed(events: DataFrame, _: DataFrame) -> DataFrame:
-    """Count and add in windows."""
+    """Count and sum in windows."""
     windows = events.groupBy(F.window("timestamp", "1 minute"), "k")
     return windows.agg(F.count("*").alias("rows"), F.sum("v").alias("total"))
 
@@ -35,7 +35,7 @@ def joined(events: DataFrame, others: DataFrame) -> DataFrame:
 
 
 def chained(events: DataFrame, others: DataFrame) -> DataFrame:
-    """Count what is new in windows."""
+    """Count distinct rows in windows."""
     return windowed(events.dropDuplicates(["k", "timestamp"]), others)
 
 
@@ -48,7 +48,7 @@ def test_a_start_makes_a_limited_number_of_calls(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The plan is read in a few calls, whatever its size. Most of the others build what each batch runs."""
+    """A start makes a limited number of calls: the plan is read in a few calls, whatever its size."""
     # private parts: Py4J counts no calls itself
     client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be None to mypy
     send, thread, calls = client.send_command, threading.get_ident(), list[str]()

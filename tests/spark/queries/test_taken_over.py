@@ -1,5 +1,5 @@
-"""A wrapped query goes on with the state and the checkpoint of a job of ``Stateful``'s, where the query says of each
-column that it means the same.
+"""A wrapped query takes over the state and checkpoint of a ``Stateful`` job, if the query says that each column has the
+same meaning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOTALS = {"visits": "count(*)", "total": "sum(n)", "mean": "avg(n)", "most": "ma
 
 
 class Counting:
-    """A feed whose totals are kept by a job of ``Stateful``'s first, and then by a query."""
+    """A feed whose totals are first computed by a ``Stateful`` job and then by a query."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder, self.checkpoint = spark, folder, folder / "c"
@@ -45,17 +45,17 @@ class Counting:
         self.fails = False
 
     def add(self, batch: int) -> None:
-        """Add a batch's rows."""
+        """Add the rows of a batch."""
         self.feed.add({"page": page, "n": n} for page, n in BATCHES[batch])
 
     def run_job(self) -> None:
-        """Run the job over what is there."""
+        """Run the job over all new rows."""
         compute = aggregate(visits=count(), total=sum_("n"), mean=mean("n"), most=max_("n"))
         totals = Stateful("totals", "page", compute, settings=settings_in(self.folder))
         run_to_end(self.feed.stream(self.spark), totals.into(Kept()), self.checkpoint)
 
     def run_query(self, **options: str) -> None:
-        """Run the query over what is there."""
+        """Run the query over all new rows."""
         events = riffle_spark.on(self.feed.stream(self.spark), settings=settings_in(self.folder))
         counted = events.groupBy("page").agg(*self.totals())
         writer = counted.writeStream.outputMode("update").foreachBatch(self._keep).trigger(availableNow=True)
@@ -73,12 +73,12 @@ class Counting:
         self.told[batch_id] = sorted(rows.collect())
 
     def expected(self) -> list[Row]:
-        """Return the totals of all rows that there are."""
+        """Return the totals of all rows of the feed."""
         return sorted(self.feed.table(self.spark).groupBy("page").agg(*self.totals()).collect())
 
     @staticmethod
     def totals() -> list[Column]:
-        """Return what is told of a page."""
+        """Return the totals as aggregate functions."""
         return [F.expr(text).alias(name) for name, text in TOTALS.items()]
 
 
@@ -86,8 +86,10 @@ class Counting:
 @pytest.mark.newer_spark
 @pytest.mark.long
 def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
-    """With its checkpoint: no batch is left out and none counts twice, also where Spark has not noted the job's last
-    one, and where the query's first one fails and comes again. Then the job is refused, and the query one like others.
+    """A query takes over a job's state and checkpoint: each row counts once, although Spark has not committed the job's
+    last batch and the query's first one is repeated.
+
+    Afterwards the job is refused, and the query continues without the option.
     """
     counting, over = Counting(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
     counting.add(0)
@@ -117,7 +119,7 @@ MEANT = {"visits": "count(1): count", "total": "sum(n): sum", "most": "max(n): m
 
 
 def stage(kept: pa.Schema, key: pa.Schema) -> PlannedStage:
-    """Return a stage that keeps these columns by a key; nothing of Spark's is asked."""
+    """Return a stage with these state columns and keys, without a plan of Spark."""
     nothing: Any = None
     of_plan = Stage(0, "aggregate", nothing, ())
     meant = {name: MEANT.get(name, f"count({name}): count") for name in kept.names}
@@ -127,7 +129,7 @@ def stage(kept: pa.Schema, key: pa.Schema) -> PlannedStage:
 def start(
     kept: pa.Schema = STATE, key: str = "page", store: str = "totals", accepted: str = "", taken: str = ""
 ) -> None:
-    """Look at the root of a job as a query does that starts."""
+    """Check the stored schema of a job, as a query does when it starts."""
     stored = PlainColumns("totals", pa.schema({"page": pa.string()}), STATE).to_text()
     check_stored([stage(kept, pa.schema({key: pa.string()}))], {store: stored}, accepted, taken)
 
@@ -148,13 +150,15 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], said: str) -> None:
-    """Before anything runs, with the way out; options have the names as the message has them."""
+    """State that cannot be taken over is refused before the query runs, and the error names the columns as the option
+    expects them.
+    """
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         start(**given)
 
 
 def test_what_is_taken_over_is_said_of_each_column() -> None:
-    """Types may be wider than they were; what is to begin anew, or to go, is accepted by its name."""
+    """Stored columns may get wider types. New and removed columns must be accepted by name."""
     start(taken="visits, total, most")
     start(STATE.set(2, pa.field("most", pa.int64())), taken="visits,total,most")
     start(MORE, taken="visits,total,most", accepted="views")
@@ -162,7 +166,9 @@ def test_what_is_taken_over_is_said_of_each_column() -> None:
 
 
 def test_names_are_listed_as_they_are() -> None:
-    """What nobody has named is called as it is in SQL, with spaces and commas; what a message tells works."""
+    """Names of unnamed columns, which may have spaces and commas, can be copied from the error message into
+    the option.
+    """
     odd = pa.schema(dict.fromkeys(["max_by(n, at)", "sum((n + 1))", "at"], pa.int64()))
     key = pa.schema({"page": pa.string()})
     stored = {"totals": PlainColumns("totals", key, odd).to_text()}
@@ -174,7 +180,9 @@ def test_names_are_listed_as_they_are() -> None:
 
 @pytest.mark.parametrize(("time", "mode"), [("EventTime", "complete"), ("None", "append"), ("None", "update")])
 def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMode, mode: str) -> None:
-    """Modes that end windows alike, and stages without an end, continue."""
+    """A store in complete mode cannot continue in another mode if its windows end, nor the other way round. All other
+    modes can.
+    """
     key = pa.schema({"page": pa.string(), "end": pa.timestamp("us", "UTC")})
     query = replace(stage(STATE, key), late=LateRule("end", "keys"))
     schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
@@ -189,7 +197,9 @@ def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMo
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
 def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
-    """If a store of other keys replaces one of its kind, the error says so and what to do."""
+    """If a store of the same kind with other keys was removed, the query is refused until the removed store is
+    accepted.
+    """
     query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
     nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
     with pytest.raises(ConfigError, match="RIFFLE-0330"):
@@ -204,7 +214,9 @@ def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
 
 
 def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
-    """The number behind the name is its place among these alone: what one has kept would be another one's."""
+    """If one of several stages with the same name is added or removed, the query is refused, because their numbers may
+    shift.
+    """
     nothing: dict[str, str] = {}
     first, second = (replace(stage(STATE, pa.schema({"page": pa.string()})), store=name) for name in ("a.n", "a.n-2"))
     for stages, before in (([first, second], ["a.n"]), ([first], ["a.n", "a.n-2"]), ([second], ["a.n", "a.n-2"])):

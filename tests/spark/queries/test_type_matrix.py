@@ -1,7 +1,8 @@
-"""Every type of Spark's, as key, value, order column and output, is kept as in Spark or refused by column at the start.
+"""Every type of Spark is kept as in Spark, as key, value, order column and output, or refused with its column when the
+query starts.
 
-Each position is one query with a wide frame: a column per type, with ordinary and extreme values, text that is not
-UTF-8, NULL, and NOT NULL inside. Between two runs local copies are lost. A cell is a value of a type in a position.
+Each position is one query with a wide frame: one column per type, with ordinary and extreme values, text that is not
+UTF-8, NULL, and NOT NULL inside. Local copies are lost between two runs. A cell is one value of a type in a position.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ _OF_ORDERED = ("max({})", "min({})", "max_by(n, {})", "min_by(n, {})")
 
 @pytest.fixture(autouse=True)
 def _quick(spark: SparkSession) -> None:
-    """Have Spark's own side keep its state on the heap."""
+    """Let Spark keep its own state on the heap."""
     for name, value in QUICK.items():
         spark.conf.set(name, value)
 
 
 def texts(columns: Columns) -> list[str]:
-    """Return the columns as texts."""
+    """Return an expression for the text of each column."""
     return [f"{one.text} AS {one.name}" for one in columns]
 
 
 def beside_duplicates(columns: Columns) -> Build:
-    """Values beside ``dropDuplicates``."""
+    """Return a query with the columns as values of ``dropDuplicates``."""
     return lambda rows, _: typed(rows, columns).dropDuplicates(["k", "n"]).selectExpr("n", *texts(columns))
 
 
 def aggregated(columns: Columns) -> Build:
-    """Values and order columns of aggregate functions."""
+    """Return a query with the columns as values and order columns of aggregate functions."""
     calls = [(call, one) for one in columns for call in _OF_VALUES]
     calls += [(call, one) for one in columns if one.is_ordered for call in _OF_ORDERED]
     calls += [("collect_list({})", one) for one in columns if one.name != "c_void"]
-    # Spark's streams collect NaN again in each batch, its batch queries and ours once.
+    # Spark's streams collect NaN again in each batch. Its batch queries and riffle collect it once.
     calls += [("collect_set({})", one) for one in columns if one.is_key and one.type not in ("void", "float", "double")]
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
@@ -71,7 +72,7 @@ def aggregated(columns: Columns) -> Build:
 
 
 def joined(columns: Columns) -> Build:
-    """Values of both sides of a join of two streams, of rows of different runs."""
+    """Return a query with the columns as values of both sides of a join. Matching rows are of different runs."""
 
     def build(rows: DataFrame, others: DataFrame) -> DataFrame:
         right = [f"{one.name} AS right_{one.name}" for one in columns]
@@ -84,7 +85,7 @@ def joined(columns: Columns) -> Build:
 
 
 def spread(rows: DataFrame, columns: Columns) -> DataFrame:
-    """Return each row once per column, with the others NULL."""
+    """Return each row once per column, with the other columns NULL."""
     return (
         typed(rows, columns)
         .selectExpr("*", f"explode(sequence(0, {len(columns) - 1})) AS t")
@@ -93,19 +94,19 @@ def spread(rows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def grouped(columns: Columns) -> Build:
-    """Keys of an aggregate."""
+    """Return a query with the columns as keys of an aggregate."""
     names = [one.name for one in columns]
     return lambda rows, _: spread(rows, columns).groupBy("t", *names).count().selectExpr("t", "count", *texts(columns))
 
 
 def once(columns: Columns) -> Build:
-    """Keys of ``dropDuplicates``."""
+    """Return a query with the columns as keys of ``dropDuplicates``."""
     names = ["t", *(one.name for one in columns)]
     return lambda rows, _: spread(rows, columns).dropDuplicates(names).selectExpr("t", "n", *texts(columns))
 
 
 def paired(columns: Columns) -> Build:
-    """Keys of a join."""
+    """Return a query with the columns as keys of a join."""
 
     def build(rows: DataFrame, others: DataFrame) -> DataFrame:
         right = [f"{one.name} AS right_{one.name}" for one in columns]
@@ -125,14 +126,14 @@ POSITIONS: dict[str, tuple[Callable[[Columns], Build], str, bool]] = {
     "as keys of dropDuplicates": (once, "append", True),
     "as keys of a join": (paired, "append", True),
 }
-"""How a position is asked for, the output mode, and whether it is that of a key."""
+"""The query of each position, its output mode, and whether the columns are keys."""
 
 
 def check(spark: SparkSession, folder: Path, position: str, files: int) -> None:
-    """Compare a position's answers with Spark's own.
+    """Compare the results of a position with those of Spark.
 
-    Collated text is a value, and is compared with plain text: Spark 4.0's own aggregates return other rows' bytes for
-    it.
+    Collated text is only a value, and is compared with plain text: Spark 4.0's own aggregates return the bytes of other
+    rows for it.
     """
     query, mode, of_keys = POSITIONS[position]
     chosen, others = [one for one in KEPT if one.is_key], list[TypeColumn]()
@@ -151,12 +152,12 @@ def check(spark: SparkSession, folder: Path, position: str, files: int) -> None:
     [name if name == "beside dropDuplicates" else pytest.param(name, marks=pytest.mark.long) for name in POSITIONS],
 )
 def test_every_type_is_kept_as_in_spark(position: str, spark: SparkSession, tmp_path: Path) -> None:
-    """All of them, in all positions."""
+    """Every type is kept as in Spark in this position."""
     check(spark, tmp_path, position, files=2 if position == "beside dropDuplicates" else 3)
 
 
 def table_of(kind: str) -> Callable[[SparkSession, Path], DataFrame]:
-    """Return what reads the files as a table whose keys are text of a bounded length."""
+    """Return a function that reads the files as a table whose key is text of limited length."""
 
     def read(spark: SparkSession, folder: Path) -> DataFrame:
         name = f"bounded_{folder.name}"
@@ -170,7 +171,7 @@ def table_of(kind: str) -> Callable[[SparkSession, Path], DataFrame]:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["char(7)", pytest.param("varchar(7)", marks=pytest.mark.long)])
 def test_text_of_bounded_length_in_a_table_is_kept_as_in_spark(kind: str, spark: SparkSession, tmp_path: Path) -> None:
-    """As a key and as a value; a ``char`` is filled up with spaces."""
+    """Text of type ``char`` or ``varchar`` is kept as in Spark as key and value. ``char`` is padded with spaces."""
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
         return rows.groupBy("k").agg(F.max_by("k", "n").alias("v"), F.max("k").alias("m"), F.count("*").alias("c"))
@@ -184,14 +185,14 @@ def test_text_of_bounded_length_in_a_table_is_kept_as_in_spark(kind: str, spark:
 
 
 def _sums(*functions: str) -> Build:
-    """Sums of decimals of the most digits that there are."""
+    """Return a query that sums decimals with the most digits."""
     largest = f"CAST({'9' * 38}BD AS DECIMAL(38, 0))"
     return lambda rows, _: rows.groupBy("k").agg(*[F.expr(f"{name}({largest})").alias(name) for name in functions])
 
 
 @pytest.mark.long
 def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """Outside ANSI mode, and of ``try_sum``; it stays so after a restart."""
+    """A sum that exceeds 38 digits is NULL without ANSI mode and for ``try_sum``, also after a restart."""
     spark.conf.set("spark.sql.ansi.enabled", "false")
     query = _sums("sum", "try_sum")
     expected = play(spark, query, tmp_path / "spark", "update", is_wrapped=False, files=2)
@@ -202,7 +203,7 @@ def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_pa
 
 @pytest.mark.long
 def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """With the same condition in the message."""
+    """A sum that exceeds 38 digits fails the query in ANSI mode, with Spark's error condition."""
     spark.conf.set("spark.sql.ansi.enabled", "true")
     for name in ("spark", "riffle"):
         with pytest.raises(StreamingQueryException, match=r"ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE"):
@@ -210,7 +211,7 @@ def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark:
 
 
 def passed(columns: Columns, frame: DataFrame) -> DataFrame:
-    """Return what a user's function makes of columns that it gives back as they are."""
+    """Return the output of a user's function that returns its columns unchanged."""
     output = ", ".join(["k string", "n long", *(f"{one.name} {one.type}" for one in columns)])
     groups = typed(frame, columns).groupBy("k")
     return groups.applyInPandasWithState(gives_back, output, "n long", "append", "NoTimeout")
@@ -218,7 +219,7 @@ def passed(columns: Columns, frame: DataFrame) -> DataFrame:
 
 @pytest.mark.long
 def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """All types that Spark's pandas functions take are input and output of ``applyInPandasWithState``."""
+    """``applyInPandasWithState`` returns columns of all types that pandas supports unchanged, as in Spark."""
     columns = [one for one in KEPT if one.pandas]
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
@@ -232,7 +233,7 @@ def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: 
 
 @pytest.mark.long
 def test_state_of_each_type_is_read_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """A function's state has fields of all types, and is read after a restart."""
+    """The state of a user's function has fields of all types, and is read back as in Spark after a restart."""
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
         return rows.groupBy("k").applyInPandasWithState(keeps_types, ANSWER, STATE, "append", "NoTimeout")
@@ -253,7 +254,7 @@ ROWS_USES: dict[str, Use] = {
         lambda _key, frames, _state: frames, "n long", "seen long", "append", "NoTimeout"
     ),
 }  # fmt: skip
-"""Queries in append mode that keep a column or go by it."""
+"""Queries in append mode that store the column or use it as a key."""
 GROUP_USES: dict[str, Use] = {
     "max_by": lambda rows, _, name: rows.groupBy("k").agg(F.max_by(name, "n").alias("m")),
     "max": lambda rows, _, name: rows.groupBy("k").agg(F.max(name).alias("m")),
@@ -261,12 +262,12 @@ GROUP_USES: dict[str, Use] = {
     "collect_list": lambda rows, _, name: rows.groupBy("k").agg(F.collect_list(name).alias("m")),
     "key": lambda rows, _, name: rows.groupBy(name).count(),
 }
-"""Queries in update mode that keep a column, compare it or group by it."""
+"""Queries in update mode that store the column, compare it or group by it."""
 
 
 @pytest.fixture
 def streams(spark: SparkSession, tmp_path: Path) -> tuple[DataFrame, DataFrame]:
-    """Two wrapped streams of one folder."""
+    """Two wrapped streams of the same folder."""
     spark.udf.register("vector_of", vector_of, VectorUDT())
     add_file(tmp_path, 0)
     rows, others = (wrapped(stream(spark, tmp_path), tmp_path) for _ in range(2))
@@ -282,14 +283,14 @@ def _marks(one: RefusedColumn) -> list[pytest.MarkDecorator]:
 def refusals(
     streams: tuple[DataFrame, DataFrame], folder: Path, one: RefusedColumn
 ) -> Iterator[tuple[str, ConfigError]]:
-    """Yield each use of a column that Spark accepts, and what refuses its start."""
+    """Yield each use of the column that Spark accepts, with the error that refuses it."""
     rows, others = streams
     rows = rows.selectExpr("n", "k", f"{one.sql} AS {one.name}")
     for use, query in {**ROWS_USES, **GROUP_USES}.items():
         try:
             writer = query(rows, others, one.name).writeStream.outputMode("update" if use in GROUP_USES else "append")
             writer.format("noop").option("checkpointLocation", str(folder / "checkpoint")).start()
-        except AnalysisException:  # Spark neither compares such a type nor groups by it
+        except AnalysisException:  # Spark does not compare this type or group by it.
             continue
         except ConfigError as refused:
             yield use, refused
@@ -302,7 +303,7 @@ def refusals(
 def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
     one: RefusedColumn, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
-    """The message names the user's column and the type, and has a remedy, in every position."""
+    """A type that cannot be kept is refused in every position. The error names the column and the type."""
     found = dict(refusals(streams, tmp_path, one))
     assert {"beside dropDuplicates", "max_by", "join", "key", "function"} <= found.keys()
     for use, error in found.items():
@@ -328,7 +329,7 @@ def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
 def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     sql: str, use: str, words: str, streams: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
-    """It is kept as a value."""
+    """A type that can be a value but not a key or order column is refused in these positions."""
     rows, others = streams
     frame = GROUP_USES[use](rows.selectExpr("n", "k", f"{sql} AS c"), others, "c")
     writer = frame.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))

@@ -1,4 +1,4 @@
-"""Operators of ``Stateful`` keep every type of Spark's, or refuse it by column and type in their first batch."""
+"""Operators of ``Stateful`` keep every type of Spark, or refuse it with column and type in their first batch."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tests.kit.streams.streaming import committed, settings_in
 pytestmark = pytest.mark.spark
 
 UNIT_LOSING = ("c_hours", "c_required", "c_required_array", "c_required_map")
-"""Columns with day-time intervals of other units: Arrow has one type for all, so results are from days to seconds."""
+"""Columns with day-time intervals of other units. Arrow has one type for all units, so results have days to seconds."""
 WHOLE = [one for one in KEPT if one.name not in UNIT_LOSING]
 
 
 def texts(columns: list[TypeColumn]) -> list[str]:
-    """Return the columns as texts."""
+    """Return an expression for the text of each column."""
     return [f"{one.text} AS {one.name}" for one in columns]
 
 
 def rows_of(spark: SparkSession, batch: int) -> DataFrame:
-    """Return eight rows of two keys."""
+    """Return the eight rows of a batch, with two keys."""
     return spark.range(8 * batch, 8 * batch + 8).selectExpr("id AS n", "concat('key ', id % 2) AS k")
 
 
 def play(operators: list[Stateful], frames: list[DataFrame], folder: Path, shown: list[str]) -> list[list[Row]]:
-    """Return the results of each batch, each by an operator of its own that starts without local copies."""
+    """Return the results of each batch. Each batch has a new operator without local copies."""
     results = list[list[Row]]()
 
     def keep(frame: DataFrame, _batch: int) -> None:
@@ -52,14 +52,16 @@ def play(operators: list[Stateful], frames: list[DataFrame], folder: Path, shown
 
 
 def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Answer each key's state as it was, and keep the last row of each key."""
+    """Output the state of each key, and store the last row of each key."""
     latest = {k: at for at, k in enumerate(rows["k"].to_pylist())}
     return state, rows.take(list(latest.values())).select(state.column_names)
 
 
 @pytest.mark.long
 def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
-    """Its state and its output have a column of each; what it reads back are the values of the batch before."""
+    """A function on Arrow has columns of every type in its state and output, and reads back the values of the batch
+    before.
+    """
     frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
     schema = arrow_schema(frames[0].drop("k", "n"))
 
@@ -76,7 +78,7 @@ def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, t
 
 @pytest.mark.long
 def test_the_last_row_has_every_type(spark: SparkSession, tmp_path: Path) -> None:
-    """It is that of a batch query, after a restart without local copies."""
+    """``last`` returns the last row of a batch query for every type, after a restart without local copies."""
     frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
 
     lasts = aggregate(**{one.name: last(one.name) for one in WHOLE})
@@ -92,7 +94,7 @@ NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
 
 @pytest.mark.long
 def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_path: Path) -> None:
-    """Values are those of its input."""
+    """A processor with rows returns values of every type unchanged."""
     columns = [one for one in WHOLE if one.name not in NO_ROWS]
     frames = [typed(rows_of(spark, batch), columns) for batch in range(2)]
 
@@ -108,12 +110,12 @@ def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_pa
 
 _NOT_SORTED = ("c_array", "c_required_array", "c_struct")
 ORDERED = [one for one in KEPT if one.is_ordered and one.name not in _NOT_SORTED]
-"""Arrow sorts NULL to the end, also within structs, and Spark to the start."""
+"""Columns that can be an order column. Arrow sorts NULL within structs and arrays last, and Spark first."""
 
 
 @pytest.mark.long
 def test_rows_are_ordered_by_columns_of_every_type_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """The last row by a column is that of Spark's ``max_by``; equal values go by the number of the row."""
+    """The last row by a column is that of Spark's ``max_by``. Equal values are ordered by the number of the row."""
     for one in ORDERED:
         frame = typed(rows_of(spark, 0), [one])
         order = ["is_there", one.name, "n"]
@@ -148,7 +150,7 @@ USES: Mapping[str, Make] = {
 
 
 def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
-    """Return what refuses an operator's first batch, which commits nothing."""
+    """Return the error that refuses an operator's first batch, and check that nothing is committed."""
     with pytest.raises(ConfigError) as refused:
         operator.into(lambda *_: None)(frame, 0)
     assert committed(f"file://{folder}/state") == []
@@ -156,7 +158,7 @@ def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
 
 
 def marks_of(index: int, one: RefusedColumn) -> list[pytest.MarkDecorator]:
-    """Return the marks of a refused column: a sample of all runs in ``./run test``."""
+    """Return the marks of a refused column. ``./run test`` runs every twelfth."""
     marks = [pytest.mark.long] if index % 12 else []
     if one.name == "r_calendar":
         return [*marks, pytest.mark.needs_spark4("calendar intervals in PySpark's schemas")]
@@ -169,7 +171,9 @@ def marks_of(index: int, one: RefusedColumn) -> list[pytest.MarkDecorator]:
 def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
     one: RefusedColumn, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By the user's column and the type, with a remedy; also in an initial state."""
+    """A type that cannot be kept is refused in every position and in an initial state. The error names the column and
+    the type.
+    """
     spark.udf.register("vector_of", vector_of, VectorUDT())
     frame = rows_of(spark, 0).selectExpr("n", "k", f"{one.sql} AS {one.name}")
     refused = {use: refusal(make(one.name, tmp_path), frame, tmp_path) for use, make in USES.items()}
@@ -189,7 +193,7 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
 def test_a_type_that_is_no_key_or_order_is_refused_as_such(
     sql: str, use: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It is kept as a value."""
+    """A type that can be a value but not a key or order column is refused in these positions."""
     error = refusal(USES[use]("c", tmp_path), rows_of(spark, 0).selectExpr("n", "k", f"{sql} AS c"), tmp_path)
     assert "'c'" in error.problem or (use == "key" and "key" in error.problem)
     assert error.remedy
@@ -211,7 +215,9 @@ def test_a_type_that_is_no_key_or_order_is_refused_as_such(
 def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
     part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By the column of a function on Arrow, before the function is called."""
+    """A type that a function on Arrow declares and that cannot be kept is refused with its column, before the function
+    is called.
+    """
     schemas = {"state": pa.schema([("n", pa.int64())]), "output": pa.schema([("k", pa.string())])}
     schemas[part] = schemas[part].append(pa.field("odd", kind))
     operator = _stateful("k", arrow_function(last_rows, **schemas), tmp_path)

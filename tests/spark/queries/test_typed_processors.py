@@ -1,4 +1,4 @@
-"""Processors and functions of groups take, keep and answer every type as on Spark's own operators, or fail as there."""
+"""Processors take, store and return every type as on Spark's own operators."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.kit.queries.typed_processors import KeepsTypes
 pytestmark = pytest.mark.spark
 
 INTERVAL = "s_interval"
-"""Spark's own operators keep no interval."""
+"""An interval, which Spark's own operators cannot store."""
 READ = "k string, n long, read string, wrong string"
 FORMS = ["pandas", *(["rows"] if hasattr(GroupedData, "transformWithState") else [])]
-"""Spark's own forms of processors: that with rows is there since Spark 4.1."""
+"""The forms of processors that this version of Spark has. Spark 4.1 adds rows."""
 
 
 @pytest.fixture(autouse=True)
 def _quick(spark: SparkSession) -> None:
-    """Have Spark's own side run quickly; its processors need RocksDB."""
+    """Make Spark's own queries run quickly. Their processors need RocksDB."""
     for name, value in {**QUICK, **ROCKSDB}.items():
         spark.conf.set(name, value)
 
 
 def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataFrame:
-    """Return what a processor answers that gives its rows back, as texts."""
+    """Return, as text, the output of a processor that returns its rows."""
     frame = sparks_own(rows.groupBy("k"), form)(GivesBack(), rows.schema, "append", "None")
     return frame.selectExpr("k", "n", *names)
 
@@ -41,7 +41,7 @@ def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataF
 @pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.parametrize("form", FORMS)
 def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession, tmp_path: Path) -> None:
-    """All types that pandas can hold are input and output."""
+    """A processor returns columns of all types that pandas supports, as in Spark."""
     names = [f"{one.text} AS {one.name}" for one in READABLE]
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
@@ -60,7 +60,10 @@ def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession
 def test_variables_of_each_type_are_read_back_as_in_spark(
     way: str, form: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """After restarts without local copies; riffle reads what was written, also where Spark's pandas changes it."""
+    """Variables of every type are read back as in Spark, after restarts without local copies.
+
+    riffle returns exactly the stored value, even if Spark's conversion by pandas changes it.
+    """
     names = tuple(name for name in VALUES if name != INTERVAL and (way, name) != ("map", "s_map"))
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
@@ -78,7 +81,7 @@ def test_variables_of_each_type_are_read_back_as_in_spark(
 @pytest.mark.needs_spark4("transformWithState")
 @pytest.mark.parametrize("way", ["value", "list", "map"])
 def test_an_interval_is_kept_in_a_variable_and_not_by_spark(way: str, spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own operator fails the query; here what was written is read."""
+    """An interval in a variable is read back as stored. Spark's own operator fails the query."""
 
     def build(rows: DataFrame, _: DataFrame) -> DataFrame:
         return rows.groupBy("k").transformWithStateInPandas(KeepsTypes(way, (INTERVAL,)), READ, "append", "None")

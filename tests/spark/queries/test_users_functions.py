@@ -1,4 +1,4 @@
-"""Users' own functions in wrapped queries do what they do in Spark's own on the same files, batch by batch."""
+"""Users' own functions in wrapped queries have the results of Spark's own queries on the same files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUT = "k string, told string"
 
 
 def told(key: object, *what: object) -> pd.DataFrame:
-    """Return a frame of one row of output."""
+    """Return a frame with one output row."""
     return pd.DataFrame({"k": [key], "told": [repr(what)]})
 
 
@@ -35,7 +35,7 @@ def same(
     kind: str = "groups",
     **more: Any,
 ) -> int:
-    """Hold a query through the wrapper against Spark's own; return how many rows there were."""
+    """Compare a wrapped query with Spark's own, and return the number of output rows."""
     shape = Shape("function", kind, build, events(*texts), **more)
     expected = play(spark, shape, folder / "spark")
     assert difference(play_ours(spark, shape, folder / "ours"), expected) == ""
@@ -45,7 +45,7 @@ def same(
 @pytest.mark.smoke
 @pytest.mark.long
 def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path: Path) -> None:
-    """It is wrapped behind it; the function sees all columns in their order, and a projection follows."""
+    """A function of groups may be applied to a plain frame that is wrapped afterwards. It gets all columns in order."""
 
     def count(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         rows = pd.concat(list(frames))
@@ -64,7 +64,7 @@ def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path:
 
 @pytest.mark.long
 def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Their state goes on over batches and a restart, and is as if each group's rows had come at once."""
+    """Users' aggregate functions return the results of all rows at once, over several batches and a restart."""
     mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))
 
     def build(given: Frames) -> DataFrame:
@@ -79,7 +79,7 @@ def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSessi
 
 @pytest.mark.long
 def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, tmp_path: Path) -> None:
-    """Of all rows so far, nulls last."""
+    """``top_k`` returns the first rows of Spark's sorted list of all rows so far, with NULL last."""
     top, whole = (
         riffle_spark.top_k(2, "n long, at timestamp"),
         "slice(sort_array(collect_list(struct(n, at)), false), 1, 2)",

@@ -1,4 +1,4 @@
-"""A wrapped query answers, batch by batch, what Spark's own answers to the same files, and has its face."""
+"""A wrapped query returns, batch by batch, the results of Spark's own query on the same files, and has its API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Batches = dict[int, list[Row]]
 
 
 def events_of(batch: int, chance: random.Random) -> list[Mapping[str, object]]:
-    """Return events around a time that moves on by seven seconds a batch, some of them late."""
+    """Return the events of a batch. Event times advance by seven seconds per batch, and some events are late."""
     return [
         {
             "at": (BEGIN + timedelta(seconds=7 * batch + chance.uniform(-25, 9))).isoformat(),
@@ -45,7 +45,7 @@ def events_of(batch: int, chance: random.Random) -> list[Mapping[str, object]]:
 
 
 def feed_of(folder: Path, files: int) -> Feed:
-    """Return so many files of events."""
+    """Return a feed with ``files`` files of events."""
     chance = random.Random(3)
     made = Feed(folder, "at timestamp, page string, n long")
     for batch in range(files):
@@ -55,29 +55,29 @@ def feed_of(folder: Path, files: int) -> Feed:
 
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """Six files of events."""
+    """A feed with six files of events."""
     return feed_of(tmp_path_factory.mktemp("events"), FILES)
 
 
 def in_windows(events: DataFrame) -> DataFrame:
-    """Windows, a condition on results, and a projection."""
+    """Count and sum by window and page, with a condition and a projection."""
     groups = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "page")
     counted = groups.agg(F.count("*").alias("c"), F.sum("n").alias("t"))
     return counted.where("c > 1").select("window.start", "window", "page", "c", (F.col("t") * 2).alias("tt"))
 
 
 def once(events: DataFrame) -> DataFrame:
-    """The first row of each page in so many seconds."""
+    """Keep the first row of each page within the watermark."""
     return events.withWatermark("at", "10 seconds").dropDuplicatesWithinWatermark(["page"])
 
 
 def by_page(events: DataFrame) -> DataFrame:
-    """A count and a sum, each called what it is."""
+    """Count and sum by page."""
     return events.groupBy("page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
 
 
 def keeping(frame: DataFrame, found: Batches, checkpoint: Path | str, mode: str = "update") -> DataStreamWriter:
-    """Return a writer that keeps the rows of each batch that has some."""
+    """Return a writer that keeps the rows of each batch that is not empty."""
 
     def keep(rows: DataFrame, batch_id: int) -> None:
         if kept := sorted(rows.collect()):
@@ -87,7 +87,7 @@ def keeping(frame: DataFrame, found: Batches, checkpoint: Path | str, mode: str 
 
 
 def played(writer: DataStreamWriter) -> StreamingQuery:
-    """Run a query over all files that are there."""
+    """Run a query over all files."""
     query = writer.start()
     try:
         query.processAllAvailable()
@@ -100,7 +100,7 @@ def played(writer: DataStreamWriter) -> StreamingQuery:
 def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
     spark: SparkSession, feed: Feed, tmp_path: Path
 ) -> None:
-    """The JVM writes empty lists of lists, and maps, without the offsets that pyarrow reads."""
+    """Rows with maps and nested lists are processed although the JVM writes empty ones without an offsets buffer."""
     nested = (
         "map('k', n) AS m", "array(array(page)) AS ll", "array(map(page, array(n))) AS lm",
         "cast(array(array()) AS array<array<string>>) AS no",
@@ -122,7 +122,7 @@ def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
 @pytest.mark.smoke
 @pytest.mark.long
 def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Its root lies beside the checkpoint; files are one table, with each batch once."""
+    """A query that is restarted writes Spark's results to files, each batch once. Its root is beside the checkpoint."""
     some = Feed(tmp_path / "in", feed.schema)
     chance = random.Random(5)
     for more in range(2):
@@ -142,7 +142,9 @@ def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Fe
 
 @pytest.mark.long
 def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_path: Path) -> None:
-    """The old path is refused, at each start, and stays as it is; the new one has each batch from there on once."""
+    """After a rollback, the old output path is refused at each start and stays unchanged. A new path gets all batches
+    from there on once.
+    """
     feed, checkpoint = Feed(tmp_path / "in", "at timestamp, page string, n long"), tmp_path / "c"
 
     def count_into(name: str) -> list[tuple[object, ...]]:
@@ -176,7 +178,7 @@ def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_p
 
 
 def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It has no mark that fails, keeps no state, and is no query of ours."""
+    """A wrapped query without a stateful operator runs as Spark's own query, without a root."""
     found = Batches()
     frame = riffle_spark.on(feed.stream(spark)).where("n > 90").select("page")
     writer = keeping(frame, found, tmp_path / "c", "append").queryName("plain").trigger(processingTime="0 seconds")
@@ -191,8 +193,11 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
 def test_a_query_is_stopped_in_the_middle_of_a_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
-    progress says while nothing comes has nothing of the last batch but what is kept.
+    """A query that is stopped inside a batch ends at once without a failure, and runs the same batch again after a
+    restart.
+
+    The current time in results is the time of their batch. Progress without a new batch shows the total of rows, and
+    no updated rows.
     """
     monkeypatch.setattr("riffle_spark.spark.stateful._STOP_SECONDS", 1.0)
     files, feed = 3, feed_of(tmp_path / "in", 3)
@@ -229,7 +234,7 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
 
 @pytest.mark.long
 def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Whatever the session's zone is when the query is started, and in the middle of it."""
+    """Local dates use the time zone that the session had when the query was defined, whatever is set later."""
     hours = dict[int, set[tuple[int, int]]]()
 
     def note(rows: DataFrame, batch_id: int) -> None:
@@ -252,7 +257,7 @@ def test_dates_stay_in_the_zone_that_a_query_was_made_in(spark: SparkSession, fe
 
 
 def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """With the nearest one: it would have done nothing."""
+    """An unknown option that starts with ``riffle.`` is refused, with the nearest known name."""
     query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))
     with pytest.raises(ConfigError, match=r"Unknown option 'riffle.acept'(?s:.)*Did you mean 'riffle.accept'"):
         keeping(query, {}, tmp_path / "c").option("riffle.acept", "c").start()
@@ -263,7 +268,7 @@ def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, f
 def test_a_changed_query_tells_what_it_keeps_on(
     spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same name with another meaning is refused; what comes and what goes is told by name."""
+    """A result whose meaning changes under its name is refused. Warnings name new and removed results."""
     some = Feed(tmp_path / "in", feed.schema)
 
     def run(*columns: Any, **options: str) -> list[Row]:
@@ -293,7 +298,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
 
 @pytest.mark.long
 def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
-    """They lack what nobody read of the join, and whether they had a partner where nobody asked."""
+    """A changed join is refused if its buffered rows lack a column, or do not record whether they had a partner."""
     clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")
     views = Feed(tmp_path / "views", "bt timestamp, view string, m long")
     clicks.add([{"at": BEGIN.isoformat(), "page": "a", "n": 1}])
@@ -319,7 +324,7 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
 
 
 def test_a_query_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    """What Spark runs, each stage with its keys and columns, and what follows on top of its evaluation."""
+    """``explain`` shows the part that Spark runs, each stage with its keys and columns, and the part after it."""
     in_windows(riffle_spark.on(feed.stream(spark))).explain()
     said = capsys.readouterr().out
     told = [
@@ -352,7 +357,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
-    """Each error says the way out."""
+    """A query without a checkpoint or usable root, or with a continuous trigger, is refused with a remedy."""
     writer, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said) as refused:
         writer(riffle_spark.on(feed.stream(spark))).start()
@@ -360,8 +365,9 @@ def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed:
 
 
 def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Partitions, mode and options; and where the session has checkpoints, a query has one by its name. State lies
-    beside a checkpoint.
+    """Arguments of ``start`` count like earlier calls of the writer.
+
+    A default checkpoint location of the session is used with the query's name, and the root is beside the checkpoint.
     """
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     writer = in_windows(events).writeStream
@@ -388,7 +394,7 @@ def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession
 
 @pytest.mark.long
 def test_metrics_are_observed_before_the_operator(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """Those of ``observe`` after it are in no progress report."""
+    """Metrics of ``observe`` before the operator are in Spark's progress, and those after it are not."""
     events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
     rows = F.count("*").alias("rows")
     found = Batches()
@@ -400,14 +406,16 @@ def test_metrics_are_observed_before_the_operator(spark: SparkSession, feed: Fee
 
 
 def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
-    """It has no delivery ids."""
+    """A ``foreachBatch`` function with a third parameter is refused if Spark runs the query, which has no
+    delivery ids.
+    """
     writer = riffle_spark.on(feed.stream(spark)).writeStream.foreachBatch(lambda _, __, ___: None)
     with pytest.raises(ConfigError, match="RIFFLE-0355"):
         writer.start()
 
 
 def test_what_spark_refuses_is_sparks_error(spark: SparkSession, feed: Feed) -> None:
-    """Of modes and of arguments, where they are written."""
+    """Modes and arguments that Spark refuses raise Spark's errors."""
     events = riffle_spark.on(feed.stream(spark), settings=Settings(root="file:///nowhere"))
     with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE|Append output mode not supported"):
         by_page(events).writeStream.format("noop").start()

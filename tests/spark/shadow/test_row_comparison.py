@@ -1,4 +1,4 @@
-"""Rows of two engines are equal whatever their order, and every other difference is shown."""
+"""Rows of two engines are compared in any order, and every difference is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = st.lists(st.tuples(VALUES, st.integers(0, 2)), max_size=8)
 
 @given(spark=ROWS, riffle=ROWS, order=st.randoms(use_true_random=False))
 def test_the_difference_is_that_of_multisets(spark: list[Row], riffle: list[Row], order: random.Random) -> None:
-    """A row counts as often as it is there."""
+    """The difference is that of two multisets, so repeated rows count."""
     shuffled = list(riffle)
     order.shuffle(shuffled)
     difference = compare_rows(spark, shuffled, 1e-9)
@@ -64,7 +64,7 @@ def test_equal_values(left: object, right: object) -> None:
     ids=repr,
 )
 def test_close_values(left: object, right: object) -> None:
-    """Rounding, and the order of a list, are no difference."""
+    """Rounding and the order of a list do not count as differences."""
     difference = compare_rows([("k", left)], [("k", right)], 1e-9)
     assert difference.is_equal
     assert difference.close == 1
@@ -91,14 +91,14 @@ def test_different_values(left: object, right: object) -> None:
 
 
 def test_each_close_row_is_paired_once() -> None:
-    """A row that is missing on one side is not hidden by a close one."""
+    """A close row hides only one row, so a missing one is reported."""
     difference = compare_rows([("k", 0.3), ("k", 0.3)], [("k", 0.1 + 0.2)], 1e-9)
     assert (len(difference.only_spark), len(difference.only_riffle), difference.close) == (1, 0, 1)
 
 
 @pytest.mark.skipif(not hasattr(types, "VariantVal"), reason="this Spark has no variants")
 def test_variants_are_compared_by_their_bytes() -> None:
-    """PySpark's class of variants has no equality."""
+    """Variants are compared by their bytes, because PySpark's class has no equality."""
 
     def variant(value: bytes) -> object:
         return types.VariantVal(value, b"\x01\x00\x00")
@@ -111,7 +111,7 @@ def test_variants_are_compared_by_their_bytes() -> None:
 
 
 def test_lists_with_nan_are_compared_in_any_order() -> None:
-    """NaN has no order among numbers, and gets one here."""
+    """Lists that contain NaN are compared in any order."""
     left = [("a", [1.0, math.nan, 3.0])]
     for order in permutations([3.0, 1.0, math.nan]):
         assert compare_rows(left, [("a", [*order])], 1e-9).is_equal

@@ -1,4 +1,4 @@
-"""`riffle shadow` runs queries on both engines: equal ones are equal, and a difference is found and shown."""
+"""`riffle shadow` runs a query on both engines and reports whether the results are equal."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers ca
 Query = DataFrame | DataStreamWriter
 
 OFTEN = ("tumbling_append",)
-"""Shapes that every run of the tests compares. `--all` compares all that Spark itself runs as a stream."""
+"""The shapes that every test run compares. ``--all`` compares all that Spark itself runs as a stream."""
 FIRST_FILE_AGE = 1_700_000_000
 
 
 def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
-    """Write the batches of a shape as files, and return its query over them: one file per batch and stream."""
+    """Write a shape's batches as files, and return its query over them, with one file per batch and stream."""
     for name in shape.schemas:
         (folder / name).mkdir(parents=True)
     for number, batch in enumerate(shape.batches):
@@ -70,7 +70,7 @@ def source(shape: Shape, folder: Path) -> Callable[[SparkSession], Query]:
 
 
 def compare(spark: SparkSession, query: Callable[[SparkSession], Any], folder: Path, **arguments: Any) -> ShadowReport:
-    """Compare a query on both engines, with all places below a folder."""
+    """Compare a query on both engines. All files are below a folder."""
     return shadow(
         query,
         spark=spark,
@@ -82,14 +82,14 @@ def compare(spark: SparkSession, query: Callable[[SparkSession], Any], folder: P
 
 
 def refusal(spark: SparkSession, query: Callable[[SparkSession], Any], folder: Path) -> ConfigError:
-    """Return the error of a query that is not compared."""
+    """Return the error that refuses a query."""
     with pytest.raises(ConfigError) as raised:
         compare(spark, query, folder)
     return raised.value
 
 
 def of_shapes() -> list[object]:
-    """Return all shapes that Spark itself runs, as arguments of a test."""
+    """Return all shapes that Spark itself runs, as test arguments."""
     shapes = [shape for shape in SHAPES.values() if shape.oracle == "stream" and not shape.owed and not shape.differs]
     return [
         pytest.param(
@@ -107,7 +107,7 @@ def of_shapes() -> list[object]:
 @pytest.mark.parametrize("shape", of_shapes())
 @pytest.mark.long
 def test_a_query_is_equal_on_both(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
-    """All rows are read, and both return the same ones."""
+    """The query reads all rows, and both engines return the same ones."""
     conf = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {}), **RESTARTABLE, **shape.conf}
     with configured(spark, conf):
         report = compare(spark, source(shape, tmp_path / "in"), tmp_path)
@@ -124,7 +124,7 @@ ODD_TEXTS = (b"caf\xe9", b"\xff", "\u00e9".encode(), b"", None)
 
 
 def odd_rows(folder: Path) -> Callable[[Callable[[DataFrame], DataFrame], str], Callable[[SparkSession], Query]]:
-    """Write three batches of odd rows. Return a function that makes a query of them in an output mode."""
+    """Write three batches of odd rows. Return a function that makes a query over them with an output mode."""
     folder.mkdir(parents=True)
     for number in range(3):
         path = folder / f"{number:04d}.parquet"
@@ -152,7 +152,7 @@ NEAR = "k = k2 and at2 between at - interval 5 seconds and at + interval 5 secon
 
 
 def beside_a_join(rows: DataFrame, value: str) -> DataFrame:
-    """Join rows with themselves, with the value of an expression on the left side."""
+    """Join the rows with themselves. The left side has the value of an expression."""
     others = rows.select(F.col("k").alias("k2"), F.col("at").alias("at2"), F.col("n").alias("n2"))
     return rows.select("at", "k", "n", F.expr(value).alias("v")).join(others, F.expr(NEAR), "leftOuter")
 
@@ -186,12 +186,12 @@ ODD_QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
         lambda e: e.selectExpr("n", "k collate UTF8_LCASE as v").groupBy("n").agg(F.max_by("v", "n").alias("v")),
     ),
 }
-"""A value of each odd type. The type matrix (``test_type_matrix.py``) has them in all positions."""
+"""Queries with a value of each odd type. The type matrix (``test_type_matrix.py``) has them in all positions."""
 NEEDS_SPARK4 = ("variants", "collated")
 
 
 def of_odd_queries() -> list[object]:
-    """Return the names of all queries of odd rows, as arguments of a test."""
+    """Return the names of all queries of odd rows, as test arguments."""
     return [
         pytest.param(
             name,
@@ -207,7 +207,9 @@ def of_odd_queries() -> list[object]:
 @pytest.mark.parametrize("name", of_odd_queries())
 @pytest.mark.long
 def test_a_query_of_odd_values_is_equal_on_both(spark: SparkSession, name: str, tmp_path: Path) -> None:
-    """Text that is not UTF-8, NULL structs of NOT NULL fields, NULL variants, and NULL without a type."""
+    """Both engines return equal rows for text that is not UTF-8, NULL structs with NOT NULL fields, NULL variants and
+    untyped NULL.
+    """
     mode, build = ODD_QUERIES[name]
     with configured(spark, QUICK):
         report = compare(spark, odd_rows(tmp_path / "in")(build, mode), tmp_path)
@@ -241,13 +243,13 @@ def test_a_query_of_odd_values_is_equal_on_both(spark: SparkSession, name: str, 
 def test_a_query_that_riffle_refuses_is_not_compared(
     spark: SparkSession, build: Callable[[DataFrame], DataFrame], named: str, tmp_path: Path
 ) -> None:
-    """The error is that of the query without a comparison. It names the column."""
+    """A query that riffle refuses raises the error that names the column, as without a comparison."""
     with configured(spark, QUICK), pytest.raises(ConfigError, match=rf"\b{named}\b"):
         compare(spark, odd_rows(tmp_path / "in")(build, "append" if named == "vector" else "update"), tmp_path)
 
 
 def counts(folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], Query]:
-    """Return a query that counts the numbers, of which each list is a batch."""
+    """Return a query that counts numbers. Each list is one batch."""
     folder.mkdir(parents=True)
     for position, batch in enumerate(numbers):
         path = folder / f"{position:04d}.parquet"
@@ -261,14 +263,14 @@ def counts(folder: Path, numbers: list[list[int]]) -> Callable[[SparkSession], Q
 
 
 def numbers_of(session: SparkSession, folder: Path) -> DataFrame:
-    """Return the numbers as a stream, a list a batch."""
+    """Return a stream with one list of numbers per batch."""
     return session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet(str(folder))
 
 
 def other_on_riffle(
     query: Callable[[SparkSession], Query], other: Callable[[SparkSession], DataFrame]
 ) -> Callable[[SparkSession], Query]:
-    """Return a function whose query is another one when it is called for riffle.
+    """Return a function that returns ``other`` when it is called for riffle.
 
     The first call finds the streams, and the second one is for Spark.
     """
@@ -282,7 +284,7 @@ def other_on_riffle(
 
 
 def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) -> None:
-    """The function returns another query on riffle: its batches differ."""
+    """If the function returns another query on riffle, the report shows the differing batches with example rows."""
     plain = counts(tmp_path / "in", [[1, 1, 2], [3], [3, 4, 1]])
 
     def without_3(session: SparkSession) -> DataFrame:
@@ -298,7 +300,7 @@ def test_a_difference_is_found_and_shown(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path) -> None:
-    """Equal values under other names are a difference."""
+    """Equal values under other column names are a difference."""
     plain = counts(tmp_path / "in", [[1, 1]])
 
     def renamed(session: SparkSession) -> DataFrame:
@@ -313,7 +315,7 @@ def test_different_columns_are_a_difference(spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.long
 def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream that was not there at first has no recorded rows."""
+    """A function that uses a new stream in a later call is refused, because the stream has no recorded rows."""
     calls: list[None] = []
     plain = counts(tmp_path / "in", [[1]])
 
@@ -327,7 +329,7 @@ def test_a_function_that_changes_is_refused(spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.long
 def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> None:
-    """The number of batches is bounded."""
+    """The number of compared batches can be limited."""
     with configured(spark, QUICK):
         report = compare(spark, counts(tmp_path / "in", [[1]] * 4), tmp_path, batches=2)
     assert (report.batches, report.input_rows, report.is_equal) == (2, 2, True)
@@ -336,7 +338,7 @@ def test_only_some_batches_are_compared(spark: SparkSession, tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_source_that_always_has_rows_is_followed_for_its_time(spark: SparkSession, tmp_path: Path) -> None:
-    """The recording ends then. What was recorded is compared."""
+    """A source that always has rows is recorded for a limited time, and the recorded rows are compared."""
 
     def query(session: SparkSession) -> Query:
         stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
@@ -351,7 +353,7 @@ def test_a_source_that_always_has_rows_is_followed_for_its_time(spark: SparkSess
 
 
 def test_a_function_that_spark_refuses_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """So it is if Spark refuses a source for which it lacks the connector."""
+    """If Spark refuses the query, the error names the reason."""
 
     def query(session: SparkSession) -> Query:
         return riffle_spark.on(session.readStream.format("rate").load()).where("no_such_column > 1")
@@ -363,7 +365,7 @@ def test_a_function_that_spark_refuses_is_named(spark: SparkSession, tmp_path: P
 
 
 def test_a_cluster_needs_a_folder_that_executors_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise executors record on their own disks, and both engines read the same part of the rows."""
+    """On a cluster the command requires a folder that all executors share, because each records its own rows."""
 
     @contextmanager
     def session_of_a_cluster(*_: object) -> Iterator[SimpleNamespace]:
@@ -378,7 +380,7 @@ def test_a_cluster_needs_a_folder_that_executors_reach(monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_the_command_prints_a_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command runs in a temporary folder, and prints JSON."""
+    """The command uses a temporary folder and prints the report as JSON."""
     query = counts(tmp_path / "in", [[1, 2], [2]])
     monkeypatch.setattr("riffle_spark.console.shadow.load_function", lambda *_: query)
     with configured(spark, QUICK):
@@ -407,7 +409,7 @@ def test_other_functions_are_refused(
 
 @pytest.mark.long
 def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Otherwise both engines would read other rows of it."""
+    """A stream that is not wrapped is refused, because both engines would read different rows of it."""
     plain = counts(tmp_path / "in", [[1]])
 
     def query(session: SparkSession) -> Query:
@@ -420,7 +422,7 @@ def test_a_stream_that_is_not_recorded_is_refused(spark: SparkSession, tmp_path:
 
 @pytest.mark.long
 def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path) -> None:
-    """An error of Spark is shown with the engine that raised it."""
+    """If the query fails on one engine, the error names the engine."""
     plain = counts(tmp_path / "in", [[1]])
 
     def query(session: SparkSession) -> Query:
@@ -435,14 +437,14 @@ def test_a_query_that_fails_names_its_engine(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.skipif(not IS_SPARK_35, reason="Spark 4 restarts its joins")
 def test_a_join_that_spark_35_cannot_restart_names_the_setting(spark: SparkSession, tmp_path: Path) -> None:
-    """With it the join is compared (``RESTARTABLE``)."""
+    """A join that Spark 3.5 cannot restart is refused, with the setting that allows it (``RESTARTABLE``)."""
     with configured(spark, QUICK), pytest.raises(ConfigError, match=f"Set {SCHEMA_CHECK} to false") as raised:
         compare(spark, source(SHAPES["inner_compared"], tmp_path / "in"), tmp_path)
     assert raised.value.id == "RIFFLE-1683"
 
 
 def test_a_table_of_last_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark itself has no such table."""
+    """A table of ``latest`` is refused, because Spark itself has no such table."""
     plain = counts(tmp_path / "in", [[1]])
 
     def query(session: SparkSession) -> Query:

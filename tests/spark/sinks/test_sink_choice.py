@@ -1,4 +1,6 @@
-"""What a writer is told is the sink that Spark's own would be: files are one table, memory is a live one, and so on."""
+"""The sink that the calls of a writer select, as in Spark: files, memory, tables, the console, functions and
+formats.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def told(path: str | None = None, table: str | None = None, **calls: object) -> WriterSettings:
-    """Return what a writer was told by one call of each of these methods."""
+    """Return the settings of a writer after one call of each of these methods."""
     noted = [
         WriterCall(name, (), given) if isinstance(given, dict) else WriterCall(name, (given,), {})
         for name, given in calls.items()
@@ -33,18 +35,18 @@ def told(path: str | None = None, table: str | None = None, **calls: object) -> 
 
 
 def rows(spark: SparkSession, batch: int) -> DataFrame:
-    """Return three rows of a batch."""
+    """Return the three rows of a batch."""
     return spark.range(3).selectExpr("id", "id % 2 as k", f"{batch} as batch")
 
 
 def given(spark: SparkSession, give: Give, *batches: int, rollbacks: int = 0, query: str = "query") -> None:
-    """Give a sink these batches."""
+    """Deliver these batches to a sink."""
     for batch in batches:
         give(rows(spark, batch), Delivery(batch, f"{query}/{rollbacks}/{batch}"))
 
 
 def by_batch(frame: DataFrame) -> list[tuple[object, ...]]:
-    """Return how many rows a table has of each batch."""
+    """Return the number of rows of each batch in a table."""
     return [tuple(row) for row in frame.groupBy("batch").count().orderBy("batch").collect()]
 
 
@@ -54,8 +56,10 @@ FILES = (pytest.param("xml", marks=pytest.mark.needs_spark4("xml")), PARQUET)
 
 @pytest.mark.parametrize("source", FILES)
 def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A batch that comes again is left out; columns of partitionBy are folders, whatever their case. What is written so
-    has Spark's class of the format say, whatever it is called.
+    """Files are one table with each batch once. A repeated batch is skipped, and partition columns are found in any
+    case.
+
+    A format may be given by its name or by its class.
     """
     path = str(tmp_path / "out")
     settings = told(path, format=source, partitionBy="K", options={"maxRecordsPerFile": 1, "rowTag": "row"})
@@ -67,8 +71,9 @@ def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSessi
 
 
 def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's sink would leave out what comes again; another path is the way out, where batches go on from any. Back at
-    a path that lacks batches since, Spark could read nothing any more.
+    """After a rollback, files at the old path are refused, because Spark's sink would skip the repeated batches.
+
+    A new path takes any first batch. The old path refuses a batch after a gap, because Spark could no longer read it.
     """
     settings = told(str(tmp_path / "out"), format="parquet")
     given(spark, sink_of(rows(spark, 0), settings), 0, 1, 2)
@@ -85,7 +90,7 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
 
 @pytest.mark.long
 def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession, tmp_path: Path) -> None:
-    """Behind a gap, what stands for the batches in it would stand for those, too. What comes next goes on."""
+    """After files that Spark alone has written, a batch after a gap is refused, and the next batch is appended."""
     feed, path = Feed(tmp_path / "in", "id long, k long, batch int"), str(tmp_path / "out")
     for batch in range(3):
         feed.add([{"id": 0, "k": 0, "batch": batch}])
@@ -102,7 +107,9 @@ def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession
 @pytest.mark.parametrize("first", [9, 25])
 @pytest.mark.sample(step=2)
 def test_a_table_begins_with_any_batch(first: int, spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's list of files wants to know of those before it; what was broken off in saying so is said again."""
+    """A table of files may start with any batch: Spark's list of files gets entries for the earlier ones, also after a
+    crash.
+    """
     settings = told(str(tmp_path / "out"), format="parquet")
     (listed := tmp_path / "out" / "_spark_metadata").mkdir(parents=True)
     (listed / "0").write_text("v1")
@@ -116,7 +123,7 @@ def test_a_table_begins_with_any_batch(first: int, spark: SparkSession, tmp_path
 
 
 def test_memory_is_a_live_table(spark: SparkSession) -> None:
-    """Each batch is in it once; in complete mode the last one alone."""
+    """A memory sink is a live table with each batch once. In complete mode it has only the newest batch."""
     given(spark, give := sink_of(rows(spark, 0), told(format="memory", queryName="seen")), 0, 1, 1)
     assert by_batch(spark.table("seen")) == [(0, 3), (1, 3)]
     given(spark, give, 2)
@@ -127,7 +134,7 @@ def test_memory_is_a_live_table(spark: SparkSession) -> None:
 
 
 def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
-    """It has the query's columns, which may be null, and each batch once."""
+    """A new table has the query's columns, all nullable, and each batch once."""
     settings = told(table="made", format="parquet", partitionBy=["k"], option={"key": "path", "value": str(tmp_path)})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
     given(spark, sink_of(rows(spark, 0), settings), 1)
@@ -145,7 +152,7 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
 
 @pytest.mark.long
 def test_names_and_paths_may_have_quotes_in_them(spark: SparkSession, tmp_path: Path) -> None:
-    """Backticks in a column that parts a table or its files, quotes and backslashes in a table's path."""
+    """Column names with backticks and paths with quotes and backslashes work for tables and files."""
     odd = rows(spark, 0).withColumnRenamed("k", "it`s")
     path = str(tmp_path / "it's" / "a\\b")
     settings = told(table="quoted", format="parquet", partitionBy=["it`s"], option={"key": "path", "value": path})
@@ -161,7 +168,7 @@ def test_names_and_paths_may_have_quotes_in_them(spark: SparkSession, tmp_path: 
 
 @pytest.mark.needs_spark4("CLUSTER BY")
 def test_a_table_is_clustered_as_the_writer_says(spark: SparkSession) -> None:
-    """By the columns as the rows have them; Spark's own error where it is parted, too."""
+    """A table is clustered by the writer's columns. Clustering together with partitions raises Spark's error."""
     try:
         given(spark, sink_of(rows(spark, 0), told(table="clustered", format="parquet", clusterBy=["K", "id"])), 0)
         facts = [row[0] for row in spark.sql("describe table extended clustered").collect()]
@@ -175,7 +182,9 @@ def test_a_table_is_clustered_as_the_writer_says(spark: SparkSession) -> None:
 
 
 def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Unless the session says that the one of ``start`` counts, as in Spark."""
+    """Two different paths are refused, unless the session's legacy setting selects the one of ``start``, as
+    in Spark.
+    """
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     settings = told(new, format="parquet", option={"key": "PATH", "value": old})
     with pytest.raises(ConfigError, match="RIFFLE-0363"):
@@ -187,8 +196,9 @@ def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
-    """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
-    another catalog's provider may have none.
+    """A table of files is recognised if its provider is a class, and a delivery id can be one of its columns.
+
+    Providers that are not file formats, or are unknown, are not recognised.
     """
     settings = told(table="of_a_class", format=PARQUET, options={"riffle.delivery_id": "by", "path": str(tmp_path)})
     try:
@@ -206,7 +216,7 @@ def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path:
 def test_the_console_is_written_as_spark_writes_it(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A heading with the batch's number, and as many rows as are asked for."""
+    """The console prints the batch number and the configured number of rows."""
     given(spark, sink_of(rows(spark, 0), told(format="console", options={"numRows": 2, "truncate": False})), 4)
     said = capsys.readouterr().out
     assert said.startswith(f"{'-' * 43}\nBatch: 4\n{'-' * 43}\n+---+---+-----+\n|id |k  |batch|\n")
@@ -214,24 +224,24 @@ def test_the_console_is_written_as_spark_writes_it(
 
 
 class Opened:
-    """Writes what it is given to a folder, as an object for ``foreach``."""
+    """An object for ``foreach`` that writes a file for each row."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def open(self, partition: int, epoch: int) -> bool:
-        """Take all partitions."""
+        """Accept the partition."""
         self.name = f"{epoch}-{partition}"
         return True
 
     def process(self, row: Row) -> None:
-        """Keep a row."""
+        """Write a file for the row."""
         (self.folder / f"{self.name}-{row.id}").touch()
 
 
 @pytest.mark.long
 def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
-    """By an object that is told partition and batch, and by a function."""
+    """``foreach`` passes each row to an object, which gets partition and batch, or to a function."""
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
     try:
         given(spark, sink_of(rows(spark, 0).coalesce(1), told(foreach=Opened(tmp_path))), 5)
@@ -246,7 +256,7 @@ def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """By the batch writer: a column can name the delivery; noop takes all modes."""
+    """Other formats use Spark's batch writer. A column or a Kafka header can have the delivery id."""
     settings = told(str(tmp_path), format="noop", outputMode="complete", options={"riffle.delivery_id": "by"})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
     assert settings.sink_options == {}
@@ -263,8 +273,8 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
 
 @pytest.mark.long
 def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSession) -> None:
-    """By Spark's writer for JDBC, into the database that comes with Spark: a column tells what came twice, and in
-    complete mode the last batch is all that there is.
+    """A JDBC table has a repeated batch twice, with the same delivery id. In complete mode it has only the newest
+    batch.
     """
     place = {"url": "jdbc:derby:memory:sinks;create=true"}
     settings = told(format="jdbc", options={**place, "dbtable": "seen", "riffle.delivery_id": "delivery"})
@@ -279,24 +289,24 @@ def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSessio
 
 
 class Told:
-    """Stands for Spark's frame and its writer of batches: notes the options that it is told."""
+    """A stand-in for Spark's frame and batch writer that records options."""
 
     def __init__(self) -> None:
         self.options_told: dict[str, object] = {}
         self.write = self
 
     def options(self, **named: object) -> Told:
-        """Note options."""
+        """Record the options."""
         self.options_told |= named
         return self
 
     def __getattr__(self, name: str) -> Callable[..., Told]:
-        """Take all else."""
+        """Accept any other call."""
         return lambda *_, **__: self
 
 
 def test_delta_has_each_batch_of_a_line_once() -> None:
-    """Its transactions are of one application until a rollback, behind which batches of the same numbers are others."""
+    """Deliveries to Delta have the same application id until a rollback, and another one after it."""
     write, seen = sink_choice._batch_writer(told("/x", format="delta"), "delta"), list[tuple[object, ...]]()
     for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
         frame: Any = Told()
@@ -306,22 +316,22 @@ def test_delta_has_each_batch_of_a_line_once() -> None:
 
 
 class DeltaCatalog:
-    """Stands for a session whose tables are Delta's, and the usual format, too."""
+    """A stand-in for a session whose tables and default format are Delta."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
         self.catalog = self.conf = self
 
     def tableExists(self, name: str) -> bool:  # noqa: N802 - Spark's name
-        """Tell whether there is a table."""
+        """Return whether the table exists."""
         return name in self.names
 
     def get(self, _: str) -> str:
-        """Return the usual format."""
+        """Return the default format."""
         return "delta"
 
     def sql(self, text: str) -> DeltaCatalog:
-        """Make a table, or describe one."""
+        """Create or describe a table."""
         verb, _, name = text.partition("(")[0].strip().rpartition(" ")
         assert (verb, name in self.names) in {("create table", False), ("describe table extended", True)}
         assert verb != "create table" or text.endswith("using delta")
@@ -329,7 +339,7 @@ class DeltaCatalog:
         return self
 
     def collect(self) -> list[tuple[str, str]]:
-        """Return what a description has."""
+        """Return the description of a table."""
         return [("id", "bigint"), ("Provider", "delta")]
 
 
@@ -338,7 +348,7 @@ class DeltaCatalog:
     ("names", "settings"), [((), told(table="seen", format="delta")), (("seen",), told(table="seen"))]
 )
 def test_a_delta_table_has_each_batch_of_a_line_once(names: Sequence[str], settings: WriterSettings) -> None:
-    """As a path has, whether the table is there, and whether its format is named."""
+    """Deliveries to a Delta table have application ids too, whether the table or only its format is given."""
     seen = list[tuple[object, ...]]()
     frame: Any = Told()
     frame.sparkSession, frame.schema = DeltaCatalog(*names), StructType().add("id", LongType(), nullable=False)
@@ -350,7 +360,7 @@ def test_a_delta_table_has_each_batch_of_a_line_once(names: Sequence[str], setti
 
 
 def test_delta_takes_no_changes() -> None:
-    """Update mode is refused for a table and for a path, as Delta's own sink refuses it."""
+    """Update mode is refused for a Delta table and a Delta path, as by Delta's own sink."""
     frame: Any = Told()
     frame.sparkSession = DeltaCatalog("seen")
     with pytest.raises(ConfigError, match="RIFFLE-0361"):
@@ -360,8 +370,10 @@ def test_delta_takes_no_changes() -> None:
 
 
 def test_a_folder_of_a_side_output_has_each_batch_of_a_line_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch that comes again writes over its own rows: not over those of another query, or of before a rollback. For
-    readers the folder is one table.
+    """In a folder of a side output, a repeated batch overwrites its own rows, but not those of another query or before
+    a rollback.
+
+    Readers see the folder as one table.
     """
     give = side_sink(str(tmp_path))
     given(spark, give, 0, 1, 1)
@@ -374,13 +386,13 @@ def test_a_folder_of_a_side_output_has_each_batch_of_a_line_once(spark: SparkSes
 
 @pytest.mark.parametrize("table", [None, "made"])
 def test_an_unknown_format_is_refused_at_the_start(table: str | None, spark: SparkSession) -> None:
-    """Spark's error names the format before any batch has run."""
+    """An unknown format raises Spark's error before the first batch."""
     with pytest.raises(Exception, match="nonsense"):
         sink_of(rows(spark, 0), told(None if table else "/x", table, format="nonsense"))
 
 
 def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
-    """The third is the delivery's id."""
+    """A function may have a third parameter, which is the delivery id."""
     seen: list[Sequence[object]] = []
     given(spark, sink_of(rows(spark, 0), told(foreachBatch=lambda _, batch: seen.append((batch,)))), 7)
     given(spark, sink_of(rows(spark, 0), told(foreachBatch=lambda _, batch, by: seen.append((batch, by)))), 7)
@@ -388,7 +400,7 @@ def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
 
 
 def test_the_last_word_counts() -> None:
-    """A format after a function is a format, and of an option's spellings the last one is taken."""
+    """Of several calls on a writer the last one counts, also for another spelling of an option."""
     call = WriterCall
     calls = (call("foreach", (print,), {}), call("option", ("Path", 1), {}), call("options", (), {"path": True}))
     settings = WriterSettings((*calls, call("format", ("Kafka",), {}), call("outputMode", ("UPDATE",), {})))
@@ -411,7 +423,7 @@ REFUSED: dict[str, tuple[WriterSettings, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_format_cannot_do_is_refused(name: str, spark: SparkSession) -> None:
-    """With what to do."""
+    """A mode, path, name or option that the format does not support is refused with a remedy."""
     settings, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said) as refused:
         sink_of(rows(spark, 0), settings)
@@ -419,19 +431,21 @@ def test_what_a_format_cannot_do_is_refused(name: str, spark: SparkSession) -> N
 
 
 def test_a_query_that_spark_runs_has_no_delivery_ids() -> None:
-    """Spark would take no notice of the option."""
+    """The option ``riffle.delivery_id`` is refused if Spark runs the query, because Spark would ignore it."""
     with pytest.raises(ConfigError, match="RIFFLE-0354"):
         check_spark_query(told(format="noop", option=BY_ID))
     check_spark_query(told(format="noop"))
 
 
 def test_no_columns_to_part_by_are_none() -> None:
-    """As in PySpark, which takes an empty list of them."""
+    """``partitionBy`` without columns means no partitions, as in PySpark."""
     assert WriterSettings((WriterCall("partitionBy", (), {}),)).partition_by == ()
 
 
 def test_what_is_gone_is_not_gone_on_from(spark: SparkSession, tmp_path: Path) -> None:
-    """A memory table begins anew, so a checkpoint with batches is refused, as Spark refuses it. A console goes on."""
+    """A checkpoint with batches is refused for a memory table in append mode, which starts empty, as in Spark. Other
+    sinks continue.
+    """
     (tmp_path / "offsets").mkdir()
     with pytest.raises(ConfigError, match="RIFFLE-0353"):
         check_recovery(spark, told(format="memory", queryName="n"), str(tmp_path))
