@@ -152,7 +152,7 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
 
 @given(group=groups(stores=1))
 def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
-    """A newcomer gets tasks; no two old members exchange any."""
+    """A new member gets tasks, and the existing members exchange none."""
     before = settled(group, configured(max_warmup_replicas=50)).after
     after = settled(
         replace(before, members={**before.members, "new": Member("new", rack="r1")}),

@@ -193,7 +193,7 @@ def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block:
 
 @given(CENSUS_ORDERS)
 def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
-    """Written as a line and read, an order is equal, and its home can name a store of this process."""
+    """A decoded census order equals the encoded one, and its root and options can be hashed."""
     read = CensusOrder.from_json(order.to_json())
     assert read == order
     assert hash((read.home.root, read.home.options)) == hash((order.home.root, order.home.options))
@@ -201,13 +201,13 @@ def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
 
 @given(RECEIPTS)
 def test_a_receipt_comes_back_as_it_was(receipt: Receipt) -> None:
-    """Written as a line and read, a receipt is equal, its parts and its error are of their types."""
+    """A decoded receipt equals the encoded one, and its parts and error have their types."""
     assert Receipt.from_json(receipt.to_json()) == receipt
 
 
 @given(UPKEEP_RECEIPTS)
 def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
-    """Written as a line and read, a receipt is equal, its snapshots and heads are of their types."""
+    """A decoded upkeep receipt equals the encoded one, and its snapshots and heads have their types."""
     read = UpkeepReceipt.from_json(receipt.to_json())
     assert read == receipt
     assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.snapshots)
@@ -215,7 +215,7 @@ def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
 
 @given(CENSUSES)
 def test_a_census_comes_back_as_it_was(census: Census) -> None:
-    """Written as a line and read, a census is equal and can be hashed where it is made of tuples."""
+    """A decoded census equals the encoded one, and its tuples can be hashed."""
     read = Census.from_json(census.to_json())
     assert read == census
     assert hash((read.copies, read.sealed)) == hash((census.copies, census.sealed))
@@ -229,6 +229,6 @@ print(*sorted({"boto3", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 
 
 def test_messages_are_plain_data() -> None:
-    """Who imports them, in a process of its own, has no Arrow computations, no store's client, no Spark."""
+    """An import of the messages imports no Arrow computations, no client of a store and no Spark."""
     told = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []

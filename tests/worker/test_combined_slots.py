@@ -21,7 +21,7 @@ TOTALS = aggregate(rows=count(), values=count("v"), most=max_("v"), least=min_("
 def combining(
     folder: Path, compute: Aggregates, key: str = "k", schema: pa.Schema = ROWS, **changes: Any
 ) -> tuple[Member, pa.Schema]:
-    """Return a member whose slot gets combined rows, and the columns of these."""
+    """Return a member whose slot receives combined rows, and the schema of these rows."""
     combined = compute.combine([key], schema)
     assert combined is not None
     rows = decoded_schema(pa.schema([schema.field(key)]), combined.columns)

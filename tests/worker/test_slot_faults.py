@@ -42,7 +42,7 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
 
 @pytest.mark.parametrize("hashes", [[1, 17, 33], key_hashes([pa.array(["a", "b", "c"])]).view("int64").tolist()])
 def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member, hashes: list[int]) -> None:
-    """Spark and Python must agree on every hash and key-group; a disagreement is found at once."""
+    """A row whose hash or key-group differs between Spark and Python fails the batch."""
     order = member.order()
     rows = pa.table([[0] * 3, [1] * 3, hashes, ["a", "b", "c"], [1] * 3], schema=pa.schema([*ROUTING, *order.rows]))
     answer = member.run(order, rows)
@@ -161,8 +161,8 @@ def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_pa
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool) -> None:
-    """Not a byte is left, for a new copy or for one that grows: the slot's process lives on and says so, and the same
-    slot works once there is room.
+    """If the disk has no space for a new or growing copy, the slot returns LocalDiskError, and its process continues.
+    The slot succeeds once there is space.
     """
     try:
         assert in_another_process(filled_up, tmp_path, begun) == 0

@@ -1,4 +1,4 @@
-"""Several co-location groups in a query: a key-group of the same number has an owner in each."""
+"""With several co-location groups, a key-group has an owner in each group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = st.sampled_from([GROUP, "heavy", "7"])
 
 
 def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY, **settings: Any) -> Elastic:
-    """Return a query of two stores in two groups on two executors, with an odd number of key-groups."""
+    """Return a query of two stores in two groups on two executors, with five key-groups."""
     operators = [totals(), totals("models")]
     return Elastic(folder, operators=operators, key_groups=5, store_groups=dict(groups), **settings)
 
@@ -34,13 +34,13 @@ def owners(world: Elastic) -> dict[str, dict[int, str]]:
 
 
 def restart(world: Elastic, **changes: object) -> None:
-    """Start the query again, with other settings."""
+    """Start the query again with other settings."""
     world.settings = world.settings.but(**changes)
     world.start()
 
 
 def check_states(world: Elastic) -> None:
-    """Compare both stores with what was fed."""
+    """Check both stores against the fed rows."""
     assert world.state("totals") == world.state("models") == world.fed
 
 
@@ -67,8 +67,8 @@ def test_groups_that_cannot_be_are_refused_as_settings(said: object) -> None:
 
 @pytest.mark.usefixtures("names_in_order")
 def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp_path: Path) -> None:
-    """Five key-groups of two stores on two members: three and two of each, and five each in all, which one group cannot
-    have. Rows of a store go to its own owners, also after a member was lost; one record commits both.
+    """Each group is balanced alone, so both members own five tasks in total. Rows go to the owners of their store's
+    group, also after a loss, and one record commits both stores.
     """
     world = in_groups(tmp_path)
     world.feed(3)
@@ -97,7 +97,7 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
 
 
 def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tmp_path: Path) -> None:
-    """Copies and state know no groups: what is a task of its own from now on begins where its copies are."""
+    """Copies do not depend on groups, so a change of the groups restores nothing."""
     world = in_groups(tmp_path, {})
     world.feed(3)
     before = owners(world)[GROUP]
@@ -119,7 +119,7 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
 
 @pytest.mark.usefixtures("names_in_order")
 def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path) -> None:
-    """The other store's key-group of the same number stays; without a store it is refused, and an unknown one too."""
+    """A pin applies to the key-group of one store's group. A missing or unknown store is refused."""
     world = in_groups(tmp_path)
     world.feed(3)
     before = owners(world)
@@ -147,7 +147,7 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
 
 
 def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path: Path) -> None:
-    """Work by which they were assigned is no load of any task that there is. Stores are known from a batch on."""
+    """After a return to one group, no weights of the other groups are stored."""
     world = in_groups(tmp_path, {"totals": "a", "models": "b"})
     with pytest.raises(ConfigError, match="RIFFLE-0758"):
         world.driver.operations.pin(0, "1", world.ownership.placement.task_of(0, "models").group)
@@ -166,8 +166,8 @@ def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path
 def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
     tmp_path: Path, groups: Mapping[str, str]
 ) -> None:
-    """Its group has tasks from its first batch on, also where no store was in it: so it has owners, whose slots serve
-    it, and who take snapshots of it. If it pauses for a batch and is accepted again, nothing is assigned anew.
+    """A group has owners, slots and snapshots from the first batch of its store on. If the store pauses for a batch,
+    owners stay the same.
     """
     world = in_groups(tmp_path, groups, accept=["models"])
     late = world.operators.pop()
@@ -198,7 +198,7 @@ def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
 
 
 def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path) -> None:
-    """Who has the copy takes them: no other executor is asked, or fetches one for that."""
+    """The owner in the store's group takes its snapshots, so no other member restores a copy for them."""
     world = in_groups(tmp_path)
     world.settle()
     upkeep, taken = world.cluster.upkeep, set[tuple[str, int, str]]()
@@ -222,7 +222,7 @@ def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path
 
 
 def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
-    """There the members alone say who owns what."""
+    """Groups are refused with hashed dispatch, because owners depend on the members only."""
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
     with pytest.raises(ConfigError, match="RIFFLE-0216"):
         world.batch(0, one(1))
