@@ -79,8 +79,7 @@ def settled(group: Group, settings: AssignSettings) -> Phase:
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 @given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
 def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
-    """Each round is valid and each new owner is caught up. After the last round, owners are balanced and nothing moves.
-    """
+    """Each round is valid and each new owner is caught up. At the end, owners are balanced and nothing moves."""
     settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
     phase = settled(group, settings)
     assert phase.converged

@@ -27,7 +27,7 @@ class Cluster:
     settings: AssignSettings
 
     def drain(self, member: str) -> None:
-        """Have an operator drain a member."""
+        """Drain a member by an operator's request."""
         drained = self.view.drained | {member}
         self.view = replace(self.view, drained=drained)
         self.settings = replace(self.settings, exclude=tuple(("id", each) for each in sorted(drained)))
@@ -54,7 +54,7 @@ class Cluster:
         self.settings = replace(self.settings, exclude=exclude)
 
     def join(self, member: str) -> None:
-        """Have an empty member join."""
+        """Add an empty member."""
         self.view = replace(self.view, members=(*self.view.members, Member(member)))
 
     def give_up(self) -> None:

@@ -39,8 +39,7 @@ def deaf(before: View, settings: AssignSettings) -> Assignment:
 @pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
 def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
-    """Property: under every assignor, pinned tasks end on their pinned members, and drained members end without tasks.
-    """
+    """Property: under every assignor, pinned tasks end on their pinned members, and drained members have no tasks."""
     chance = random.Random(seed)
     names = [f"m{n}" for n in range(chance.randint(2, 4))]
     tasks = tuple(Task(task(n), size=WHOLE) for n in range(chance.randint(1, 12)))

@@ -138,8 +138,7 @@ def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[in
     strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
 )
 def test_racks_and_measured_weights_count_together(weights: list[int], prior_owners: list[str], strategy: Any) -> None:
-    """With racks, the work is nearly as balanced as without them, less is read across racks, and assignments converge.
-    """
+    """With racks, work is nearly as balanced as without them, less is read across racks, and assignments converge."""
     before = view("a:0-3 b:4-7 c:8-11 d:12-15")
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
     tasks = tuple(
@@ -335,8 +334,7 @@ def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
 
 
 def contradicting(read_in: str) -> View:
-    """Return a view in which tags and racks disagree: a and b are in zone near, c is in zone far and in the rack of b.
-    """
+    """Return a view whose tags and racks disagree: a and b are in zone near, c is in zone far and in the rack of b."""
     members = (
         Member("a", rack="r1", tags={"zone": "near"}),
         Member("b", rack="r2", tags={"zone": "near"}),
@@ -356,8 +354,7 @@ def standbys_of(done: Assignment) -> dict[str, int]:
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost"])
 def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
-    """Only tags separate standbys from owners. The far zone has the standbys of the near one, and racks do not matter.
-    """
+    """Only tags separate standbys from owners. The far zone has the standbys of the near one, whatever the racks."""
     settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("zone",))
     settings = replace(settings, rack_aware_assignment_strategy=strategy)
     done = settled(contradicting("r1"), settings)

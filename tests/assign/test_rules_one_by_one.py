@@ -114,8 +114,7 @@ def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, 
 
 @pytest.mark.parametrize(("most", "moved"), [(1, 1), (2, 2), (None, 4)])
 def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
-    """All four tasks are ready to move. `moves_at_once` limits how many move per assignment, and all move in the end.
-    """
+    """All four tasks are ready to move. `moves_at_once` limits the moves per assignment, and all move in the end."""
     before = warm_on(view("a:0-7 b:"), "b")
     settings = AssignSettings(moves_at_once=most, max_warmup_replicas=8)
     assert len(owner_moves(assign(before, settings))) == moved

@@ -112,8 +112,7 @@ def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(
 
 
 def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
-    """In no round are owners less balanced than before the phase, or than after the first round if an owner was lost.
-    """
+    """In no round are owners less balanced than before the phase, or than after the first round of a loss."""
     for name, phases in plain.items():
         for phase in phases:
             by_round = cast("list[float]", phase["stateful_imbalance_by_round"])

@@ -87,8 +87,7 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
     )
 )
 def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
-    """Workers take in all rows, machines have a core and enough memory per worker, and one machine fewer is not enough.
-    """
+    """Workers take in all rows, each has a core and enough memory, and one machine fewer is not enough."""
     capacity = compute_capacity(need)
     assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
     assert capacity.num_boxes * capacity.workers_per_box >= capacity.total_workers

@@ -1,4 +1,4 @@
-"""Members join one by one while warm-ups run: warm-ups continue, and each new copy is fetched about once."""
+"""While members join one by one, running warm-ups continue, and each new copy is fetched about once."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ def test_running_warm_ups_go_on_when_members_join(
 
 
 def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
-    """Running warm-ups continue while their targets are the same, and take precedence over a warm-up of a newer member.
-    """
+    """Running warm-ups continue while their targets are the same, and precede warm-ups of a newer member."""
     settings = AssignSettings(max_warmup_replicas=2)
     initial = view("a:0-11 b:12-23 c:")
     first = assign(initial, settings)

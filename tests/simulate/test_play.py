@@ -78,7 +78,7 @@ def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
 
 
 def test_load_that_members_cannot_take_waits() -> None:
-    """Rows wait if slots process fewer rows than arrive, and are processed when fewer arrive."""
+    """Rows wait while more arrive than the slots process, and are processed when fewer arrive."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(
         members=[{"id": "m{}", "count": 3, **slow}],

@@ -1,4 +1,4 @@
-"""Worked examples, one file each: the assignment of each round, and why it differs from that of Kafka Streams."""
+"""Worked examples with the assignment of each round, and the reason for each difference from Kafka Streams."""
 
 from __future__ import annotations
 

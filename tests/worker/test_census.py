@@ -109,8 +109,7 @@ def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
 
 
 def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
-    """Partly fetched snapshots stay for `folder_cleanup_seconds`, so that the next piece of upkeep can continue them.
-    """
+    """Partly fetched snapshots stay for `folder_cleanup_seconds`, so that the next upkeep can continue them."""
     store = folder_of(member.home, "1").path / "incoming" / "totals"
     parts = [store / f"000{n}.{paths.snapshot_id(3, '1-aa')}" for n in range(2)]
     store.mkdir(parents=True)
@@ -196,8 +195,7 @@ def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None
 
 
 def test_executors_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
-    """Executors that start at the same time get different folders. Free folders are reused before new ones are created.
-    """
+    """Executors that start at the same time get different folders. Free folders are reused before new ones are made."""
     executors = [str(n) for n in range(4)]
     home = home_of("memory://census-race", tmp_path)
     before = frozenset(f"{home.application}/old{n}" for n in range(2))

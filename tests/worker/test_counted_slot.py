@@ -27,8 +27,7 @@ def test_columns_cost_python_nothing_a_row(
     whole_from_rows: int,
     headers_max: float,
 ) -> None:
-    """With ten times the rows and keys, a slot makes as many calls and runs as many lines, whether or not keys expire.
-    """
+    """With ten times the rows and keys, a slot makes as many calls and runs as many lines, with and without expiry."""
     monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # small and large groups are sealed alike
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: as above
     few, many = (OneSlot(tmp_path / str(rows), compute).settled(rows, rows // 2) for rows in (FEW, MANY))

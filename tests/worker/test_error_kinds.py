@@ -35,7 +35,7 @@ def every_kind() -> list[type[RiffleError]]:
 
 
 def below(kind: type[RiffleError]) -> Iterator[type[RiffleError]]:
-    """Yield all subclasses, at any depth."""
+    """Yield all direct and indirect subclasses."""
     for each in kind.__subclasses__():
         yield each
         yield from below(each)

@@ -312,7 +312,7 @@ def test_a_part_says_when_its_rows_are_due(tmp_path: Path, monkeypatch: pytest.M
     """The metadata of a part has the earliest and latest due time and the due column. Its rows are ordered by due time,
     nulls last.
     """
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
     _, receipt = member.answer(
         rows_of(*((f"k{number}", 1, number % 5 + 2 or None) for number in range(200)), ("n", 1, None))
@@ -411,8 +411,7 @@ class Strict(Windows):
 
 
 def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
-    """Rows of a batch and of expired keys have the declared schema, whichever columns their tables declare as nullable.
-    """
+    """Rows of a batch and of expired keys have the declared schema, whatever their tables declare as nullable."""
     member = Member(tmp_path, Strict(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
     assert member.feed(rows_of(("a", 1, 5), ("b", 1, 6))) == [{"k": "a", "at": 5, "n": 1}]
     member.changes["watermark_ms"] = 6

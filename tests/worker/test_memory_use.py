@@ -46,8 +46,7 @@ def group(where: str, version: int, limit: str, used: int, idle: int) -> dict[st
     ],
 )
 def test_what_is_left_is_the_least_of_machine_and_containers(tmp_path: Path, files: dict[str, str], left: int) -> None:
-    """The memory left is the minimum over the machine and both versions of control groups. Cached files count as left.
-    """
+    """The memory left is the minimum over the machine and its control groups. Cached files count as left."""
     assert memory_use(system(tmp_path, **files)) == (200 * MIB, left * MIB)
 
 

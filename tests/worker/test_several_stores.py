@@ -54,8 +54,7 @@ def member(tmp_path: Path) -> Member:
 
 
 def test_each_store_has_rows_a_receipt_and_an_object(member: Member) -> None:
-    """Each store has output rows, a receipt and an object. The requests of the receipts add up to those of the store.
-    """
+    """Each store has output rows, a receipt and an object. The receipts add up to all requests to the store."""
     answers = run(member, [kept_last()] * 3)
     assert [rows for rows, _ in answers] == [KEPT] * 3
     assert [receipt.store for _, receipt in answers] == ["s0", "s1", "s2"]

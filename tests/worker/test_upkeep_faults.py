@@ -42,8 +42,8 @@ def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
     chains.
     """
     monkeypatch.setattr(reader_module, "RANGE_BYTES", RANGE)
-    monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: as below
-    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: small state
+    monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: small state
+    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: as above
     upkept = Upkept(tmp_path)
     fill(upkept)
     return upkept
@@ -135,7 +135,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
 
 @pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
 def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_bytes: int | None) -> None:
-    """Also where it came over several pieces: what came before is compared with what comes now."""
+    """The error names a snapshot that is altered in the store, also if it was fetched in several pieces."""
     name = paths.snapshot_name(STORE, 1, snapshot(upkept).id)
     data = upkept.store.inner.get(name) or b""
     upkept.store.inner.delete([name])

@@ -1,5 +1,4 @@
-"""Pieces of upkeep: copies follow the log or are dropped and snapshots are taken, within a time and a number of bytes.
-"""
+"""Pieces of upkeep follow the log, drop copies and take snapshots, within a time and a number of bytes."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ class Asking(World):
 
 @BOTH_KINDS
 def test_a_steady_batch_puts_what_slots_wrote_and_the_record(tmp_path: Path, operator: Operator) -> None:
-    """A batch sends one put per slot and for the record, and one head for the record. The report counts every request.
-    """
+    """A batch sends one put per slot, and one put and one head for the record. The report counts every request."""
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(3):
@@ -121,7 +120,7 @@ def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Opera
     """A snapshot takes one put and no get. Upkeep sends no other request."""
     query = Asking(tmp_path, operator, snapshot_chain_links=4)
     query.feed(SETTLED + 6)
-    later = query.reports[1:]  # with the first, the root is looked at
+    later = query.reports[1:]  # the first batch checks the root
     assert [dict(report.upkeep_requests) for report in later] == [
         {"put": report.snapshots} if report.snapshots else {} for report in later
     ]
@@ -179,7 +178,7 @@ the moves of the first assignment. The digest of the previous record adds one or
 
 
 def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record lists every chain with a few bytes per link. Names are fixed, because random names compress differently.
+    """A record lists every chain with a few bytes per link. Names are fixed, because random ones compress differently.
     """
     chance = random.Random(0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))

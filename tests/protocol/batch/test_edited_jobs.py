@@ -53,8 +53,7 @@ def kept(
     not_null: bool = False,
     **told: Any,
 ) -> Made:
-    """Return a function that makes an operator whose state counts the rows of a key. Its output is ``times`` the count.
-    """
+    """Return a function that makes an operator that counts the rows of a key, and outputs ``times`` the count."""
     columns = pa.schema([pa.field(name, kind, nullable=not not_null) for name, kind in state.items()])
 
     def call(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:

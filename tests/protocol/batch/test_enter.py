@@ -86,8 +86,7 @@ def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, d
 
 @pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
 def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked: str) -> None:
-    """The remedy for another dispatch has a complete command. From key-group dispatch on it includes `--partition-of`.
-    """
+    """The remedy for another dispatch has a complete command. From key-group dispatch on it has `--partition-of`."""
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
         check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
     assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
@@ -145,7 +144,9 @@ def test_an_older_batch_is_refused(version: int) -> None:
 def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
     stored: str | None, given: str | None, repeat: bool
 ) -> None:
-    """Without Spark's offset log a repeat must have the same rows; unknown is never the same."""
+    """Without Spark's offset log, a repeat must have the digest of the committed rows. An unknown digest differs from
+    all.
+    """
     tail = replace(TAIL, offsets=None, input_digest=stored)
     again = incoming(5, offsets=None, input_digest=given)
     if repeat:

@@ -1,5 +1,4 @@
-"""Records list the loaded initial states. The driver loads those that are missing, also after a rollback or adoption.
-"""
+"""Records list the loaded initial states. The driver loads missing ones, also after a rollback or adoption."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
 
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: str) -> None:
-    """Before there is a record everything is."""
+    """With partition or hashed dispatch, an initial state is refused if no record lists it."""
     for tail in (None, after("a")):
         with pytest.raises(ConfigError, match="RIFFLE-0807"):
             check_initial(tail, dispatch, [given("b")])

@@ -113,8 +113,7 @@ class TestApplied:
         assert drained(world) == (member_of(world, "1"),)
 
     def test_requests_are_applied_in_their_order(self, world: World, operator: Operator) -> None:
-        """Requests are applied in order: a drain after a pin to that member is refused, and succeeds after the unpin.
-        """
+        """Requests are applied in order: a drain of a pinned member is refused, and succeeds after the unpin."""
         operator.ask("pin", key_group=3, member="1")
         operator.ask("drain", member="1")
         operator.ask("unpin", key_group=4)
@@ -219,8 +218,7 @@ class TestOnce:
     """Each request is applied exactly once."""
 
     def test_an_answered_request_is_not_applied_again(self, world: World, operator: Operator) -> None:
-        """Neither the same nor the next driver applies an answered request again, although it is still in the mailbox.
-        """
+        """No driver applies an answered request again, although it is still in the mailbox."""
         operator.ask("drain", member="1")
         world.rest()
         world.driver.operations.undrain("1")

@@ -181,8 +181,7 @@ def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_pa
 
 
 def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: Path) -> None:
-    """A query that starts again in the same process has empty caches, because another driver may have processed rows.
-    """
+    """A query that starts again in the same process has empty caches, because another driver may have run."""
     world = mixed(tmp_path)
     world.feed(3)
     world.run_id = "started again"

@@ -55,8 +55,7 @@ def grow(world: Elastic) -> BatchReport:
 def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     tmp_path: Path, disks: ExitStack, way: Way, standbys: int
 ) -> None:
-    """The batch runs again once on other members. Later batches run once, and the member returns after its disk works.
-    """
+    """The batch runs again once on other members. Later batches run once, and the member returns with its disk."""
     world = Elastic(tmp_path, num_standbys=standbys)
     world.feed_every(BATCH_SECONDS, 4)
     owned = world.owned("1")
@@ -96,8 +95,7 @@ def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Pa
 def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh_one(
     tmp_path: Path, disks: ExitStack
 ) -> None:
-    """If all disks refuse, the batch fails with a remedy. When they work again, the same driver or a new one continues.
-    """
+    """If all disks refuse, the batch fails with a remedy. When they work again, the query continues."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))

@@ -73,7 +73,7 @@ def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> Non
 
 @dataclass(frozen=True)
 class WithNotes(Alarms):
-    """Has one more variable, which is never written."""
+    """Alarms with one more variable, which is never written."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare the variables of ``Alarms`` and the additional one."""

@@ -305,7 +305,9 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
 
 @pytest.mark.parametrize("points", [1, pytest.param(60, marks=pytest.mark.long)])
 def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
-    """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
+    """If a batch commits a savepoint at any request of the waiting deletes and scans, no object of the savepoint is
+    deleted.
+    """
     accepted = 0
     calls = Waiting(tmp_path / "counted", 0).work(-1)
     assert calls > 20
@@ -382,7 +384,7 @@ def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path
     query.ask("create_savepoint", name="a")
     query.feed(14, 26)
     for piece in waiting.pieces:
-        with suppress(RiffleError):  # it finds that it is fenced, or records that are gone
+        with suppress(RiffleError):  # the driver is fenced, or records are deleted
             piece()
     background.run()
     assert [savepoint.version for savepoint in query.tail.savepoints] == [13]

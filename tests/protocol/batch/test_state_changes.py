@@ -59,7 +59,7 @@ def keys(world: World) -> set[object]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of two executors that reads requests, after two batches."""
+    """Return a query of two executors that reads requests, after two batches."""
     query = World(tmp_path, control="on", retained_versions=100)
     query.batch(0, one(1, SECRET))
     query.batch(1, one(2, "b"))
@@ -181,8 +181,7 @@ def test_a_lost_answer_of_the_store_applies_a_change_once(world: World, kind: Ki
 
 
 def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
-    """An idle query applies a change without a batch. The next batch continues with the set value, on existing copies.
-    """
+    """An idle query applies a change without a batch. The next batch continues with the set value."""
     ask(world, "set", value={"total": 40})
     world.rest()
     assert world.state("totals")[SECRET] == (1, 40)

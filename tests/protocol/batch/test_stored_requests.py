@@ -73,7 +73,9 @@ class BehindClock(ManualClock):
 
 @given(WILLS)
 def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
-    """What a later version keeps beside it included; what nobody asked for takes no byte."""
+    """Stored requests are equal after encoding and decoding, with fields of later versions. Without requests they take
+    no bytes.
+    """
     assert read_requests(will.to_json()) == will
     assert StoredRequests().to_json() == {}
     assert not will.differs_from(replace(will, prior_owners={}))
@@ -81,7 +83,7 @@ def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
 
 @given(st.sampled_from(OURS), JSON)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
-    """With our error, and never another one; what is read is written back as it was."""
+    """Any content of stored requests is either read and written back unchanged, or refused with CorruptStateError."""
     with contextlib.suppress(CorruptStateError):
         read = read_requests({name: drawn}).to_json()
         assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
@@ -108,8 +110,7 @@ def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) 
 
 
 def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> None:
-    """Requests are stored in the record of a batch. The first batch of the next driver applies them and reports them.
-    """
+    """Requests are stored in the record of a batch. The first batch of the next driver applies and reports them."""
     world = Elastic(tmp_path, executors=(), retained_versions=100)
     for name in THREE:
         world.cluster.add(name, cores=2)
@@ -199,7 +200,7 @@ def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["before requests", "after requests"])
 def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Path, step: str) -> None:
-    """Before the put the log is as it was; after it the next driver obeys, though this one never used it."""
+    """If the driver crashes at a record of requests, the next driver applies all or none of them."""
     world = running(tmp_path)
     owned = world.owned("1")
     world.driver.operations.drain("1")

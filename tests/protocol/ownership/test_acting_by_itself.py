@@ -45,8 +45,7 @@ class Counting:
 
 
 class Racked(Elastic):
-    """Four executors in two racks. ``partition_of`` returns the partition that the next row of a key-group comes from.
-    """
+    """Four executors in two racks. ``partition_of`` returns the partition of the next row of a key-group."""
 
     partition_of: Callable[[int], int]
 

@@ -46,21 +46,23 @@ def check_states(world: Elastic) -> None:
 
 @given(st.builds(task, st.integers(0, 32_767), NAMES))
 def test_a_task_is_found_by_its_name(found: TaskId) -> None:
-    """A group that is called like a number is no key-group; the usual group's names are those of ever."""
+    """A task is parsed from its name, also if its group is named like a number. Names of the default group are
+    key-group numbers.
+    """
     assert parse_task(task_name(found)) == found
     assert parse_task(str(found.key_group)) == task(found.key_group)
 
 
 @pytest.mark.parametrize("name", ["", "01", "-1", "²", "/3", "heavy/x", "query/3"])
 def test_what_names_no_task_is_refused(name: str) -> None:
-    """One task has one name."""
+    """Any other text is refused, so each task has one name."""
     with pytest.raises(ValueError, match="not a key-group"):
         parse_task(name)
 
 
 @pytest.mark.parametrize("said", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
 def test_groups_that_cannot_be_are_refused_as_settings(said: object) -> None:
-    """No slash, which stands between a group and a key-group, and one group a store."""
+    """A group name has no slash and is not empty, and a store has one group."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(store_groups=said)  # type: ignore[arg-type]
 

@@ -53,8 +53,7 @@ def scale_in(tmp_path: Path) -> Elastic:
 
 
 def test_scaling_in_with_standbys_in_sync(tmp_path: Path) -> None:
-    """I1 is removed: in one rebalance its standbys take over, and one more task moves for balance. Nothing is fetched.
-    """
+    """I1 is removed: in one rebalance its standbys take over and one more task moves. Nothing is fetched."""
     world = scale_in(tmp_path)
     world.cluster.lose("I1", planned=True)
     reports = [world.feed()]

@@ -1,5 +1,4 @@
-"""Members report the memory of their Python workers. A member with little free memory gets no new tasks and loses some.
-"""
+"""Members report the memory of their Python workers. A member with little free memory gets no tasks and loses some."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int = 1000) -> None:
-    """Give an executor ``most`` MB of memory. Its worker takes ``worker`` MB, and ``each`` MB more per owned key-group.
-    """
+    """Give an executor ``most`` MB of memory. Its worker takes ``worker`` MB and ``each`` MB per owned key-group."""
 
     def told() -> tuple[int, int]:
         member = world.ownership.membership.of_executor(executor)
@@ -76,8 +74,7 @@ def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> N
 
 
 def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Path) -> None:
-    """The memory of a worker is divided among its key-groups by rows. A small member gets only the key-groups that fit.
-    """
+    """The memory of a worker is divided among its key-groups by rows. A small member gets only those that fit."""
     world = Elastic(tmp_path, executors=("2", "3"), key_groups=9)
     for name, most in (("1", 230), ("2", 5000), ("3", 5000)):
         in_memory(world, name, 50, 100, most)

@@ -137,7 +137,7 @@ class Deaf:
 
 @pytest.mark.parametrize("listener", [Deaf(), print, Scribe])
 def test_what_cannot_hear_is_refused_as_it_is_given(listener: object) -> None:
-    """Not with the first batch, which it would end."""
+    """An object that is no listener is refused when it is set, not with the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0238"):
         check_listener(listener)
     check_listener(None)

@@ -35,8 +35,7 @@ def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
 
 
 def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path) -> None:
-    """A record lists the members if they differ from those of its full record: after the first batch and after a loss.
-    """
+    """A record lists the members if they differ from those of its full record: after the first batch and a loss."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))

@@ -31,7 +31,7 @@ def measured(partitions: int = 4) -> Weights:
 
 @pytest.mark.parametrize("shards", [None, tuple(HELD)], ids=["key-groups", "partitions"])
 def test_rows_are_local_to_every_rack_with_a_replica(shards: tuple[tuple[str, int], ...] | None) -> None:
-    """All but a few rows, as the whole input's are mixed in; and next to none is local where no replica is."""
+    """Nearly all rows count as local in the racks with a replica, and nearly none in the other rack."""
     traffic = measured().traffic(ONE_GROUP, shards)
     for partition, away in AWAY.items():
         read = traffic[task(partition)]

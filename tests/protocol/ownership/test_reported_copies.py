@@ -64,7 +64,7 @@ class Past:
         self.every.append(link)
 
     def whole(self) -> None:
-        """Commit a link with the whole state."""
+        """Commit a link with the whole state of the key-group."""
         before = self.entry
         self.entry = EMPTY
         self.first_whole = len(self.every)

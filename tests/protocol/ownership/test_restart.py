@@ -155,8 +155,7 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
 
 @pytest.mark.usefixtures("short_cycles")
 def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Path) -> None:
-    """After a root was restored from a backup, waiting deletes are dropped, because the names belong to other records.
-    """
+    """After a root was restored, waiting deletes are dropped, because the names belong to other records."""
     world = World(tmp_path)
     world.start(InlineBackground(deferred=True))
     run_and_restore(world, 30, to=3)

@@ -189,7 +189,8 @@ def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() 
 
 
 def test_a_standby_without_a_copy_does_not_fall_behind() -> None:
-    """A standby without a copy is still being restored. With a copy whose lag grows for ten batches it is quarantined.
+    """A standby without a copy is still being restored. One with a copy is quarantined if its lag grows for ten
+    batches.
     """
     members = Membership()
     members.live["b"] = LiveMember("b", Executor("1", "host", 1))
