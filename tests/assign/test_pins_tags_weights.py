@@ -44,7 +44,7 @@ def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
 
 
 def test_standbys_go_over_different_tag_values_first() -> None:
-    """A standby is in another zone than its owner as long as another zone has a member (KIP-708)."""
+    """The owner and the standbys of a task are in different zones while enough zones have members (KIP-708)."""
     members = tuple(Member(f"m{n}", tags={"zone": f"z{n % 3}"}) for n in range(6))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(24)))
     settings = replace(SETTINGS, num_standbys=2, rack_aware_assignment_tags=("zone",))

@@ -292,7 +292,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
         parts += query.world.local_dir.rglob("*.part")
         return {path for path in parts if key_id_of(path.read_bytes()) != "a"}
 
-    assert old(), "there is something to remove"
+    assert old(), "some local files have the old key"
     query.give("a")
     query.start_again(operators=[totals()])
     run(one(1, key="key-0"))
@@ -589,7 +589,7 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
         opened = {(path, start) for path, file in files.items() for start in file.rows}
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
-        assert counted == set(held.sizes), "what was let go of is not counted on"
+        assert counted == set(held.sizes), "released parts are not counted"
         kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
         sizes += held.sizes.values()

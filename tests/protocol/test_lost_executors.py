@@ -108,7 +108,7 @@ def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, dies: bool) -> None:
-    """If a batch lost its rows in each run, the error names executors that were lost during it, or else cached rows."""
+    """If a batch lost its rows in each run, the remedy names executors lost during the batch, or cached RDDs."""
     world = Elastic(tmp_path, executors=THREE, batch_attempts=2)
     world.feed()
 

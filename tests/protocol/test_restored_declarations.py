@@ -70,6 +70,6 @@ def test_copies_merged_by_a_declaration_of_another_line_are_restored(
     tail = world.log().tail
     assert tail is not None
     assert given_up is not None
-    assert tail.epoch == given_up.epoch, "else nothing comes again"
+    assert tail.epoch == given_up.epoch, "both queries have the same epoch"
     expected: dict[object, tuple[object, ...]] = dict.fromkeys(KEYS, (4, 4, 2))
     assert world.state(STORE) == {**expected, KEYS[0]: (5, 5, 3)}

@@ -103,7 +103,7 @@ def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
         world.batch(2, one(9))
     history.look()
     assert world.state("totals") == {"a": (42, 42)}
-    assert len(world.sinks["totals"].calls) == 42, "who stood still before its slots ran got to its sink"
+    assert len(world.sinks["totals"].calls) == 42, "a fenced driver called its sink"
 
 
 def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
@@ -190,7 +190,7 @@ def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
     world.at_step = {step: stand_still}
     with pytest.raises(FencedError, match=r"RIFFLE-0208|RIFFLE-0422"):
         world.batch(3, one(9))
-    assert paths.record_name(4) not in log[0], "the number is free"
+    assert paths.record_name(4) not in log[0], "the record number is free"
     assert world.memory.list("log/") == log[0]
     assert world.state("totals") == {"a": (41, 41)}
-    assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only who was inside its sink got there"
+    assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only a paused sink was called"

@@ -69,7 +69,7 @@ def test_running_warm_ups_go_on_when_members_join(
     assert not cancelled
     fresh = copies(game.present) - initial_copies
     fetched = game.outcome.bytes_warmed + game.outcome.bytes_kept + game.outcome.bytes_owned
-    assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times what is new"
+    assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times the new copies"
 
 
 def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:

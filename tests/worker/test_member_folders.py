@@ -61,7 +61,7 @@ def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path)
     assert manifest_at(upkept.home, 1).entries
     for name in list(upkept.store.list("")):
         upkept.store.delete([name])
-    assert manifest_at(upkept.home, 1).entries, "the last one read is kept"
+    assert manifest_at(upkept.home, 1).entries, "the last manifest is cached"
     with pytest.raises(CorruptStateError):
         manifest_at(replace(upkept.home, log_id="begun again"), 1)
 

@@ -58,10 +58,10 @@ def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
     assert (states["1"].state, states["1"].owned, states["1"].standbys, states["1"].warmups) == ("draining", 0, 0, 0)
     assert {(name, *who) for name, who, _ in heard.calls} == {("revoked", "1")}
     assert set().union(*(groups for _, _, groups in heard.calls)) == owned
-    assert not any(world.rest(5)), "and then it rests"
+    assert not any(world.rest(5)), "the drain is complete"
     assert world.copies_of("1")
     world.rest(5, 20)
-    assert world.copies_of("1") == set(), "what nobody needs goes after its delay"
+    assert world.copies_of("1") == set(), "unused copies are removed after the clean-up delay"
     report = world.feed()
     assert {move["key_group"] for move in report.moves if move["role"] == "owner"} == owned
     assert (report.restores, report.fetched_bytes) == (0, 0)

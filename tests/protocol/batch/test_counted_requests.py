@@ -178,8 +178,7 @@ the moves of the first assignment. The digest of the previous record adds one or
 
 
 def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record lists every chain with a few bytes per link. Names are fixed, because random ones compress differently.
-    """
+    """A record lists every chain with a few bytes per link. Names are fixed, because random ones vary in size."""
     chance = random.Random(0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))
     query = Asking(tmp_path, totals())

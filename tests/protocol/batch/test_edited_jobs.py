@@ -342,7 +342,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
     assert [edit.warns in line for line in warnings] == ([True] if edit.warns else []), warnings
     assert answered(world, "beside")["all"] == 2
     edited(world, [edit.after(), beside()], accept=[])
-    assert feed(world, 2, AFTER) == [], "what was accepted is what the state is from then on"
+    assert feed(world, 2, AFTER) == [], "the accepted change is stored"
 
 
 @pytest.mark.parametrize("change", [("u", 1_000), ("t", 600_000), ("t", 0)], ids=["column", "longer", "shorter"])

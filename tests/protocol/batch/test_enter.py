@@ -164,7 +164,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
         assert world.batch(0, rows_of(("a", 1, 0))).decision == "repeat"
         assert world.work.drained == 1
     assert [record.kind for record in _records(world)] == ["claim", "batch", "claim", "claim", "claim"]
-    assert [record.epoch for record in _records(world)] == [1, 1, 2, 3, 4], "each claim has an epoch of its own (I4)"
+    assert [record.epoch for record in _records(world)] == [1, 1, 2, 3, 4], "each claim has a new epoch (I4)"
     with pytest.raises(ConflictError, match="RIFFLE-0214"):
         world.batch(0, rows_of(("a", 1, 0)), offsets="other")
 
@@ -209,9 +209,7 @@ def _records(world: World) -> list[Record]:
 
 
 def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
-    """A store without conditional writes is refused before any batch runs, because two drivers would overwrite each
-    other's commits.
-    """
+    """A store that overwrites objects is refused before a batch runs, because drivers would undo others' commits."""
     world.store.script(Fault("overwrites", times=None))
     with pytest.raises(ConfigError, match="RIFFLE-0459"):
         world.batch(0, rows_of(("a", 1, 0)))

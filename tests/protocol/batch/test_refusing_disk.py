@@ -70,7 +70,7 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
     assert {tuple(report.owners) for report in reports} == {("2",)}
-    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "asked later and later"
+    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "censuses are repeated less and less often"
     disk.recover()
     world.clock.advance(600)
     reports = world.feed_every(BATCH_SECONDS, 12)

@@ -317,7 +317,7 @@ def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path:
             waiting.work(at)
             assert waiting.query.missing() == [], f"record {back} before the newest, at request {at} of {calls}"
             accepted += bool(waiting.query.tail.savepoints)
-    assert accepted >= points, "hardly any savepoint was accepted: the test shows nothing"
+    assert accepted >= points, "too few savepoints were accepted to show anything"
 
 
 class Waiting:

@@ -243,7 +243,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
         world.rest()
     puts = world.store.calls.count(("put", paths.record_name(5)))
     world.rest(1, 0.5)
-    assert world.store.calls.count(("put", paths.record_name(5))) == puts, "it is not tried at once"
+    assert world.store.calls.count(("put", paths.record_name(5))) == puts, "the put is not repeated at once"
     world.store.heal()
     if kind == "unavailable":
         world.rest(1, 2)

@@ -171,7 +171,7 @@ def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
 
 
 def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
-    """After a restart with a longer delay the watermark stays until it is reached. A shorter delay applies at once."""
+    """With a longer delay the watermark stays until event times catch up. A shorter delay applies at once."""
     world = World(tmp_path, operators=[counted()])
     reached = []
     for version, delay_ms in enumerate([1_000, 5_000, 100]):

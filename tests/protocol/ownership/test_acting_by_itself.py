@@ -99,7 +99,7 @@ def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> Non
     assert len(world.across()) >= 4
     reports = [world.feed() for _ in range(12)]
     assert world.across() == set()
-    assert sum(report.restores for report in reports[1:]) == 0, "who takes over has a copy"
+    assert sum(report.restores for report in reports[1:]) == 0, "a new owner has a copy"
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
@@ -163,7 +163,7 @@ def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> N
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.asked > asked, "another load is looked at"
+    assert Counting.asked > asked, "another load starts an assignment"
     world.check_state()
 
 
@@ -198,7 +198,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     world.cluster.stalled = set()
     world.driver.operations.request_rebalance()
     world.settle()
-    assert world.holds("1")[1], "who asks has it tried again"
+    assert world.holds("1")[1], "a requested rebalance tries the standbys again"
     world.check_state()
 
 
@@ -224,7 +224,7 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
         world.clock.advance(11)
         reports.append(world.feed())
         held.append(len(set.union(*world.holds("1")[:2])))
-    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two go at a time"
+    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
     on_a_disk(world, "1", 0.91, 0.0)
     for _ in range(60):
         world.clock.advance(11)

@@ -114,7 +114,7 @@ def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_an
     lost, member = world.owned("1"), world.member("1")
     world.driver.operations.drain("1")
     world.settle()
-    assert world.copies_of("1") == lost, "idle, and not yet due"
+    assert world.copies_of("1") == lost, "idle copies stay until the delay is over"
     world.cluster.lose("1")
     world.feed()
     world.clock.advance(61)
@@ -138,7 +138,7 @@ def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
     world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
     world.feed()
     dropped = world.copies_of("1") - world.owned("1")
-    assert dropped, "ordered to go, and not gone yet"
+    assert dropped, "drops are ordered, but not done"
     for group in sorted(dropped):
         world.driver.operations.pin(group, "1")
     world.feed()

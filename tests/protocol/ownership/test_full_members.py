@@ -75,7 +75,7 @@ def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None
     room, needs = room_of(on_disks({"a": 0.7, "b": 0.1, "c": 0.9}, "aaab"), Settings())
     assert room == {"a": 700_000_000, "b": 900_000_000}
     assert needs == dict.fromkeys(map(task, range(4)), 200_000_000)
-    assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all fit on each"
+    assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all key-groups fit on each member"
 
 
 def test_room_in_memory_is_what_is_left_below_its_mark_and_what_its_own_key_groups_take() -> None:

@@ -90,7 +90,7 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
     assert (tail.kind, tail.sequence) == ("batch", before.sequence + 1)
     world.cluster.lose("1", disk=True)
     report = world.feed()
-    assert report.restores == 5, "what the lost member owned of both groups, and nothing else"
+    assert report.restores == 5, "only tasks of the lost member are restored, of both groups"
     world.clock.advance(400)
     world.cluster.add("3")
     world.settle()
@@ -112,7 +112,7 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
     apart = owners(world)
     restart(world)
     assert world.feed().restores == 0
-    assert owners(world) == apart, "the record says the owners of both"
+    assert owners(world) == apart, "the record has the owners of both groups"
     restart(world, store_groups=())
     world.feed()
     assert owners(world).keys() == {GROUP}
@@ -215,7 +215,7 @@ def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path
     by_store = {"totals": owners(world)[GROUP], "models": owners(world)["heavy"]}
     apart = {kg for kg in range(5) if len({by_store[store][kg] for store in by_store}) > 1}
     assert {(store, kg) for store, kg, _ in taken} == {(store, kg) for store in by_store for kg in range(5)}
-    assert apart, "else both groups have the same owners"
+    assert apart, "the groups have different owners"
     assert {(store, kg): member for store, kg, member in taken} == {
         (store, kg): by_store[store][kg] for store in by_store for kg in range(5)
     }

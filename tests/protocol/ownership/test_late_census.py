@@ -36,4 +36,4 @@ def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_lat
     assert live(3) == {"1"}
     assert live(60) == {"1"}
     background.run()
-    assert live(61) == {"1", "2"}, "it was asked once more, and is well"
+    assert live(61) == {"1", "2"}, "a second census succeeded"

@@ -40,9 +40,9 @@ def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path)
         world.clock.advance(11)
         reports.append(world.feed())
         owned.append(len(world.owned("1")))
-    assert owned[-1] == 2, "0.86 + 2 * 0.025 is below 0.95, and two go at a time"
-    assert world.owned("1") <= before, "above 0.9 nothing comes"
-    assert world.holds("1")[1] == set(), "who could not take over keeps no standby"
+    assert owned[-1] == 2, "0.86 + 2 * 0.025 is below 0.95, and two leave at a time"
+    assert world.owned("1") <= before, "above 0.9 a member gets no tasks"
+    assert world.holds("1")[1] == set(), "a member that cannot own tasks has no standbys"
     assert sum(report.restores for report in reports) == 0
     (told,) = warnings(reports, "960 MB, and 40 MB are free")
     assert world.member("1") in told

@@ -39,7 +39,7 @@ def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
     world = running(tmp_path, num_standbys=standbys, max_warmup_replicas=1)
     orders(world).drain("1")
     first = world.feed()
-    assert bool(world.owned("1")) == (standbys == 0), "its tasks stay where they are warm until others are"
+    assert bool(world.owned("1")) == (standbys == 0), "tasks stay until another member has caught up"
     reports = [first, *world.settle()]
     assert world.holds("1") == (set(), set(), set())
     assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)
@@ -137,7 +137,7 @@ def refused(world: Elastic, name: str, *arguments: object) -> str:
     before = orders(world).requests
     with pytest.raises(ConfigError) as refusal:
         getattr(orders(world), name)(*arguments)
-    assert orders(world).requests == before, "nothing stands of what was refused"
+    assert orders(world).requests == before, "a refused request changes nothing"
     assert refusal.value.remedy
     return str(refusal.value)
 

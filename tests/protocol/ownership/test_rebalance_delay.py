@@ -124,7 +124,7 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
     assert world.member("1b") == member
     assert world.owners() == before
     moved = [move["key_group"] for report in reports for move in report.moves if move["role"] == "owner"]
-    assert sorted(moved) == sorted(lost), "each lost task comes home once, and no other moves"
+    assert sorted(moved) == sorted(lost), "each lost task moves back once, and no other task moves"
     assert [report.restores for report in reports] == [0] * len(reports)
     assert sum(report.upkeep_restores for report in reports) == 0
     assert sum(report.upkeep_snapshot_bytes for report in reports) == 0

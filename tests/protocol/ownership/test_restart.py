@@ -168,7 +168,7 @@ def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Pat
         world.batch(version, one(version))
         world.background.run()
     assert world.log().tail is not None
-    assert world.memory.list("log/")[0] > log[0], "deletes of this run go on"
+    assert world.memory.list("log/")[0] > log[0], "deletes of this run continue"
     assert world.state("totals") == {"a": (12, sum(range(12)))}
 
 

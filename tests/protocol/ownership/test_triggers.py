@@ -143,7 +143,7 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monk
     assert log.tail.full < log.tail.sequence
     assert set(log.tail.weights) == {"assigned"}
     world.start()
-    assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth may weigh anew"
+    assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth batch may start an assignment"
     assert world.owners() == before
     skewed(world, 16)
     log = world.log()

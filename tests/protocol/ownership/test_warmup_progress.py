@@ -22,7 +22,7 @@ def test_the_estimate_is_what_is_left_at_the_speed_of_the_last_minute() -> None:
     progress.record([warmup(0, 500), warmup(1, 600)], 5)
     progress.record([warmup(1, 600)], 10)
     assert progress.remaining_bytes("m") == 600
-    assert progress.remaining_seconds("m") == pytest.approx(600 / 50), "a warm-up that left was not fetched"
+    assert progress.remaining_seconds("m") == pytest.approx(600 / 50), "a cancelled warm-up does not count as fetched"
     progress.record([warmup(1, 100)], 10)
     assert progress.remaining_seconds("m") == pytest.approx(100 / 100)
 

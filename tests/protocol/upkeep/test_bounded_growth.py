@@ -90,7 +90,7 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
         world.clock.advance(200)
         history.look()
         most = max(most, len(snapshots_of(world)))
-    assert 8 < most <= 40, "eight key-groups, a snapshot each a batch: of ten minutes and a few more"
+    assert 8 < most <= 40, "eight snapshots per batch, for ten minutes and some batches"
     loses[0] = False
     world.clock.advance(DAY_SECONDS)
     for version in range(20, 26):
@@ -210,7 +210,7 @@ def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_pa
     clock.wrong_seconds = wrong
     for version in range(4, 8):
         world.batch(version, one(1))
-    assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "they are seconds old"
+    assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "the records are seconds old"
     clock.wrong_seconds = 0
     for version in range(8, 12):
         clock.advance(60)
@@ -219,7 +219,7 @@ def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_pa
     world.memory.put_if_absent(paths.delta_name(0, f"0-{7:032x}"), b"an orphan")
     clock.advance(DAY_SECONDS)
     world.batch(12, one(1))
-    assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans come by the same clock"
+    assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans use the same clock"
     assert world.state("totals") == {"a": (13, 13)}
 
 

@@ -223,7 +223,7 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: 
     store = root.store()
     old = [paths.record_name(sequence) for sequence in range(16)]
     store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
-    assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
+    assert Log(store, "").open() == root.tail, "all newer records are found if the next one exists"
     store.delete(old)
     with pytest.raises(UnavailableError, match="RIFFLE-0405"):
         Log(store, "").open()

@@ -37,7 +37,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert [report.runs for report in reports] == [1] * len(reports)
     late = warnings(reports, "had not ended after 6")
     assert "upkeep_timeout" in late[0]
-    assert 2 <= len(late) <= 5, "each try costs a deadline, so tries are rare"
+    assert 2 <= len(late) <= 5, "each try takes a deadline, so tries are rare"
     assert longest_chain(world, mine) <= 6
     kept = [copy for copy in world.ownership.copies.readiness if copy.member == world.member("1")]
     assert {copy.key_group for copy in kept} == others

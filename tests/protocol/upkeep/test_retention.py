@@ -112,8 +112,8 @@ class Model:
         objects = {name for name in free if not name.startswith(paths.LOG)}
         assert not objects & self.retained(), "I5: an object that a retained record lists would be deleted"
         promised = set().union(*(m.object_names() for m in self.manifests[self.promised :]))
-        assert not objects & promised, "an object that a record lists which a rollback may go back to would be deleted"
-        assert objects <= self.present, "what is gone is given free again, or was never there"
+        assert not objects & promised, "an object of a promised record would be deleted"
+        assert objects <= self.present, "an object that does not exist would be deleted"
         self.present -= objects
         records = [paths.parse_record_name(name) for name in free if name.startswith(paths.LOG)]
         oldest = min(s for s in range(len(self.manifests)) if s >= self.tracker.oldest)
@@ -168,7 +168,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
     taken = Snapshot(paths.snapshot_id(1, "1-" + "b" * 32), link.head, 1, 0, 1)
     for sequence, address in ((21, first), (22, second)):
         free = tracker.take_deletable(sequence)
-        assert link.object not in free, "somebody has it"
+        assert link.object not in free, "a key-group still lists the delta"
         changes = {address: Entry(taken)}
         tracker.record_commit(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
         both = both.with_entries(changes)
@@ -212,7 +212,7 @@ def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
     model.scan()
     kept = set().union(*(m.object_names() for m in model.manifests[-versions - 2 :]))
     epoch = [name for name in model.present - kept if f"-{model.epoch}-" in name or f"/{model.epoch}-" in name]
-    assert model.present - kept <= set(epoch), "something was left behind for ever"
+    assert model.present - kept <= set(epoch), "unused objects were never deleted"
 
 
 def named(epoch: int, version: int = 1) -> tuple[str, str]:
@@ -606,7 +606,7 @@ def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     retention = Retention(1, 0)
     retention.start(16, batch, before, 0)
     retention.record_commit(replace(batch, sequence=17), before, {("totals", 0): snapshot}, 1)
-    assert link.object not in retention.take_deletable(17), "record 17 is promised, and has it"
+    assert link.object not in retention.take_deletable(17), "record 17 is promised and lists it"
     retention.record_commit(replace(batch, sequence=18, outputs=()), after, {}, 2)
     assert link.object in retention.take_deletable(18)
 

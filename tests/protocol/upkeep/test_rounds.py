@@ -73,7 +73,7 @@ def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
     world.feed(3)
     assert pieces == []
     deferred.run()
-    assert len(pieces) == 1, "one plan ran, the newest"
+    assert len(pieces) == 1, "only the newest plan ran"
     assert {name: {drop.key_group for drop in order.drops} for name, order in pieces[0].items() if order.drops} == idle
     assert all(world.copies_of(executor) == world.owned(executor) for executor in ("1", "2"))
     world.feed()
@@ -115,7 +115,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
 
 
 def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> None:
-    """A damaged copy is reported once, and the standby restores it without a delay."""
+    """A damaged copy is removed with a warning, and the standby restores it without a retry."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
     standby = world.holds("2")[1]

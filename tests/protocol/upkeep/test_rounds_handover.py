@@ -99,7 +99,7 @@ def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
         assert set(handover.cluster.dropped) == {1, 2}, f"the plan made at step {step} was not run"
         assert not [result for result in handover.background.collect() if isinstance(result, Exception)]
         step += 1
-    assert step > 50, "too few steps were seen: nothing was tried"
+    assert step > 50, "too few steps were traced to show anything"
 
 
 def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
@@ -109,11 +109,11 @@ def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
         handover = Handover()
         ran = between_steps(handover.plan_another, handover.background.run, step, handover.is_free)
         handover.background.run()
-        assert set(handover.cluster.dropped) == {1, 2}, f"a plan was lost where upkeep went on at step {step}"
+        assert set(handover.cluster.dropped) == {1, 2}, f"a plan was lost when upkeep ran at step {step}"
         if not ran:
             break
         step += 1
-    assert step > 20, "too few steps were seen: nothing was tried"
+    assert step > 20, "too few steps were traced to show anything"
 
 
 def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:

@@ -89,7 +89,7 @@ def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Ro
     reports = long_run(world)
     assert TRIES <= rounds.take() <= BOUND
     assert len(warnings(reports, "RIFFLE-0820")) <= 2 * BOUND
-    assert len(warnings(reports, "RIFFLE-0816")) == 2, "said once for each executor"
+    assert len(warnings(reports, "RIFFLE-0816")) == 2, "one warning per executor"
     world.check_state()
 
 
