@@ -1,4 +1,4 @@
-"""Laws of the assignor, for any group: valid, level, sticky, converging, stable, the same everywhere, cheapest."""
+"""Properties of every assignment: valid, balanced, sticky, convergent, stable, deterministic and cheapest."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def configured(strategy: str = "none", **changes: int | str) -> AssignSettings:
 
 
 def settled(group: Group, settings: AssignSettings) -> Phase:
-    """Run a group until nothing moves, and write its history down for the case that something is wrong."""
+    """Assign until nothing moves. Note the history, which Hypothesis prints if the test fails."""
     phase = settle(group, None, settings, True, assign)
     note("replay: " + repr(group.view()))
     for number, each in enumerate(phase.rounds, 1):
@@ -79,7 +79,7 @@ def settled(group: Group, settings: AssignSettings) -> Phase:
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 @given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
 def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
-    """Each round is valid and caught up; in the end owners are level and nothing moves any more."""
+    """Each round is valid and each new owner is caught up. At the end, owners are balanced and nothing moves."""
     settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
     phase = settled(group, settings)
     assert phase.converged
@@ -94,8 +94,8 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
 def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     group: Group, standbys: int, warmups: int, data: st.DataObject
 ) -> None:
-    """Members keep no copies for them, whatever copies there are in the beginning: none warms up to become one, and
-    owners come where they should be, also where a pointer is.
+    """If standbys are snapshot pointers, no standby warms up, whatever copies exist at the start. A task can move to a
+    member that has a pointer.
     """
     settings = configured(num_standbys=standbys, max_warmup_replicas=warmups, standby_mode="snapshot_pointer")
     before = group.view()
@@ -117,7 +117,9 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
 
 
 def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait_for() -> None:
-    """They may go from a drained member at once, but for room where they are to go; no copy is kept for them."""
+    """Tasks without state leave a drained member without a copy. Their moves leave room for the tasks that must warm up
+    first.
+    """
     members = tuple(Member(name, slots=slots) for name, slots in (("a", 2), ("b", 2), ("c", 2), ("gone", 1)))
     sizes = {task(number, "state"): size for number, size in enumerate([1, 2, 2, 0, 7, 3])}
     sizes |= {task(number, group): 0 for group in ("cache", "query") for number in range(6)}
@@ -140,7 +142,7 @@ def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))
 def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None:
-    """With any capacities owners per slot differ by at most one."""
+    """With unequal numbers of slots, the owned tasks per slot differ by at most one."""
     phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
     assert phase.converged
     assert phase.stable
@@ -149,7 +151,7 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
 
 @given(group=groups(stores=1))
 def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
-    """A newcomer gets tasks; no two old members exchange any."""
+    """A new member gets tasks, and the existing members exchange none."""
     before = settled(group, configured(max_warmup_replicas=50)).after
     after = settled(
         replace(before, members={**before.members, "new": Member("new", rack="r1")}),
@@ -160,8 +162,8 @@ def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
 
 @given(group=groups(stores=1), standbys=st.integers(0, 1))
 def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> None:
-    """Only what it owned gets another owner, and what a standby in sync takes over where that is all that is left to do
-    for balance.
+    """Only the tasks of the removed member get another owner. A standby in sync may also take over a task, if that
+    completes the balance.
     """
     settings = configured(max_warmup_replicas=50, num_standbys=standbys)
     before = settled(replace(group, lags={m: {} for m in group.members}), settings).after
@@ -179,7 +181,7 @@ def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> 
 
 @given(group=groups(), standbys=st.integers(0, 1))
 def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
-    """A settled group is left alone even if the last target is forgotten."""
+    """A balanced group stays unchanged, even if the previous target is unknown."""
     settings = configured(max_warmup_replicas=50, num_standbys=standbys)
     after = settled(group, settings).after
     again = assign(replace(after.view(), target={}), settings)
@@ -189,7 +191,7 @@ def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
 
 @given(group=groups(), seed=st.integers(0, 1000))
 def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None:
-    """Shuffled members, tasks and maps give the same assignment."""
+    """Members, tasks and mappings in another order give the same assignment."""
     settings = configured("min_cost", num_standbys=1)
     told = group.view()
     shuffled = replace(
@@ -220,7 +222,7 @@ print(assign(view("a:0-9 b:10-12 c:", group="counts"), AssignSettings(num_standb
 
 
 def test_two_hash_seeds_give_the_same_bytes() -> None:
-    """Python's own hash never reaches a result."""
+    """Python's hash seed does not change an assignment."""
     paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     outputs = {
         subprocess.run(
@@ -237,7 +239,7 @@ def test_two_hash_seeds_give_the_same_bytes() -> None:
 
 
 def _cheapest(group: Group, settings: AssignSettings) -> int:
-    """Try every level placement."""
+    """Return the lowest cost of all balanced placements."""
     names = sorted(group.members)
     tasks = [each.id for each in group.tasks]
     low, high = fair_range(len(tasks), [1] * len(names))
@@ -260,7 +262,7 @@ def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) 
 
 @given(group=groups(stores=1))
 def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None:
-    """On small groups no level placement is cheaper than the flow's."""
+    """In small groups, no balanced placement is cheaper than the target."""
     names = sorted(group.members)[:3]
     small = Group(
         group.tasks[:6],
@@ -275,7 +277,7 @@ def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
 def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> None:
-    """The counts are within their ranges, and no brute force keeps more units where they are."""
+    """The counts are within their ranges, and no other counts within them keep more tasks at their owners."""
     chance = np.random.default_rng(seed)
     owned = chance.integers(0, 3, (rows, members))
     ranges = [fair_range(int(total), [1] * members) for total in owned.sum(axis=1)]
@@ -300,12 +302,12 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
 
 
 def test_a_view_of_no_tasks_is_fine() -> None:
-    """Nothing to place is no error."""
+    """A view without tasks gets an empty assignment."""
     assert assign(view("a:"), AssignSettings()) == Assignment({}, target={})
 
 
 def test_a_view_is_not_changed() -> None:
-    """The input is the same after the call."""
+    """The assignor does not change its input."""
     told = view("a:0-7 b: c:")
     before = repr(told)
     assign(told, AssignSettings(num_standbys=1))

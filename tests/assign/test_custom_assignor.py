@@ -1,4 +1,4 @@
-"""A user's own assignor: found and made once; what it raises or answers wrongly is told and stops nothing."""
+"""Custom assignors: they are loaded once, and a failure or invalid answer becomes a warning and stops nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 
 def broken_assignor(before: View, _: AssignSettings) -> Assignment:
-    """Own one task by a stranger and forget the others."""
+    """Give one task to an unknown member and leave out the others."""
     return Assignment({before.tasks[0].id: "nobody", task(99): "a"})
 
 
 def test_a_users_invalid_answer_is_refused_and_named() -> None:
-    """The previous assignment stays and every violation is in the warnings."""
+    """The previous assignment stays in effect, and the warning names each violation."""
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=broken_assignor))
     assert done.owners == before.owners
@@ -32,18 +32,18 @@ def test_a_users_invalid_answer_is_refused_and_named() -> None:
 
 
 def raising_assignor(before: View, _: AssignSettings) -> Assignment:
-    """Fail on the way."""
+    """Fail while it computes the owners."""
     return Assignment({each.id: chosen_by(each) for each in before.tasks})
 
 
 def chosen_by(each: Task) -> str:
-    """Fail as code does that met what it did not expect."""
+    """Raise a KeyError, as a mistake in user code would."""
     return {"g_0": "a"}[f"{each.id} is new"]
 
 
 def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() -> None:
-    """Type, text and the place in the user's code are in the warning; tasks without an owner are placed all the
-    same.
+    """The warning has the type, the message and the line of the error in the user's code. Tasks without an owner still
+    get one.
     """
     before = view("a:0-1 b:2-3")
     done = assign(before, replace(SETTINGS, assignor=raising_assignor))
@@ -59,7 +59,7 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
 
 @pytest.mark.parametrize("assignor", [raising_assignor, broken_assignor])
 def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assignor) -> None:
-    """At the very first assignment there is nothing to keep: owners and standbys are as if none was named."""
+    """If the first assignment of a custom assignor fails, owners and standbys are those of the default assignor."""
     before = view("a: b: c:", total=6)
     settings = replace(SETTINGS, num_standbys=1)
     done, default = assign(before, replace(settings, assignor=assignor)), assign(before, settings)
@@ -68,7 +68,7 @@ def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assign
 
 
 def test_what_means_to_end_the_process_is_not_held_back() -> None:
-    """Ctrl-C in a user's assignor ends what runs."""
+    """A KeyboardInterrupt in a custom assignor ends the process."""
 
     def interrupted(*_: object) -> Assignment:
         raise KeyboardInterrupt
@@ -83,7 +83,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
-    """Whatever a user's assignor returns, the last assignment stays."""
+    """If an answer has the wrong type, the previous assignment stays in effect."""
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
@@ -101,7 +101,7 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
     ],
 )  # fmt: skip
 def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) -> None:
-    """Targets, moves and copies that a record or a report could not tell, or that can be read once only."""
+    """Fields that cannot be stored, reported or read twice are refused, and the previous assignment stays in effect."""
     before = replace(view("a:0 b:1"), pins={task(1): "a"})
     done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
     assert done.warnings[0].startswith("[RIFFLE-0774]")
@@ -111,12 +111,12 @@ def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) 
 
 
 def numpys(given: TaskId) -> TaskId:
-    """Return an equal id with a number of NumPy's."""
+    """Return an equal task id whose key-group is a NumPy integer."""
     return TaskId(given.group, np.int64(given.key_group))  # type: ignore[arg-type]
 
 
 def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
-    """Answer as the default does, with numbers of NumPy's and with lists."""
+    """Return the default assignment with NumPy integers, and with lists instead of tuples."""
     done = assign(before, replace(settings, assignor="high_availability"))
     return replace(
         done,
@@ -127,7 +127,7 @@ def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
 
 
 def test_an_answer_in_numbers_of_numpys_is_taken_as_the_equal_one() -> None:
-    """Orders and reports tell tasks as JSON, which knows no other numbers than Python's."""
+    """NumPy integers become Python integers, because orders and reports are JSON."""
     before, settings = view("a: b: c:", total=3), replace(SETTINGS, num_standbys=1)
     done = assign(before, replace(settings, assignor=numpys_assignor))
     told = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
@@ -137,7 +137,7 @@ def test_an_answer_in_numbers_of_numpys_is_taken_as_the_equal_one() -> None:
 
 
 class Counting:
-    """An assignor that says how often it was made and asked."""
+    """An assignor that counts its instances and calls."""
 
     made = 0
     asked = 0
@@ -146,26 +146,26 @@ class Counting:
         Counting.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
-        """Answer as the default does."""
+        """Return the hash assignment and count the call."""
         Counting.asked += 1
         return assign(before, replace(settings, assignor="hash"))
 
 
 class Unmade:
-    """An assignor that cannot be made."""
+    """An assignor class whose constructor fails."""
 
     def __init__(self) -> None:
         raise ValueError("no configuration")
 
 
 def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
-    """It is told when the query starts, as a path is that names nothing."""
+    """A class whose constructor fails is refused when the query starts, with RIFFLE-0110."""
     with pytest.raises(ConfigError, match="RIFFLE-0110"):
         assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
 
 
 def test_a_users_assignor_by_path_is_used() -> None:
-    """A dotted path names a function; a wrong one is an error."""
+    """The setting accepts the dotted path of a function. An unknown path is refused."""
     path = "riffle_spark.assign.baselines.hash_assignor"
     hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
     assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
@@ -174,14 +174,14 @@ def test_a_users_assignor_by_path_is_used() -> None:
 
 
 def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
-    """Take the view for its own."""
+    """Clear the mappings of the view, then fail."""
     before.lags[before.tasks[0].id].clear()  # type: ignore[attr-defined]
     before.owners.clear()  # type: ignore[attr-defined]
     raise RuntimeError("not reached")
 
 
 def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
-    """A view of a running query has plain mappings; the last assignment stays, and is known to be there."""
+    """If an assignor changes the mappings of its view and fails, the previous assignment stays in effect."""
     before = view("a:0-1 b:2-3")
     before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
     done = assign(before, replace(SETTINGS, assignor=clearing_assignor))
@@ -190,7 +190,7 @@ def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
 
 
 def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
-    """Reports and listeners hear of each, and of one that it does name once."""
+    """Each move is reported once, whether or not the custom assignor lists it."""
     before = view("a:0-1 b:2-3")
     swapped = {task(0): "b", task(1): "a", task(2): "a", task(3): "b"}
     named = Move(task(2), "owner", "b", "a", "user", "because")
@@ -203,7 +203,7 @@ def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
 
 @pytest.mark.parametrize("assignor", ["sticky", "hash"])
 def test_what_sticky_and_hash_do_not_heed_is_said(assignor: str) -> None:
-    """They place by their own steps alone."""
+    """The sticky and hash assignors ignore some settings, and a warning lists those that are set."""
     settings = replace(SETTINGS, assignor=assignor)
     assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
     asked = replace(settings, rebalance_enable="none", moves_at_once=0)

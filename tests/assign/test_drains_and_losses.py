@@ -1,4 +1,4 @@
-"""Drains, losses and joins seen in one look, with durable state, caches and tasks without state: it converges (I8)."""
+"""If drains, losses and joins happen between two assignments, assignments converge, for every kind of task (I8)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KINDS: Mapping[str, Kind] = {"durable": "stateful", "cache": "unlogged", "none":
 
 @dataclass
 class Cluster:
-    """Members that come and go, and the last assignment, which has been carried out."""
+    """Members that join and leave, and the last assignment, which is complete."""
 
     view: View
     settings: AssignSettings
 
     def drain(self, member: str) -> None:
-        """Have an operator drain a member."""
+        """Drain a member by an operator's request."""
         drained = self.view.drained | {member}
         self.view = replace(self.view, drained=drained)
         self.settings = replace(self.settings, exclude=tuple(("id", each) for each in sorted(drained)))
@@ -54,7 +54,7 @@ class Cluster:
         self.settings = replace(self.settings, exclude=exclude)
 
     def join(self, member: str) -> None:
-        """Have an empty member join."""
+        """Add an empty member."""
         self.view = replace(self.view, members=(*self.view.members, Member(member)))
 
     def give_up(self) -> None:
@@ -62,7 +62,7 @@ class Cluster:
         self.view = replace(self.view, awaited=(), prior_owners={})
 
     def settle(self) -> Assignment:
-        """Assign until nothing is on its way; every assignment has caught up before the next."""
+        """Assign until no probe is due. All copies catch up before the next assignment."""
         for _ in range(4 + 4 * len(self.view.tasks)):
             done = assign(self.view, self.settings)
             assert find_violations(self.view, done, self.settings) == ()
@@ -87,7 +87,7 @@ def _without(copies: Mapping[TaskId, tuple[str, ...]], member: str) -> dict[Task
 
 
 def cluster(members: str, counts: Mapping[str, int], settings: AssignSettings = SETTINGS) -> Cluster:
-    """Return a cluster that has settled, with so many tasks of each group."""
+    """Return a balanced cluster with the given number of tasks of each group."""
     tasks = tuple(
         Task(task(number, group), kind=KINDS[group], size=WHOLE if group == "durable" else 0)
         for group, count in counts.items()
@@ -101,7 +101,7 @@ def cluster(members: str, counts: Mapping[str, int], settings: AssignSettings = 
 @pytest.mark.parametrize("awaited", [False, True], ids=["planned", "awaited"])
 @pytest.mark.parametrize("group", ["durable", "cache"])
 def test_a_drain_and_a_loss_that_are_seen_at_once_complete(group: str, awaited: bool) -> None:
-    """The drained member is left, whether or not its state is durable and the lost one is waited for."""
+    """A drained member loses all tasks, whether or not state is durable and the lost member is waited for."""
     world = cluster("abcd", {group: 12})
     world.lose("a", awaited=awaited)
     world.drain("d")
@@ -110,7 +110,7 @@ def test_a_drain_and_a_loss_that_are_seen_at_once_complete(group: str, awaited: 
 
 
 def test_moves_of_caches_that_are_bounded_go_on_until_all_are_made() -> None:
-    """With one move at once a newcomer gets its share of caches in the end."""
+    """With `moves_at_once = 1`, a new member still gets its full share of the cache tasks."""
     world = cluster("ab", {"cache": 12}, AssignSettings(moves_at_once=1))
     world.join("c")
     done = world.settle()
@@ -129,7 +129,7 @@ def test_moves_of_caches_that_are_bounded_go_on_until_all_are_made() -> None:
 def test_drains_losses_and_joins_in_one_look_converge(
     data: st.DataObject, durable: int, caches: int, stateless: int, warmups: int, standbys: int, most: int | None
 ) -> None:
-    """A drained member is left by everything, each task has its standbys, and in the end owners are level."""
+    """A drained member keeps no task or copy, each task has its standbys, and owners end balanced."""
     settings = AssignSettings(max_warmup_replicas=warmups, num_standbys=standbys, moves_at_once=most)
     world = cluster("abcd", {"durable": durable, "cache": caches, "none": stateless}, settings)
     for look in range(2):

@@ -1,4 +1,4 @@
-"""What is asked for holds: pins and drains under every assignor, filters, a user's cost, and goals in an order."""
+"""Pins, drains, filters, user costs and ordered goals, under the built-in and custom assignors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 
 def stubborn(before: View, _: AssignSettings) -> Assignment:
-    """Leave everything where it is, what is drained too, and the rest to the first member."""
+    """Keep all owners, even drained ones. Give other tasks to the first member."""
     first = min(member.id for member in before.members)
     return Assignment({each.id: before.owners.get(each.id, first) for each in before.tasks})
 
 
 def wrapped(before: View, settings: AssignSettings) -> Assignment:
-    """Do as the default does, without a word on weights."""
+    """Return the default assignment, without balancing by weights."""
     return assign(before, replace(settings, assignor="high_availability", balance_band=1.0))
 
 
 def deaf(before: View, settings: AssignSettings) -> Assignment:
-    """Do as the default does, and say nothing of drains to it."""
+    """Return the default assignment as if no member was drained."""
     return assign(before, replace(settings, assignor="high_availability", exclude=()))
 
 
 @pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
 def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
-    """Property: whoever decides, a pinned task ends up at its pin, and a drained member with nothing."""
+    """Property: under every assignor, pinned tasks end on their pinned members, and drained members have no tasks."""
     chance = random.Random(seed)
     names = [f"m{n}" for n in range(chance.randint(2, 4))]
     tasks = tuple(Task(task(n), size=WHOLE) for n in range(chance.randint(1, 12)))
@@ -60,7 +60,9 @@ def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | As
 
 
 def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None:
-    """An answer that takes all warm-ups leaves a drain none; it goes on once these are done."""
+    """The warm-ups of a custom assignor and those of drains share one limit. A drain waits until the custom warm-ups
+    complete.
+    """
     before = view("a:0-1 b:2 c:")
 
     def warming(seen: View, _: AssignSettings) -> Assignment:
@@ -73,7 +75,7 @@ def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None
 
 
 def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:
-    """It would never come: once the rest is settled, nothing is looked after any more."""
+    """If an assignor wants tasks on a drained member, no probe is scheduled for them."""
     before = view("a:0-3 b:4-7 c:")
     done = settled(before, replace(SETTINGS, assignor=deaf, exclude=(("id", "c"),)))
     assert done.owners == before.owners
@@ -81,7 +83,7 @@ def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:
 
 
 def test_sticky_levels_around_what_is_pinned() -> None:
-    """Who has pinned tasks gets fewer others."""
+    """With the sticky assignor, a member with pinned tasks gets fewer other tasks."""
     pins = {task(n): "b" for n in range(3)}
     done = assign(replace(view("a:0-8 b: c:"), pins=pins), replace(SETTINGS, assignor="sticky"))
     assert Counter(done.owners.values()) == {"a": 3, "b": 3, "c": 3}
@@ -89,7 +91,7 @@ def test_sticky_levels_around_what_is_pinned() -> None:
 
 
 def test_moves_at_once_do_not_hold_back_a_drain() -> None:
-    """Nobody waits for what an operator asks, voluntary moves do."""
+    """`moves_at_once` limits voluntary moves only. A drain starts all its moves at once."""
     small = view("a:0-5 b:6-8 c:")
     small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
     limited = replace(SETTINGS, moves_at_once=1)
@@ -100,14 +102,16 @@ def test_moves_at_once_do_not_hold_back_a_drain() -> None:
 
 @pytest.mark.parametrize("asked", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
 def test_filters_that_leave_nobody_are_not_followed_and_it_is_said(asked: dict[str, object]) -> None:
-    """Every task has an owner all the same."""
+    """If filters exclude every member, a warning names the filter, and every task still has an owner."""
     done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **asked))  # type: ignore[arg-type]
     assert Counter(done.owners.values()) == {"a": 2, "b": 2}
     assert f"[RIFFLE-0777] {next(iter(asked))} = " in done.warnings[0]
 
 
 def test_standbys_that_forced_awareness_keeps_back_are_counted() -> None:
-    """They stay unassigned as long as the value has no member; a tag that nobody has is named."""
+    """Standbys stay unassigned while a forced tag value has no member, and a warning counts them. Another warning names
+    a tag that no member has.
+    """
     members = tuple(Member(f"m{n}", tags={"zone": "z0"}) for n in range(3))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(6)))
     settings = replace(SETTINGS, num_standbys=1, forced_awareness={"zone": ("z0", "z1")})
@@ -119,13 +123,13 @@ def test_standbys_that_forced_awareness_keeps_back_are_counted() -> None:
 
 
 def cost_of(answer: Callable[[Task, Member], object]) -> AssignSettings:
-    """Return settings with a user's cost."""
+    """Return settings with a user cost function."""
     return replace(SETTINGS, user_cost=answer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("answer", [lambda *_: 1 // 0, lambda *_: 0.5, lambda *_: "dear"])
 def test_a_users_cost_that_fails_does_not_count(answer: Callable[..., object]) -> None:
-    """Owners are as without it, and the warning says what was raised."""
+    """If a user cost function fails, owners are as without it, and a warning has the error."""
     before = view("a:0-3 b:")
     done = assign(before, cost_of(answer))
     assert done.warmups == assign(before, SETTINGS).warmups
@@ -133,20 +137,24 @@ def test_a_users_cost_that_fails_does_not_count(answer: Callable[..., object]) -
 
 
 def test_a_task_that_may_go_nowhere_is_placed_and_named() -> None:
-    """The rule holds for all others."""
+    """A task that the user cost forbids on every member still gets an owner, and a warning names it. The cost applies
+    to all other tasks.
+    """
     done = settled(view("a:0-1 b:2-3"), cost_of(lambda each, at: None if each.id.key_group == 0 or at.id == "b" else 0))
     assert {done.owners[task(n)] for n in range(1, 4)} == {"a"}
     assert "[RIFFLE-0773]" in done.warnings[0]
 
 
 def tenants_apart(member: Member, tasks: tuple[Task, ...]) -> int:
-    """Miss what is beyond two tasks of the first tenant on a member."""
+    """Return by how many tasks a member exceeds its limit of two tasks of the first tenant."""
     assert member.id
     return max(sum(each.id.key_group < 4 for each in tasks) - 2, 0)
 
 
 def test_a_users_goal_is_met_without_harm_to_earlier_ones_and_named_in_the_moves() -> None:
-    """Behind balance it exchanges; the moves say which goal asked for them, and what is met is left alone."""
+    """A user goal after balance exchanges tasks and keeps the balance. The moves name the goal, and a goal that is met
+    causes no more moves.
+    """
     before = view("a:0-5 b:6-11 c:12-17")
     asked = replace(SETTINGS, goals=("balance", tenants_apart))
     first = assign(before, asked)
@@ -160,7 +168,7 @@ def test_a_users_goal_is_met_without_harm_to_earlier_ones_and_named_in_the_moves
 
 
 def test_the_order_of_goals_decides_which_gives_way() -> None:
-    """What is read across racks before balance, or after it."""
+    """If the rack goal is first, owners are local and unbalanced. If balance is first, owners are balanced."""
     tasks = tuple(Task(task(n), size=WHOLE, owner_traffic=Traffic(1, {"r1": 1})) for n in range(6))
     owners = {each.id: "ab"[n % 2] for n, each in enumerate(tasks)}
     lags = {of: {owner: 0} for of, owner in owners.items()}
@@ -173,12 +181,14 @@ def test_the_order_of_goals_decides_which_gives_way() -> None:
 
 
 def hopeless(_: Member, tasks: tuple[Task, ...]) -> int:
-    """Be missed by every task."""
+    """Return one violation for each task."""
     return len(tasks)
 
 
 def test_a_hard_goal_that_cannot_be_met_stops_every_voluntary_move() -> None:
-    """A soft one is missed, the best is done, and both are said."""
+    """A soft goal that cannot be met becomes a warning, and moves continue. A hard goal also stops every voluntary
+    move.
+    """
     before = view("a:0-3 b:")
     soft = assign(before, replace(SETTINGS, goals=("balance", hopeless)))
     assert soft.warmups
@@ -191,7 +201,7 @@ def test_a_hard_goal_that_cannot_be_met_stops_every_voluntary_move() -> None:
 
 
 def test_a_goal_that_fails_does_not_count() -> None:
-    """Owners are as without goals, and the warning says what was raised."""
+    """If a goal fails, owners are as without it, and a warning has the error."""
     done = assign(view("a:0-3 b:"), replace(SETTINGS, goals=(lambda *_: 1 // 0,)))
     assert done.warmups == assign(view("a:0-3 b:"), SETTINGS).warmups
     assert "ZeroDivisionError" in done.warnings[0]
@@ -199,7 +209,7 @@ def test_a_goal_that_fails_does_not_count() -> None:
 
 @pytest.mark.parametrize("name", ["stickie", "no.such"])
 def test_an_unknown_assignor_is_refused(name: str) -> None:
-    """The query does not start."""
+    """A query with an unknown assignor does not start."""
     with pytest.raises(ConfigError, match="RIFFLE-0109"):
         assign_settings(Settings(assignor=name))
 
@@ -212,7 +222,7 @@ def test_an_unknown_assignor_is_refused(name: str) -> None:
 def test_a_goal_that_does_not_exist_is_refused_with_the_nearest(
     goals: tuple[str, ...], hard_goals: tuple[str, ...], near: str
 ) -> None:
-    """A wrong name of an assignor that wraps ours becomes a warning of its query."""
+    """An unknown goal is an error that suggests the nearest name."""
     with pytest.raises(ConfigError, match=near):
         assign(view("a:0-3 b:"), replace(SETTINGS, goals=goals, hard_goals=hard_goals))
 
@@ -220,7 +230,7 @@ def test_a_goal_that_does_not_exist_is_refused_with_the_nearest(
 @given(seed=st.integers(0, 2**32))
 @example(seed=0)
 def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> None:
-    """Property: with few warm-ups at once the plan is not changed half-way, and what it comes to meets the goals."""
+    """Property: with few warm-ups at once, the target stays the same until it is reached."""
     chance = random.Random(seed)
     members = tuple(Member(f"m{n}", rack=f"r{n % 2}") for n in range(chance.randint(2, 5)))
     read = Traffic(1, {"r0": 1})
@@ -235,7 +245,7 @@ def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> N
 
 
 def test_where_no_owner_may_move_nothing_warms_up() -> None:
-    """What is fetched could never be used; a drained member is left all the same."""
+    """With `moves_at_once = 0` nothing warms up, except for a drain."""
     before = view("a:0-7 b:")
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
     none = replace(SETTINGS, moves_at_once=0)
@@ -245,7 +255,9 @@ def test_where_no_owner_may_move_nothing_warms_up() -> None:
 
 
 def test_tags_that_nobody_has_and_standbys_without_a_place_are_said() -> None:
-    """A misspelled tag asks for nothing; of more standbys than there can be the possible ones are kept."""
+    """A warning names each setting with a tag that no member has. If there are too few members for all standbys,
+    another warning says so.
+    """
     before = view("a:0-1 b:2-3")
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
     odd = replace(SETTINGS, exclude=(("rak", "c"),), rack_aware_assignment_tags=("zne",), num_standbys=2)

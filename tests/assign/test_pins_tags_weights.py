@@ -1,4 +1,4 @@
-"""What operators and users can ask for beside balance: pins, drains, tags, weights, memory, other assignors."""
+"""Pins, drains, tags, weights, memory limits, rebalance switches and the other assignors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 
 def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:
-    """Tasks without a member cannot be placed."""
+    """Without a member, the assignor raises RIFFLE-0107."""
     with pytest.raises(ConfigError, match="RIFFLE-0107"):
         assign(replace(view("a:0-3"), members=()), SETTINGS)
 
 
 def test_an_owner_keeps_its_task_until_the_newcomer_is_warm() -> None:
-    """A newcomer warms up first and owns nothing yet."""
+    """A new member warms up before it owns a task."""
     first = assign(view("a:0-3 b:"), SETTINGS)
     assert set(first.owners.values()) == {"a"}
     assert sorted(len(members) for members in first.warmups.values()) == [1, 1]
@@ -37,14 +37,14 @@ def test_an_owner_keeps_its_task_until_the_newcomer_is_warm() -> None:
 
 
 def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
-    """A task smaller than the acceptable lag moves at once."""
+    """A new member owns a task at once if the whole task is smaller than the acceptable lag."""
     small = view("a:0-3 b:")
     small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
     assert Counter(assign(small, SETTINGS).owners.values()) == {"a": 2, "b": 2}
 
 
 def test_standbys_go_over_different_tag_values_first() -> None:
-    """No standby shares its owner's zone while another zone has a member (KIP-708)."""
+    """The owner and the standbys of a task are in different zones while enough zones have members (KIP-708)."""
     members = tuple(Member(f"m{n}", tags={"zone": f"z{n % 3}"}) for n in range(6))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(24)))
     settings = replace(SETTINGS, num_standbys=2, rack_aware_assignment_tags=("zone",))
@@ -55,7 +55,7 @@ def test_standbys_go_over_different_tag_values_first() -> None:
 
 
 def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
-    """With two forced zones and only one alive, no standby is doubled up in it."""
+    """If only one of two forced zones has members, no standby is placed in it."""
     members = tuple(Member(f"m{n}", tags={"zone": "z0"}) for n in range(3))
     before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(6)))
     settings = replace(SETTINGS, num_standbys=1, forced_awareness={"zone": ("z0", "z1")})
@@ -63,7 +63,7 @@ def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
 
 
 def test_a_warm_copy_in_a_zone_that_has_one_is_no_reason_to_keep_it_there() -> None:
-    """Forced values go before what is caught up: the standby is made anew in the zone that has none, at once."""
+    """With forced values, a standby is created in the zone without a copy, even if a warm copy exists elsewhere."""
     members = tuple(Member(name, tags={"zone": zone}) for name, zone in (("a", "z0"), ("b", "z0"), ("c", "z1")))
     before = replace(view("a:0 b: c:"), members=members, standbys={task(0): ("b",)})
     before = replace(before, lags={task(0): {"a": 0, "b": 0}}, pins={task(0): "a"})
@@ -75,7 +75,7 @@ def test_a_warm_copy_in_a_zone_that_has_one_is_no_reason_to_keep_it_there() -> N
 
 @pytest.mark.parametrize("enabled", ["none", "standbys"])
 def test_rebalancing_can_be_switched_off(enabled: str) -> None:
-    """Owners stay, but a task without an owner is always placed."""
+    """Owners stay where they are, but a task without an owner still gets one."""
     settings = replace(SETTINGS, rebalance_enable=enabled)  # type: ignore[arg-type]
     done = assign(view("a:0-6 b:", total=8), settings)
     assert [done.owners[task(n)] for n in range(7)] == ["a"] * 7
@@ -83,7 +83,7 @@ def test_rebalancing_can_be_switched_off(enabled: str) -> None:
 
 
 def test_nothing_is_rebalanced_while_a_task_has_no_owner() -> None:
-    """The default places what is lost first and levels afterwards; `always` does both at once."""
+    """By default, tasks without an owner are placed before others are rebalanced. With `always` both happen at once."""
     lost = view("a:0-6 b:", total=8)
     first = assign(lost, SETTINGS)
     assert not first.warmups
@@ -92,7 +92,7 @@ def test_nothing_is_rebalanced_while_a_task_has_no_owner() -> None:
 
 
 def test_moves_at_once_are_limited_but_not_the_forced_ones() -> None:
-    """One voluntary move an assignment; tasks without an owner are all placed."""
+    """`moves_at_once = 1` allows one voluntary move per assignment. All tasks without an owner are still placed."""
     small = view("a:0-7 b:")
     small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
     limited = replace(SETTINGS, moves_at_once=1)
@@ -101,7 +101,7 @@ def test_moves_at_once_are_limited_but_not_the_forced_ones() -> None:
 
 
 def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
-    """Work is levelled by weight, and once level it is left alone."""
+    """Tasks move only if the weights exceed the balance band. Afterwards the work is within the band."""
     before = view("a:0-3 b:4-7")
 
     def weighed(heavy: int) -> View:
@@ -118,7 +118,7 @@ def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (3,), (0, 2), (1, 3)])
 def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[int, ...]) -> None:
-    """Of moves that cost the same, those of tasks that have not lost their owner are made: nothing moves twice."""
+    """If moves cost the same, the assignor moves tasks whose owner is alive. So no task moves twice."""
     before = view("a:0-3 c:")
     members = tuple(replace(each, rack="r1" if each.id == "a" else "r2") for each in before.members)
     traffic = {"r1": 1, "r2": 1}
@@ -138,7 +138,7 @@ def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[in
     strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
 )
 def test_racks_and_measured_weights_count_together(weights: list[int], prior_owners: list[str], strategy: Any) -> None:
-    """Work is as level as without racks, or within the band, less is read across them, and it comes to rest."""
+    """With racks, work is nearly as balanced as without them, less is read across racks, and assignments converge."""
     before = view("a:0-3 b:4-7 c:8-11 d:12-15")
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
     tasks = tuple(
@@ -174,7 +174,7 @@ def test_racks_and_measured_weights_count_together(weights: list[int], prior_own
 
 @given(data=st.data(), standbys=st.integers(0, 2), strategy=st.sampled_from(["none", "min_cost"]))
 def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: int, strategy: Any) -> None:
-    """Whoever owned or kept it: in the end no member has a copy that it should not have, where others may have one."""
+    """A quarantined member ends without owned tasks and standbys of the tasks that it is quarantined for."""
     before = view("a:0-3 b:4-7 c:8-9 d:10-11", total=14)
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
     traffic = Traffic(1, {"r1": 1})
@@ -193,7 +193,7 @@ def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: in
 
 
 def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
-    """A small member gets what fits; if nothing fits anywhere the result says so."""
+    """A member gets only as many tasks as fit in its memory. If they do not fit anywhere, a warning says so."""
     members = (Member("a", memory_bytes=200), Member("b", memory_bytes=1000))
     tasks = tuple(Task(task(n), size=WHOLE, memory_bytes=100) for n in range(8))
     done = assign(View(members, tasks), SETTINGS)
@@ -204,7 +204,9 @@ def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
 
 
 def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
-    """While it is awaited others process its tasks and none warms up to own them; back and warm, it takes over."""
+    """While a lost member is awaited, its standby processes its tasks and no member warms up for them. When it returns
+    with a caught-up copy, it owns its tasks again.
+    """
     lost = replace(
         view("a:0-3 b:4-7 c:8-11"),
         standbys={task(n): ("b",) for n in range(4)},
@@ -233,7 +235,7 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
 
 @given(data=st.data(), wanted=st.integers(1, 2), mode=st.sampled_from(["replay", "snapshot_pointer"]))
 def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataObject, wanted: int, mode: Any) -> None:
-    """In the first assignment after a loss, and at every round until the member is back, each task has its standbys."""
+    """While members are awaited, each task has as many standbys as the remaining members allow, in every round."""
     settings = replace(SETTINGS, num_standbys=wanted, standby_mode=mode)
     points = mode == "snapshot_pointer"
     names = "abcde"
@@ -253,7 +255,7 @@ def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataOb
 
 
 def _without(before: View, lost: Collection[str]) -> View:
-    """Return the view after members were lost that are waited for."""
+    """Return the view after the loss of members that are awaited."""
 
     def living(copies: Mapping[TaskId, tuple[str, ...]]) -> dict[TaskId, tuple[str, ...]]:
         return {each: tuple(m for m in held if m not in lost) for each, held in copies.items()}
@@ -272,7 +274,7 @@ def _without(before: View, lost: Collection[str]) -> View:
 
 
 def test_standbys_stay_while_a_member_is_waited_for() -> None:
-    """Newcomers get none of them before the lost member is back or given up."""
+    """New members get no standbys while a lost member is awaited. After the wait they warm up."""
     settings = replace(SETTINGS, num_standbys=1, rebalance_enable="standbys")
     before = view("a:0-3 b:4-7 c:8-11 d:12-15 e:16-19 f:20-23")
     before = caught_up(before, settled(before, settings))
@@ -285,7 +287,9 @@ def test_standbys_stay_while_a_member_is_waited_for() -> None:
 
 
 def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
-    """While the lost member is waited for, its tasks are spread over the survivors, by their slots."""
+    """While a lost member is awaited, its tasks without copies are spread over the other members in proportion to their
+    slots.
+    """
     before = view("a:0-11 b:12-23 c:24-47", slots={"c": 2})
     left = {t: owner for t, owner in before.owners.items() if owner != "a"}
     lost = replace(
@@ -298,20 +302,20 @@ def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
 
 
 def test_unknown_lag_ranks_after_every_known_one() -> None:
-    """A copy that lags is preferred to one of unknown lag."""
+    """A copy with a known lag is preferred to one with an unknown lag."""
     before = View((Member("a"), Member("b")), (Task(task(0), size=WHOLE),), lags={task(0): {"a": None, "b": 20_000}})
     assert assign(before, SETTINGS).owners[task(0)] == "b"
 
 
 def test_a_pointer_ranks_after_real_copies() -> None:
-    """A lagging copy goes before a pointer to a snapshot, a pointer before nothing."""
+    """A lagging copy is preferred to a snapshot pointer, and a pointer to nothing."""
     before = View((Member("a"), Member("b"), Member("c")), (Task(task(0), size=WHOLE),), pointers={task(0): ("b",)})
     assert assign(before, SETTINGS).owners[task(0)] == "b"
     assert assign(replace(before, lags={task(0): {"c": 90_000}}), SETTINGS).owners[task(0)] == "c"
 
 
 def test_stateless_and_unlogged_tasks_move_at_once() -> None:
-    """Where no state can be lost nothing warms up."""
+    """Stateless and unlogged tasks move without a warm-up and have no standbys."""
     kinds = ("unlogged", "stateless")
     tasks = tuple(Task(task(n), kind=kinds[n % 2]) for n in range(8))  # type: ignore[arg-type]
     before = View((Member("a"), Member("b")), tasks, owners={each.id: "a" for each in tasks})
@@ -322,7 +326,7 @@ def test_stateless_and_unlogged_tasks_move_at_once() -> None:
 
 
 def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
-    """One member without a rack switches racks off for all."""
+    """One member without a rack disables rack awareness for all, with a warning."""
     tasks = tuple(Task(task(n), owner_traffic=Traffic(1, {"r1": 1})) for n in range(4))
     before = View((Member("a", rack="r1"), Member("b")), tasks)
     settings = replace(SETTINGS, rack_aware_assignment_strategy="min_cost")
@@ -330,7 +334,7 @@ def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
 
 
 def contradicting(read_in: str) -> View:
-    """Return a and b in zone near, c in zone far; c shares the rack of b, and standbys read in one rack."""
+    """Return a view whose tags and racks disagree: a and b are in zone near, c is in zone far and in the rack of b."""
     members = (
         Member("a", rack="r1", tags={"zone": "near"}),
         Member("b", rack="r2", tags={"zone": "near"}),
@@ -344,13 +348,13 @@ def contradicting(read_in: str) -> View:
 
 
 def standbys_of(done: Assignment) -> dict[str, int]:
-    """Return how many standbys each member keeps."""
+    """Return the number of standbys of each member."""
     return dict(sorted(Counter(m for held in done.standbys.values() for m in held).items()))
 
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost"])
 def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
-    """The far zone keeps standbys of the near one; its own are levelled over a and b, whatever racks these are in."""
+    """Only tags separate standbys from owners. The far zone has the standbys of the near one, whatever the racks."""
     settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("zone",))
     settings = replace(settings, rack_aware_assignment_strategy=strategy)
     done = settled(contradicting("r1"), settings)
@@ -358,14 +362,14 @@ def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
 
 
 def test_tags_that_contradict_racks_are_a_warning() -> None:
-    """The tags win, and it is said."""
+    """If tags and racks disagree, the tags apply, and a warning says so."""
     before = View((Member("a", rack="r1", tags={"zone": "z"}), Member("b", rack="r2")), (Task(task(0)),))
     settings = replace(SETTINGS, rack_aware_assignment_tags=("zone",))
     assert "RIFFLE-0786" in assign(before, settings).warnings[0]
 
 
 def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:
-    """Not allowed is not allowed, and a cheaper place is taken where balance leaves the choice."""
+    """Balance respects members that the user cost forbids, and prefers those with a lower cost."""
 
     def rule(each: Task, member: Member) -> int | None:
         if each.id.key_group == 0 and member.id == "a":
@@ -377,19 +381,19 @@ def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:
 
 
 def test_the_sticky_assignor_moves_at_once_and_little() -> None:
-    """Sticky keeps owners, levels, and waits for nobody."""
+    """The sticky assignor keeps owners, balances their counts, and moves tasks without a warm-up."""
     done = assign(view("a:0-5 b:6-7 c:8"), replace(SETTINGS, assignor="sticky"))
     assert Counter(done.owners.values()) == {"a": 3, "b": 3, "c": 3}
     assert sum(move.role == "owner" for move in done.moves) == 3
 
 
 def test_the_hash_assignor_needs_no_history() -> None:
-    """Hash gives the same places whoever owned before."""
+    """The hash assignor gives the same owners whatever the previous owners were."""
     settings = replace(SETTINGS, assignor="hash")
     assert assign(view("a:0-7 b:"), settings).owners == assign(view("a: b:0-7"), settings).owners
 
 
 def test_check_names_double_copies() -> None:
-    """A member that owns and keeps one task is named."""
+    """A violation names a member that is the owner and a standby of one task."""
     done = Assignment({task(0): "a"}, standbys={task(0): ("a",)})
     assert find_violations(view("a:0"), done) == ("member a holds two copies of task g_0",)

@@ -1,4 +1,4 @@
-"""Each rule of the assignor alone, at its boundary: the test fails if the rule is taken out."""
+"""Each rule of the assignor alone and at its boundary, so that a test fails if the rule is removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def owner_moves(done: Assignment) -> set[int]:
 
 
 def warm_on(before: View, member: str) -> View:
-    """Return the view with a copy of every task on a member, in sync."""
+    """Return the view with a copy in sync of every task on a member."""
     lags = {each.id: {**before.lags.get(each.id, {}), member: 0} for each in before.tasks}
     return replace(before, lags=lags)
 
@@ -31,7 +31,7 @@ def warm_on(before: View, member: str) -> View:
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_as_many_warm_ups_run_as_are_allowed_and_no_more(most: int, standbys: int) -> None:
-    """Two newcomers need more than that: the others wait."""
+    """Two new members need more warm-ups than allowed. Only the allowed number runs, with or without standbys."""
     settings = AssignSettings(max_warmup_replicas=most, num_standbys=standbys)
     before = view("a:0-11 b:12-23")
     before = caught_up(before, settled(before, settings))
@@ -40,7 +40,7 @@ def test_as_many_warm_ups_run_as_are_allowed_and_no_more(most: int, standbys: in
 
 
 def test_the_only_warm_up_is_for_a_standby_if_no_owner_needs_one() -> None:
-    """Owners are balanced, but one member keeps all standbys: a standby of another member warms up."""
+    """Owners are balanced, but one member has most standbys. The only warm-up is for a standby on another member."""
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
     before = view("a:0-1 b:2-3 c:4-5")
     standbys = {each.id: ("b",) if before.owners[each.id] != "b" else ("a",) for each in before.tasks}
@@ -52,7 +52,9 @@ def test_the_only_warm_up_is_for_a_standby_if_no_owner_needs_one() -> None:
 
 @pytest.mark.parametrize(("lag", "moves"), [(ACCEPTABLE, {0}), (ACCEPTABLE + 1, set())])
 def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag: int, moves: set[int]) -> None:
-    """The task goes to its pin at once, or its pin warms up first."""
+    """A task moves at once to a pinned member whose lag is acceptable. With one more changed record, that member warms
+    up first.
+    """
     before = view("a:0-2 b:3")
     pinned = replace(before, pins={task(0): "b"}, lags={**before.lags, task(0): {"a": 0, "b": lag}})
     done = assign(pinned, AssignSettings())
@@ -62,7 +64,7 @@ def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag:
 
 @pytest.mark.parametrize(("size", "warms"), [(ACCEPTABLE, False), (ACCEPTABLE + 1, True)])
 def test_whole_state_of_the_acceptable_lag_needs_no_warm_up(size: int, warms: bool) -> None:
-    """An empty member lacks the whole state: up to the acceptable lag it owns at once."""
+    """An empty member lags by the size of the whole state. It owns a task at once up to the acceptable lag."""
     before = view("a:0-1 b:")
     done = assign(replace(before, tasks=tuple(replace(each, size=size) for each in before.tasks)), AssignSettings())
     assert bool(done.warmups) == warms
@@ -71,13 +73,13 @@ def test_whole_state_of_the_acceptable_lag_needs_no_warm_up(size: int, warms: bo
 
 @pytest.mark.parametrize(("lag", "due"), [(ACCEPTABLE, True), (ACCEPTABLE + 1, False)])
 def test_a_probe_is_due_once_a_warm_up_is_at_the_acceptable_lag(lag: int, due: bool) -> None:
-    """The same boundary as the assignor's."""
+    """A probe is due when the lag of a warm-up is at most the acceptable lag."""
     waiting = Assignment({task(0): "a"}, needs_probe=True)
     assert Probes().is_due(waiting, [lag], (ACCEPTABLE, 600.0), 0.0) is due
 
 
 def in_racks(before: View, local: Mapping[TaskId, str], role: str) -> View:
-    """Return the view with members in racks of their names, where tasks are read in one rack each."""
+    """Return the view with each member in a rack of its name. Each task reads from one given rack."""
     members = tuple(replace(member, rack=member.id) for member in before.members)
     tasks = tuple(
         replace(each, **{f"{role}_traffic": Traffic(1, {local[each.id]: 1})})  # type: ignore[arg-type]
@@ -88,7 +90,7 @@ def in_racks(before: View, local: Mapping[TaskId, str], role: str) -> View:
 
 @pytest.mark.parametrize(("non_overlap", "exchanged"), [(1, True), (9, True), (11, False)])
 def test_a_move_is_made_for_racks_if_it_saves_more_than_it_costs(non_overlap: int, exchanged: bool) -> None:
-    """Reading a task across racks costs 10: two tasks change places if a move costs less, and stay if it costs more."""
+    """Reading a task across racks costs 10. Two tasks are exchanged if a move costs less than that."""
     before = in_racks(view("a:0 b:1"), {task(0): "b", task(1): "a"}, "owner")
     settings = AssignSettings(rack_aware_assignment_strategy="min_cost")
     done = assign(before, replace(settings, rack_aware_assignment_non_overlap_cost=non_overlap))
@@ -97,7 +99,7 @@ def test_a_move_is_made_for_racks_if_it_saves_more_than_it_costs(non_overlap: in
 
 @pytest.mark.parametrize(("strategy", "kept"), [("none", "bca"), ("min_cost", "cab")])
 def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, kept: str) -> None:
-    """Both placements are level and in other racks than the owner; the second one reads nothing across racks."""
+    """Standbys move to the racks that their tasks read from only with a rack strategy."""
     before = view("a:0-1 b:2-3 c:4-5")
     local = {task(number): "cab"[number // 2] for number in range(6)}
     present = {task(number): ("bca"[number // 2],) for number in range(6)}
@@ -112,7 +114,7 @@ def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, 
 
 @pytest.mark.parametrize(("most", "moved"), [(1, 1), (2, 2), (None, 4)])
 def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
-    """All four are ready to move; those beyond wait for the next assignment, and all are made in the end."""
+    """All four tasks are ready to move. `moves_at_once` limits the moves per assignment, and all move in the end."""
     before = warm_on(view("a:0-7 b:"), "b")
     settings = AssignSettings(moves_at_once=most, max_warmup_replicas=8)
     assert len(owner_moves(assign(before, settings))) == moved
@@ -121,7 +123,7 @@ def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
 
 @pytest.mark.parametrize(("allowed", "moved"), [("all_owned", {8}), ("always", {0, 1, 2, 8})])
 def test_nothing_else_moves_while_a_task_has_no_owner_unless_it_is_allowed(allowed: Any, moved: set[int]) -> None:
-    """Task 8 is placed; that the others level at once as well has to be asked for."""
+    """By default only the task without an owner is placed. With `always` the others are balanced too."""
     before = warm_on(view("a:0-7 b:", total=9), "b")
     found = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
     assert 8 in found
@@ -129,7 +131,7 @@ def test_nothing_else_moves_while_a_task_has_no_owner_unless_it_is_allowed(allow
 
 
 def two_stores(layout: Mapping[str, str]) -> View:
-    """Return a view of a and b that own the tasks of stores: a letter is the owner of the next task."""
+    """Return a view of members a and b. Each letter of a layout is the owner of the next task of a store."""
     owners = {task(n, store): owner for store, held in layout.items() for n, owner in enumerate(held)}
     tasks = tuple(Task(each, size=WHOLE) for each in owners)
     return View((Member("a"), Member("b")), tasks, owners, lags={each: {owner: 0} for each, owner in owners.items()})
@@ -137,7 +139,7 @@ def two_stores(layout: Mapping[str, str]) -> View:
 
 @pytest.mark.parametrize(("weight", "moves"), [(0.55, 2), (0.0, 0)])
 def test_stores_are_spread_unless_their_balance_is_off(weight: float, moves: int) -> None:
-    """Both members own two tasks, each of one store alone."""
+    """Each of two members owns all tasks of one store. Tasks move only if `store_balance` is above 0."""
     before = two_stores({"x": "aa", "y": "bb"})
     done = assign(before, AssignSettings(store_balance=weight))
     assert sum(done.target[each] != owner for each, owner in before.owners.items()) == moves
@@ -145,14 +147,14 @@ def test_stores_are_spread_unless_their_balance_is_off(weight: float, moves: int
 
 @pytest.mark.parametrize(("weight", "moves"), [(0.45, 2), (0.0, 0)])
 def test_members_are_level_unless_their_balance_is_off(weight: float, moves: int) -> None:
-    """Four stores of one task each are spread wherever they are; a owns all four."""
+    """One member owns all four stores of one task each. Tasks move only if `instance_balance` is above 0."""
     before = two_stores(dict.fromkeys("wxyz", "a"))
     done = assign(before, AssignSettings(instance_balance=weight))
     assert sum(done.target[each] != owner for each, owner in before.owners.items()) == moves
 
 
 def test_a_standby_falls_behind_only_if_its_lag_grows_ten_times_in_a_row() -> None:
-    """A lag that stays or shrinks once begins the count anew."""
+    """A standby falls behind if its lag grows in ten checks in a row. One check without growth restarts the count."""
     copy = (task(0), "b")
     grows = Patience()
     assert [bool(grows.count_growing_lags({copy: lag})) for lag in range(12)] == [False] * 10 + [True] * 2

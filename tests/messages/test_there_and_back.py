@@ -1,4 +1,4 @@
-"""What driver and executors say to each other comes back as it was."""
+"""Orders, receipts and censuses are equal after encoding and decoding."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ CENSUSES = st.builds(
 
 @given(ORDERS)
 def test_an_order_comes_back_as_it_was(order: Order) -> None:
-    """Written as text and read, an order is equal, heads and watermark are of their types, whatever is in names."""
+    """A decoded order equals the encoded one, and its heads, links and watermark have their types."""
     read = Order.from_json(order.to_json())
     assert read == order
     assert all(type(entry.head) is Head for entry in read.entries.values())
@@ -147,7 +147,7 @@ def test_an_order_comes_back_as_it_was(order: Order) -> None:
 
 @given(ORDERS, st.permutations(range(10)))
 def test_a_slot_reads_the_entries_of_its_own_key_groups_alone(order: Order, key_groups: list[int]) -> None:
-    """All else of the order is as it was; so reading does not take longer the more slots there are."""
+    """A slot decodes only the entries of its own key-groups. The other fields are complete."""
     order = replace(order, slots={7: tuple(key_groups[:3]), 0: tuple(key_groups[3:6]), 4: ()})
     text = order.to_json()
     for slot, mine in order.slots.items():
@@ -157,7 +157,7 @@ def test_a_slot_reads_the_entries_of_its_own_key_groups_alone(order: Order, key_
 
 @given(UPKEEP_ORDERS)
 def test_an_upkeep_order_comes_back_as_it_was(order: UpkeepOrder) -> None:
-    """Written as a line and read, an order is equal, and what is most urgent is still first."""
+    """A decoded upkeep order equals the encoded one and keeps the order of its items."""
     read = UpkeepOrder.from_json(order.to_json())
     assert read == order
     assert all(type(drop.head) is type(sent.head) for drop, sent in zip(read.drops, order.drops, strict=True))
@@ -165,7 +165,9 @@ def test_an_upkeep_order_comes_back_as_it_was(order: UpkeepOrder) -> None:
 
 @given(ORDERS, UPKEEP_ORDERS, st.integers(1, 3))
 def test_orders_send_only_the_newest_links(order: Order, upkeep: UpkeepOrder, links: int) -> None:
-    """An executor reads entries that are cut before these links. So the driver does not have to make cut entries."""
+    """With `links_sent`, an encoded order has only the newest links of each entry, so the driver does not have to cut
+    entries.
+    """
     cut = {key_group: cut_to_last(entry, links) for key_group, entry in order.entries.items()}
     assert Order.from_json(replace(order, links_sent=links).to_json()).entries == cut
     follows = tuple(replace(follow, newest=links) for follow in upkeep.follows)
@@ -174,7 +176,7 @@ def test_orders_send_only_the_newest_links(order: Order, upkeep: UpkeepOrder, li
 
 
 def test_a_receipt_sends_no_field_with_its_default_value() -> None:
-    """Most slots have nothing to report in most fields, and the driver reads a receipt of each slot."""
+    """A receipt omits fields that have their default value, because the driver decodes one receipt per slot."""
     assert json.loads(Receipt("totals", 1, "1-aa", 5, "m", "3", rows=7).to_json()) == {
         "store": "totals", "slot": 1, "attempt": "1-aa", "version": 5, "member": "m", "executor": "3", "rows": 7,
     }  # fmt: skip
@@ -182,7 +184,7 @@ def test_a_receipt_sends_no_field_with_its_default_value() -> None:
 
 @given(st.lists(PARTS, max_size=3), st.none() | BLOCKS)
 def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block: Block | None) -> None:
-    """They share one head."""
+    """All links of a receipt have the same head."""
     receipt = Receipt("totals", 1, "1-aa", 5, "m", "3", parts=tuple(parts), block=block)
     links = receipt.links()
     assert links == [receipt.link(part) for part in parts]
@@ -191,7 +193,7 @@ def test_the_links_of_a_receipt_are_those_of_its_parts(parts: list[Part], block:
 
 @given(CENSUS_ORDERS)
 def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
-    """Written as a line and read, an order is equal, and its home can name a store of this process."""
+    """A decoded census order equals the encoded one, and its root and options can be hashed."""
     read = CensusOrder.from_json(order.to_json())
     assert read == order
     assert hash((read.home.root, read.home.options)) == hash((order.home.root, order.home.options))
@@ -199,13 +201,13 @@ def test_a_census_order_comes_back_as_it_was(order: CensusOrder) -> None:
 
 @given(RECEIPTS)
 def test_a_receipt_comes_back_as_it_was(receipt: Receipt) -> None:
-    """Written as a line and read, a receipt is equal, its parts and its error are of their types."""
+    """A decoded receipt equals the encoded one, and its parts and error have their types."""
     assert Receipt.from_json(receipt.to_json()) == receipt
 
 
 @given(UPKEEP_RECEIPTS)
 def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
-    """Written as a line and read, a receipt is equal, its snapshots and heads are of their types."""
+    """A decoded upkeep receipt equals the encoded one, and its snapshots and heads have their types."""
     read = UpkeepReceipt.from_json(receipt.to_json())
     assert read == receipt
     assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.snapshots)
@@ -213,7 +215,7 @@ def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
 
 @given(CENSUSES)
 def test_a_census_comes_back_as_it_was(census: Census) -> None:
-    """Written as a line and read, a census is equal and can be hashed where it is made of tuples."""
+    """A decoded census equals the encoded one, and its tuples can be hashed."""
     read = Census.from_json(census.to_json())
     assert read == census
     assert hash((read.copies, read.sealed)) == hash((census.copies, census.sealed))
@@ -227,6 +229,6 @@ print(*sorted({"boto3", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 
 
 def test_messages_are_plain_data() -> None:
-    """Who imports them, in a process of its own, has no Arrow computations, no store's client, no Spark."""
+    """An import of the messages imports no Arrow computations, no client of a store and no Spark."""
     told = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []

@@ -1,4 +1,4 @@
-"""A driver that dies at any step, executors that go, attempts that outlive both: nothing changes in the end."""
+"""Crashed drivers, lost executors and late attempts change neither state nor output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEPS = ("before run", "after seal", "after sink", "after record")
 
 @pytest.fixture
 def world(two_store_world: World) -> World:
-    """A query of two stores: each batch commits both or neither."""
+    """Return a query of two stores."""
     return two_store_world
 
 
 def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
-    """State and sinks of two stores over random batches, and every invariant after each."""
+    """State and output of two stores equal those of plain Python, and all invariants hold after each batch."""
     oracle, history = Oracle(), History(world)
     for version in range(8):
         rows = drawn_batch(world.chance, version)
@@ -37,7 +37,7 @@ def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
 @pytest.mark.parametrize("again", [1, 3])
 @pytest.mark.parametrize("step", [*STEPS, "before Spark's commit log"])
 def test_a_crash_at_any_step_changes_nothing_in_the_end(world: World, step: str, again: int) -> None:
-    """The driver dies, once or several times in a row, and is started again: state and sink as if it had not."""
+    """After one or several crashes at any step, state and output are as without them."""
     world.batch(0, one(1))
     for _ in range(again):
         world.crash_at = step
@@ -58,14 +58,16 @@ def test_a_crash_at_any_step_changes_nothing_in_the_end(world: World, step: str,
 
 
 def test_the_steps_come_in_their_order(world: World) -> None:
-    """What a test may break into is told in the order in which it happens."""
+    """The steps of a batch are reached in a fixed order."""
     world.batch(0, one(1))
     assert tuple(world.steps) == STEPS
 
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after record", "in the sink"])
 def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, step: str) -> None:
-    """Even a function that differs from run to run delivers exactly the rows whose state was committed."""
+    """With `deliver_after_commit`, the delivered rows are those of the committed run, even if the function is not
+    deterministic.
+    """
     runs: list[int] = []
 
     def different(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -93,7 +95,7 @@ def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, st
 
 
 def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
-    """No restart, no state lost, whoever owns what; a member that returns on its folder folds what it missed."""
+    """While executors join and leave, no state is lost, and the driver does not restart."""
     world, oracle = World(tmp_path, operators=two_stores(), executors=["1"]), Oracle()
     history = History(world)
     changes = [("add", "2"), ("add", "3"), ("lose", "1"), ("add", "4"), ("lose", "2"), ("add", "5"), ("lose", "3")]
@@ -107,7 +109,7 @@ def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
 
 
 def test_zombies_of_older_drivers_change_nothing(world: World) -> None:
-    """Attempts that outlive their driver, their batch and their executor's turn: nothing of theirs is ever listed."""
+    """Attempts that run after their driver or batch ended are never listed."""
     history, zombies = History(world), []
 
     def perform(attempt: Attempt) -> pa.Table:

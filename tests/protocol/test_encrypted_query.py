@@ -1,4 +1,4 @@
-"""Whole queries whose state is encrypted: driver, slots, upkeep and local files, over keys that change."""
+"""Queries with encrypted state: driver, slots, upkeep and local files, while keys are added and removed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SECRET = 0x5EC2E7_5EC2E7
 
 
 def listing(*names: str, **others: bytes) -> str:
-    """Return a file of these keys, in this order."""
+    """Return a file of these keys in this order."""
     known = {**KEYS, **others}
     lines = (name if name == PLAIN else f"{name} = {base64.b64encode(known[name]).decode()}" for name in names)
     return "\n".join(lines) + "\n"
 
 
 class Encrypted:
-    """A simulated query with its keys in a file, an oracle, and batches that go on where they ended."""
+    """A simulated query with its keys in a file, and an oracle of its state."""
 
     def __init__(self, folder: Path, *names: str, **settings: object) -> None:
         self.file = folder / "keys"
@@ -61,7 +61,7 @@ class Encrypted:
         self.file.write_text(listing(*names, **others))
 
     def run(self, batches: int = 6) -> None:
-        """Run some batches; the sinks hold what the oracle says."""
+        """Run some batches and feed them to the oracle."""
         for _ in range(batches):
             rows = drawn_batch(self.chance, self.version)
             self.oracle.feed(rows)
@@ -69,17 +69,17 @@ class Encrypted:
             self.version += 1
 
     def start_again(self, **changes: object) -> None:
-        """Stop the query, and start it with other settings."""
+        """Stop the query and start it with other settings."""
         given = {"operators": self.world.operators, **self.world.settings.given(), **changes}
         self.world = World(self.world.local_dir, root=self.world.home.root, **given)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Compare the whole state, read from the objects alone, with the oracle's."""
+        """Compare the whole state, restored from objects only, with the oracle."""
         assert self.world.state("totals") == self.oracle.totals
         assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield the store, place and bytes of each part, or of the rows of its block, that the newest record lists."""
+        """Yield the store, place and bytes of each part in the newest record, or of the rows of its block."""
         for (store, key_group), entry in self.world.log().manifest.entries.items():
             if entry.snapshot:
                 name = paths.snapshot_name(store, key_group, entry.snapshot.id)
@@ -92,11 +92,11 @@ class Encrypted:
                 yield store, place.text, data if link.block is None else read_index(pa.py_buffer(data))[0].to_pybytes()
 
     def keys_used(self) -> set[str]:
-        """Return the keys of all parts that the newest record lists."""
+        """Return the key ids of all parts in the newest record."""
         return {key_id_of(part) for _, _, part in self.parts()}
 
     def files(self) -> list[bytes]:
-        """Return all local files but lists of parts."""
+        """Return the content of all local files except journals."""
         paths_ = (path for path in self.world.local_dir.rglob("*") if path.is_file())
         return [
             path.read_bytes()
@@ -106,8 +106,8 @@ class Encrypted:
 
 
 def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) -> None:
-    """Through restart, lost disks, standbys, merges and snapshots every part is ciphertext: no key of a row and no
-    value lies in any object or file; nor does a key that encrypts them.
+    """After restarts, lost disks, merges and snapshots, no object and no local file has a row's key or value, or an
+    encryption key.
     """
     query = Encrypted(tmp_path, "a", deliver_after_commit=True)
     marked = [f"key-{number}".encode() for number in range(12)] + [SECRET.to_bytes(8, "little"), b"riffle.format"]
@@ -132,7 +132,7 @@ def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) 
 
 
 def test_the_formats_page_is_enough_to_read_what_is_encrypted(tmp_path: Path) -> None:
-    """The function that the formats page shows decrypts every part that the log lists, with key and place alone."""
+    """The function on the formats page decrypts every part in the log with only the key and the place."""
     (shown,) = (b for b in blocks(CHECKOUT / "docs" / "formats.md") if "def decrypted" in b.code)
     page: dict[str, Any] = {}
     exec(shown.code, page)
@@ -146,8 +146,8 @@ def test_the_formats_page_is_enough_to_read_what_is_encrypted(tmp_path: Path) ->
 
 
 def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) -> None:
-    """A key that is added last writes from the next start on; once the log lists nothing under the old one that may go,
-    though local files have it still: these come from the store again.
+    """After a restart new parts have the newest key. Once the log lists no part with the old key, that key can be
+    removed. Local files with it are replaced from the store.
     """
     query = Encrypted(tmp_path, "a", operators=[totals()])
     keys = [f"key-{number}" for number in range(12)]
@@ -173,8 +173,8 @@ def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) 
 
 
 def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None:
-    """``riffle keys`` counts parts by key, and rewrites them only when it is told to; then the old key may go, and the
-    query goes on where it was, timers, owners and all.
+    """``riffle keys`` counts parts by key, and rewrites them only with --execute. Then the old key can be removed, and
+    the query continues with the same state.
     """
     query = Encrypted(tmp_path, "a")
     query.run(6)
@@ -200,8 +200,8 @@ def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None
 
 
 def test_a_root_is_verified_with_its_keys(tmp_path: Path) -> None:
-    """``riffle verify`` reads parts as the query does: with the keys of its settings all is whole, a part in another's
-    place is not, and without the keys, or with others, it says what it lacks.
+    """``riffle verify`` decrypts parts with the keys of its settings. It reports a part in another place, a missing key
+    and a missing setting.
     """
     query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=3)
     query.run(9)
@@ -232,8 +232,8 @@ def test_a_root_is_verified_with_its_keys(tmp_path: Path) -> None:
 
 
 def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
-    """With ``plain`` listed first what was in plain is read and what is new is encrypted; listed last it is the other
-    way round, and then the query may start without keys.
+    """With ``plain`` listed first, unencrypted state is read and new state is encrypted. With ``plain`` listed last,
+    new state is unencrypted, and later the query can start without keys.
     """
     query = Encrypted(tmp_path, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
     setting, rows = f"file:{query.file}", pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
@@ -266,8 +266,8 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [(PLAIN,), ("b",)])
 def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, before: tuple[str, ...]) -> None:
-    """Once all state is written anew and the old key, or ``plain``, is dropped, the next start removes what lies under
-    it from every member's folder, of standbys and of what is not touched as well; nothing is lost by it.
+    """After all state is rewritten and the old key, or ``plain``, is removed, the next start deletes all local files
+    with that key. No state is lost.
     """
     query = Encrypted(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)
     rows = pa.concat_tables(one(SECRET, key=f"key-{number}") for number in range(12))
@@ -292,7 +292,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
         parts += query.world.local_dir.rglob("*.part")
         return {path for path in parts if key_id_of(path.read_bytes()) != "a"}
 
-    assert old(), "there is something to remove"
+    assert old(), "some local files have the old key"
     query.give("a")
     query.start_again(operators=[totals()])
     run(one(1, key="key-0"))
@@ -307,7 +307,9 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
 
 
 def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(tmp_path: Path) -> None:
-    """The record says so, as after a batch: nothing is written in the clear beside it by accident."""
+    """A root that a change of the dispatch has encrypted refuses a query without keys, so that no unencrypted state is
+    added.
+    """
     query = Encrypted(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
     query.world.batch(0, one(1))
     switch_dispatch(
@@ -331,15 +333,15 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
 def test_without_the_right_key_nothing_is_read_or_written(
     tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
 ) -> None:
-    """A key that is missing or another one fails the batch with its id and the remedy, whether or not copies lie here;
-    no row comes out, and nothing is put; with the right key the query goes on.
+    """With a missing or wrong key the batch fails with a remedy, with and without local copies. Nothing is output or
+    put, and with the right key the query continues.
     """
     query = Encrypted(tmp_path, "a", num_standbys=0)
     query.run(5)
     if not disk:
         for name in ("1", "2"):
             query.world.cluster.lose(name, disk=True)
-    part_files._files.clear()  # private: what an executor's processes knew ended with them
+    part_files._files.clear()  # private: as in new executor processes
     before, rows = query.world.memory.list("delta"), drawn_batch(random.Random(3), 90)
     query.give(*names, **others)
 
@@ -358,8 +360,8 @@ def test_without_the_right_key_nothing_is_read_or_written(
 
 
 def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path) -> None:
-    """A process whose list has other bytes under the id of the key to write with refuses the batch before it has put
-    anything, though it has nothing to read; with the same list everywhere the query goes on.
+    """An executor whose key of that id differs from the driver's key puts nothing, and the batch fails. With the same
+    key everywhere the query continues.
     """
     query = Encrypted(tmp_path, "a", num_standbys=0)
 
@@ -386,9 +388,7 @@ def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path)
 
 
 def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    """A driver that has other bytes under the id by which the log says that parts are encrypted writes nothing with
-    them, even where its batch reads nothing; a log of before, which says the id alone, is read.
-    """
+    """A driver whose key differs from that of the log writes nothing, even if its batch reads nothing."""
     query = Encrypted(tmp_path, "a", num_standbys=0)
     query.run(1)
     before = query.world.memory.list("")
@@ -400,7 +400,7 @@ def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_
 
 
 def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], those: Sequence[Address]) -> None:
-    """Put each of two snapshots under the other one's name, and list it there."""
+    """Swap the bytes of two snapshots, and list them with the right checksums."""
     taken = [entries[address].snapshot for address in those]
     assert taken[0] is not None
     assert taken[1] is not None
@@ -414,14 +414,14 @@ def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], thos
 
 
 def appended(log: Log, entries: Mapping[Address, Entry]) -> None:
-    """Append a record that lists these entries."""
+    """Append a record with these entries."""
     tail = log.open()
     assert tail is not None
     log.append(replace(tail, commit_id="f" * 32, epoch=tail.epoch + 1), Manifest(entries))
 
 
 def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[bytes], int]) -> None:
-    """Flip a bit in the newest link of key-group 0, in the object, and list the checksum that it has then."""
+    """Flip a bit in the newest link of a key-group, and list the new checksum."""
     log = query.world.log()
     entries = dict(log.manifest.entries)
     name = next(name for name, entry in sorted(entries.items()) if entry.chain)
@@ -448,7 +448,7 @@ def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[byte
 
 
 def refusal(query: Encrypted) -> RiffleError:
-    """Return what restoring everything from the objects is refused with."""
+    """Return the error of a restore from the objects."""
     with pytest.raises(CorruptStateError) as caught:
         query.check()
     return caught.value
@@ -461,8 +461,8 @@ def refusal(query: Encrypted) -> RiffleError:
 def test_a_part_in_the_place_of_another_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swapped: str, headers_max: float
 ) -> None:
-    """The parts of two key-groups, or of two stores with equal schemas, are swapped in the objects and in the log. The
-    log's checksums are right. Reading raises, also of ``riffle verify``, and returns no row.
+    """If the parts of two key-groups or stores are swapped, with right checksums in the log, reads and ``riffle
+    verify`` fail and return no row.
     """
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
@@ -493,8 +493,8 @@ def test_a_part_in_the_place_of_another_one_is_refused(
 
 
 def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path) -> None:
-    """The bytes of an older snapshot of a key-group do not decrypt under the newest one's id. A record that lists the
-    older id for a newer version is refused.
+    """An older snapshot under the name of the newest one does not decrypt. A record that lists the older id for a newer
+    version is refused.
     """
     query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=2, operators=[totals()])
     rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
@@ -523,7 +523,7 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
 
 
 def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
-    """Sealed output rows decrypt for their own store only."""
+    """Sealed output rows decrypt only for their own store."""
     query = Encrypted(tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")])
     query.world.batch(0, one(1))
     tail = query.world.log().open()
@@ -542,7 +542,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
 def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, headers_max: float
 ) -> None:
-    """Bytes that were altered fail by their checksum, and, where that was mended in the log, by their tag."""
+    """Altered bytes fail by their checksum, or by their authentication tag if the checksum in the log matches."""
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
     query.run(3)
@@ -562,7 +562,7 @@ def test_a_flipped_byte_is_refused_whatever_the_checksum_says(
 
 
 def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None:
-    """A bit that a disk flips in any local ciphertext is found, and costs a restore: state and output are as ever."""
+    """A damaged encrypted local file is found and restored. State and output stay correct."""
     query = Encrypted(tmp_path, "a", num_standbys=0)
     query.run(6)
     for path in [*query.world.local_dir.rglob("*.part"), *query.world.local_dir.rglob("sealed/*")]:
@@ -575,21 +575,21 @@ def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None
 
 
 def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process keeps of decrypted parts is no more than its bound and the newest one, and state is as ever."""
+    """A process keeps decrypted parts only up to a bound and the newest one. State stays correct."""
     most = 20_000
     monkeypatch.setattr(part_files, "_DECRYPTED_BYTES_MAX", most)  # private: a bound that a small state reaches
-    monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
-    monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
+    monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: the open files of this process
+    monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: as above
     query = Encrypted(tmp_path, "a", num_standbys=0)
     kept = []
     sizes = list[int]()
     for _ in range(6):
         query.run(1)
-        files, held = part_files._files, part_files._decrypted  # private: what this process has open, and counts
+        files, held = part_files._files, part_files._decrypted  # private: the open files and their sizes
         opened = {(path, start) for path, file in files.items() for start in file.rows}
         blocks = {path: file.block[1] for path, file in files.items() if file.block is not None}
         counted = opened | {(path, part_files._WHOLE) for path in blocks}  # private: as above
-        assert counted == set(held.sizes), "what was let go of is not counted on"
+        assert counted == set(held.sizes), "released parts are not counted"
         kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
         kept[-1] += sum(block._table.nbytes for block in blocks.values())  # private: as above
         sizes += held.sizes.values()
@@ -599,7 +599,9 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
 
 
 def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
-    """What executors are told, and what the log says, is the source's name, the key's id and what it is known by."""
+    """The messages to executors and the log have the source of the keys and the id and fingerprint of the key, but no
+    key.
+    """
     query = Encrypted(tmp_path, "a", "b")
     query.run(2)
     home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
@@ -613,7 +615,7 @@ def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
 
 
 def test_timers_fire_after_all_parts_were_written_anew(tmp_path: Path) -> None:
-    """``riffle keys --rewrite`` keeps when the next timer of a key-group is due."""
+    """``riffle keys --rewrite`` keeps the next timer of each key-group."""
     (tmp_path / "keys").write_text(listing("a"))
     keys = f"file:{tmp_path}/keys"
     operator = transform_with_state(Reminders(), key="user", output="user string", time_mode="ProcessingTime")
@@ -627,8 +629,8 @@ def test_timers_fire_after_all_parts_were_written_anew(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
-    """Though that part is encrypted for the delta's place: it is written anew, nothing is called damaged, and the delta
-    goes.
+    """If a copy has a single delta, its part is encrypted again for the place of the snapshot. No damage is reported,
+    and the delta is deleted.
     """
     query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0)
     query.run(1)

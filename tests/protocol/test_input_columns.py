@@ -1,4 +1,4 @@
-"""Names of columns as users give them: upper and lower case, fields of structs, columns of one name."""
+"""Names of input columns: upper and lower case, fields of structs, and duplicate names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = pa.schema([("User", pa.string()), ("v", pa.int64()), ("s", STRUCT), ("a.b
     ],
 )
 def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, path: tuple[str, ...]) -> None:
-    """By its name in any case, unless case counts, and below structs."""
+    """A column or field is found by its name, in any case unless names are case-sensitive, as in Spark."""
     assert column_of(name, ROWS, "store", case_sensitive=case_sensitive) == Column(path[-1], path)
 
 
@@ -48,7 +48,7 @@ def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, pa
     ],
 )
 def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: bool) -> None:
-    """It compares lower case, not what Unicode folds to one; where case counts, only what is equal is the same."""
+    """Names without case sensitivity are compared in lower case, as in Spark, and not by Unicode case folding."""
     assert is_same_name(one, other, case_sensitive=False) == is_same_name(other, one, case_sensitive=False) == is_same
     assert not is_same_name(one, other, case_sensitive=True)
     assert is_same_name(one, one, case_sensitive=True)
@@ -56,14 +56,14 @@ def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: boo
 
 @pytest.mark.parametrize("name", ["USER", "s.X", "none", "s.none", "v.x", "s..x", "`s", ""])
 def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
-    """Where case counts; the error names the columns."""
+    """An unknown column is refused, and the error lists the columns."""
     with pytest.raises(ConfigError, match="RIFFLE-0229") as told:
         column_of(name, ROWS, "store", case_sensitive=True)
     assert "User, v, s, a.b" in told.value.remedy
 
 
 def test_a_name_that_may_be_several_columns_is_refused() -> None:
-    """Columns that differ in case alone, where it does not count, or not at all."""
+    """A name that matches several columns is refused: columns that differ only in case, or not at all."""
     rows = pa.schema([("v", pa.int64()), ("V", pa.int64()), ("w", pa.int64()), ("w", pa.int64())])
     assert column_of("V", rows, "store", case_sensitive=True) == Column("V", ("V",))
     for name in ("w", "W", "V"):
@@ -74,7 +74,7 @@ def test_a_name_that_may_be_several_columns_is_refused() -> None:
 
 
 def test_a_field_does_not_take_the_place_of_a_column() -> None:
-    """Nor of another field."""
+    """A field is refused if its name is that of a column or of another field."""
     with pytest.raises(ConfigError, match="RIFFLE-0230"):
         column_of("s.x", pa.schema([*ROWS, ("x", pa.int64())]), "store")
     twice = pa.schema([("s", STRUCT), ("t", STRUCT)])
@@ -83,7 +83,7 @@ def test_a_field_does_not_take_the_place_of_a_column() -> None:
 
 
 def test_columns_of_one_name_have_names_of_their_own_inside() -> None:
-    """None of which is another column's."""
+    """Columns with the same name get distinct internal names."""
     rows = pa.schema([("v", pa.int64()), ("k", pa.string()), ("v", pa.string()), ("v (2)", pa.int8())])
     found = input_of(rows)
     assert list(found.shown.values()) == rows.names
@@ -108,7 +108,7 @@ def totals(rows: pa.Schema, key: str = "user", order: tuple[str, ...] = ()) -> O
     ],
 )
 def test_an_aggregate_goes_by_the_columns_of_its_input(name: str, inside: str, path: tuple[str, ...]) -> None:
-    """Whatever is aggregated: a column in any case, or a field below one."""
+    """An aggregate can use a column in any case, or a field of a struct."""
     rows = pa.schema([*ROWS, ("y", pa.int64())])
     operator = operator_of("totals", ["user"], aggregate(total=sum_(name), n=count(name)), (), rows)
     assert operator.declared.columns == (inside,)

@@ -1,4 +1,4 @@
-"""Executors and disks that are lost: who takes over, and that nothing has to be fetched for it."""
+"""When executors or disks are lost, standbys take over without a fetch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ THREE = ("1", "2", "3")
 
 
 def fetched(report: BatchReport) -> tuple[int, int, int]:
-    """Return what a batch had to fetch: bytes, bytes of snapshots, copies restored."""
+    """Return the fetched bytes, the fetched bytes of snapshots, and the restores of a batch."""
     return report.fetched_bytes, report.fetched_snapshot_bytes, report.restores
 
 
 def elsewhere(attempt: Attempt, executor: str) -> pa.Table:
-    """Run an attempt on another executor than wanted."""
+    """Run an attempt on another executor than the driver wanted."""
     return replace(attempt, executor=executor).run()
 
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_standby_takes_over_without_fetching_anything(tmp_path: Path, disk: bool) -> None:
-    """The next batch after a loss fetches nothing and restores nothing: every task's standby was in sync."""
+    """The batch after a loss fetches and restores nothing, because each task has a standby in sync."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
     world.feed(4)
     lost = world.owned("1")
@@ -47,7 +47,7 @@ def test_a_standby_takes_over_without_fetching_anything(tmp_path: Path, disk: bo
 
 
 def test_two_standbys_survive_two_losses_at_once(tmp_path: Path) -> None:
-    """With two standbys, two executors may go between two batches and nothing is fetched."""
+    """With two standbys, the loss of two executors causes no fetch."""
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=2)
     world.feed(4)
     for name in ("1", "2"):
@@ -58,7 +58,7 @@ def test_two_standbys_survive_two_losses_at_once(tmp_path: Path) -> None:
 
 
 def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path) -> None:
-    """Nobody has a copy of what was lost: it is restored once, by more than one survivor."""
+    """Without standbys, the lost tasks are restored once, by several members."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=0)
     world.feed(4)
     lost = world.owned("1")
@@ -70,7 +70,9 @@ def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path)
 
 
 def test_a_loss_inside_a_batch_is_misplaced_and_run_again(tmp_path: Path) -> None:
-    """Spark retries a dead executor's slot elsewhere: it stops, the standby takes over, nothing is fetched."""
+    """If Spark retries a slot of a dead executor on one without its copies, the slot is misplaced. The batch runs again
+    on the standbys and fetches nothing.
+    """
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
     world.feed(4)
     lost = world.owned("1")
@@ -92,7 +94,7 @@ def test_a_loss_inside_a_batch_is_misplaced_and_run_again(tmp_path: Path) -> Non
 
 
 def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
-    """Where slots never run where they should, the batch is run a bounded number of times, and then restores."""
+    """If slots never run on their executors, the batch runs `batch_attempts` times. The last run restores."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1, batch_attempts=3)
     world.feed(4)
     turn = {"1": "2", "2": "3", "3": "1"}
@@ -106,7 +108,7 @@ def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, dies: bool) -> None:
-    """Executors are blamed by name where some went while the batch was run, and not where all live."""
+    """If a batch lost its rows in each run, the remedy names executors lost during the batch, or cached RDDs."""
     world = Elastic(tmp_path, executors=THREE, batch_attempts=2)
     world.feed()
 
@@ -124,7 +126,7 @@ def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, die
 
 
 def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: Path) -> None:
-    """The folder of an executor that lives is gone: its slot stops, standbys take over, nothing is restored."""
+    """If the folder of a live executor is deleted, its slot is misplaced, and standbys take over without a restore."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
     world.feed(4)
     shutil.rmtree(world.folder_of("1"))
@@ -138,8 +140,8 @@ def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: 
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(tmp_path: Path, forgets: bool) -> None:
-    """So little state is no reason for a move: one run finds that the copy is gone, none where a census told it, and
-    the report says why the batch was run again.
+    """With little state the owner stays the owner, and fetches its lost copy in the next run. The report has the reason
+    of the second run. After a census there is no second run.
     """
     world = Elastic(tmp_path, executors=THREE, num_standbys=1, acceptable_recovery_lag=10_000)
     world.feed(4)
@@ -156,7 +158,9 @@ def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(t
 
 
 def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Path) -> None:
-    """The owner lost one store's copy and the standby the other's: each is found out once, then one is fetched."""
+    """If the owner lacks the copy of one store and the standby that of another, each is found once, and then one copy
+    is fetched.
+    """
     world = Elastic(tmp_path, executors=THREE, operators=[totals(), totals("other")], num_standbys=1)
     world.feed(4)
     lost = min(world.owned("1"))
@@ -170,7 +174,7 @@ def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Pat
 
 
 def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
-    """No slot works on a member that lost its folder: upkeep tells, and its copies are fetched again."""
+    """If a member without slots loses its folder, upkeep finds it and fetches the copies again."""
     world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)
     world.feed(4)
     before = world.member("2")

@@ -1,4 +1,4 @@
-"""What an operator needs of its input, and what must stay as it is stored."""
+"""The input that an operator needs, and the stored schema that it must match."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def operator(key: tuple[str, ...] = ("k",), rows: pa.Schema = ROWS, store: str =
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "log", "-a", "a" * 65, "ä", "a b"])
 def test_a_store_name_that_could_leave_the_root_is_refused(name: str) -> None:
-    """Names become parts of object names and folders, and nothing else."""
+    """A store name must be a valid part of object names and folders."""
     with pytest.raises(ConfigError, match="RIFFLE-0410"):
         operator(store=name)
 
 
 def test_a_key_column_that_is_missing_is_named() -> None:
-    """The error lists the columns there are."""
+    """A missing key or order column is refused, and the error lists the columns."""
     with pytest.raises(ConfigError, match="RIFFLE-0229") as caught:
         operator(("user",))
     assert caught.value.remedy == "Use one of k, n, v, tags."
@@ -42,14 +42,14 @@ def test_a_key_column_that_is_missing_is_named() -> None:
 
 
 def test_a_key_of_an_unsupported_type_is_refused() -> None:
-    """Lists, maps and structs are no keys."""
+    """Lists, maps and structs cannot be keys."""
     with pytest.raises(ConfigError, match="RIFFLE-0119") as caught:
         operator(("tags",))
     assert caught.value.where == "tags"
 
 
 def test_the_same_operator_fits_what_it_stored() -> None:
-    """Stored schemas are text and Arrow bytes, and equal operators have equal ones."""
+    """Equal operators have equal stored schemas."""
     check_schemas({"totals": operator().schema.to_text(), "other": {"key": "", "state": "", "text": ""}}, [operator()])
     assert operator().schema.to_text()["text"] == "k: string | total: int64"
 
@@ -64,20 +64,20 @@ def test_the_same_operator_fits_what_it_stored() -> None:
     ids=["another key", "another type", "another key type"],
 )
 def test_a_changed_schema_is_refused(now: Operator) -> None:
-    """Whatever differs in key or state: both are shown, and what can be done."""
+    """Another key, key type or state type is refused. The error shows both schemas."""
     with pytest.raises(ConfigError, match="RIFFLE-0223") as caught:
         check_schemas({"totals": operator().schema.to_text()}, [now])
     assert "stored:   k: string | total: int64" in caught.value.problem
 
 
 def test_metadata_and_nullability_of_the_input_do_not_matter() -> None:
-    """What a source says beside the type may differ from run to run."""
+    """The metadata and nullability of input columns may change."""
     told = ROWS.with_metadata({"a": "b"}).set(0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"}))
     check_schemas({"totals": operator().schema.to_text()}, [operator(rows=told)])
 
 
 def test_the_same_schema_in_other_bytes_fits() -> None:
-    """What another release of Arrow serialized is compared as a schema, not byte by byte."""
+    """Schemas that another Arrow release serialized are compared as schemas, not as bytes."""
     schema = operator().schema
     assert isinstance(schema, PlainColumns)
     stored = schema.to_text()
@@ -88,7 +88,7 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
 
 
 def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
-    """It may keep more there than this one knows of; another query that is wrapped says itself what it keeps."""
+    """An operator is refused for a store of a wrapped query, unless it is a wrapped query too."""
     stored = {"totals": make_recorded_text(None, operator().schema, 0, {"total": "sum(v)"})}
     with pytest.raises(ConfigError, match="RIFFLE-0222") as caught:
         check_schemas(stored, [operator()])
@@ -104,7 +104,7 @@ PLACES = [*((name, "key") for name in WIRE), *((WIRE[0], place) for place in ("i
 
 @pytest.mark.parametrize(("name", "place"), PLACES)
 def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -> None:
-    """A slot would take the user's column for its own, or the other way round, and fail in words of Arrow's."""
+    """Names of internal columns are refused in keys, input, results and output."""
     rows = ROWS.append(pa.field(name, pa.int64())) if place in ("key", "input") else ROWS
     one, output = pa.schema([("n", pa.int64())]), pa.schema([("n", pa.int64()), (name, pa.int64())])
     function = arrow_function(lambda rows, state: (rows, state), state=one, output=output)

@@ -1,5 +1,5 @@
-"""Columns that are declared anew in a root that was restored from a backup: epochs come again, and copies on disks were
-merged by declarations of the line that was given up.
+"""After a root is restored from a backup, new columns get an epoch that was used before. Local copies that were merged
+with the earlier columns are not used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS = [f"key-{number}" for number in range(8)]
 
 
 def seen(*names: str) -> Operator:
-    """Keep in each of these columns how many batches a key has come in since the column is there."""
+    """Return an operator that counts the batches of each key in each of these columns."""
     state = pa.schema([(name, pa.int64()) for name in names])
     output = pa.schema([("k", pa.string()), *state])
 
@@ -42,8 +42,8 @@ def batch_of(version: int) -> pa.Table:
 def test_copies_merged_by_a_declaration_of_another_line_are_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release leaves a column out; its slots merge copies without it, and its sink fails. The root is restored, and
-    the next release, which has the column still, is of the same epoch: no copy may lack it.
+    """A query without a column merges copies and fails. After the root is restored, a query with that column has the
+    same epoch, and its state is complete.
     """
     monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: small state
     world = World(tmp_path, executors=["1"], operators=[seen("n", "c")], retained_versions=50)
@@ -70,6 +70,6 @@ def test_copies_merged_by_a_declaration_of_another_line_are_restored(
     tail = world.log().tail
     assert tail is not None
     assert given_up is not None
-    assert tail.epoch == given_up.epoch, "else nothing comes again"
+    assert tail.epoch == given_up.epoch, "both queries have the same epoch"
     expected: dict[object, tuple[object, ...]] = dict.fromkeys(KEYS, (4, 4, 2))
     assert world.state(STORE) == {**expected, KEYS[0]: (5, 5, 3)}

@@ -1,4 +1,4 @@
-"""The registry of partitions: numbers that stay what they are, offsets as Spark writes them, slots by hash."""
+"""The registry of partitions: stable numbers, Spark's offsets, and slots by hash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = st.lists(st.lists(PARTITIONS, max_size=12), max_size=6)
 
 
 def registered(batches: list[list[Partition]]) -> list[Shards]:
-    """Return the registry after each batch, the empty one first."""
+    """Return the registry after each batch, starting with the empty one."""
     grown = [Shards()]
     for found in batches:
         grown.append(grown[-1].extended(found, TOTAL))
@@ -28,7 +28,7 @@ def registered(batches: list[list[Partition]]) -> list[Shards]:
 
 @given(BATCHES)
 def test_a_number_never_changes_its_meaning(batches: list[list[Partition]]) -> None:
-    """Whatever is found later, what was registered stays where it is, and all that was found is registered once."""
+    """Registered partitions keep their numbers, and each partition is registered once."""
     grown = registered(batches)
     for before, after in itertools.pairwise(grown):
         assert after.partitions[: len(before)] == before.partitions
@@ -38,7 +38,7 @@ def test_a_number_never_changes_its_meaning(batches: list[list[Partition]]) -> N
 
 @given(BATCHES, st.lists(PARTITIONS, min_size=1, max_size=20))
 def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition]], rows: list[Partition]) -> None:
-    """Looked up row by row, by topic or as columns, a partition has one number, and one that is not there has none."""
+    """Lookups by row, by topic and by columns return the same number, and none for an unknown partition."""
     shards = registered(batches)[-1]
     expected = [shards.partitions.index(row) if row in shards.partitions else -1 for row in rows]
     topics, numbers = pa.chunked_array([[row[0] for row in rows]]), pa.chunked_array([[row[1] for row in rows]])
@@ -50,7 +50,7 @@ def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition
 
 @given(BATCHES, st.integers(1, 40))
 def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], slots: int) -> None:
-    """Each shard is dealt once, to the slot that its partition's hash names, whatever else is registered."""
+    """Each shard has one slot, which depends only on the hash of its partition."""
     shards = registered(batches)[-1]
     dealt = shards.shards_by_slot(slots)
     assert len(dealt) == slots
@@ -70,12 +70,12 @@ def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], 
     ],
 )
 def test_published_hash_holds(partition: Partition, expected: int) -> None:
-    """The hash that decides slots is XXH64 of the text ``topic/partition``, as docs/dispatch.md has it."""
+    """The hash is XXH64 of the text ``topic/partition``, as in docs/dispatch.md."""
     assert partition_hash(partition) == expected
 
 
 def test_more_partitions_than_key_groups_are_refused() -> None:
-    """The greatest number of shards is the setting, and the error says how to raise it."""
+    """The number of shards is limited by `key_groups`. The remedy raises it."""
     shards = Shards().extended([("events", 0), ("events", 1)], 2)
     assert shards.extended([("events", 1)], 2) is shards
     with pytest.raises(ConfigError, match="RIFFLE-0241") as caught:
@@ -85,7 +85,7 @@ def test_more_partitions_than_key_groups_are_refused() -> None:
 
 @pytest.mark.parametrize("number", [-1, PARTITION_MAX + 1])
 def test_a_number_that_no_partition_has_is_refused(number: int) -> None:
-    """Partitions are numbered from 0 on, and densely: what is far off would make every lookup table long."""
+    """A negative or very large partition number is refused, because lookup tables would be very long."""
     with pytest.raises(ConfigError, match="RIFFLE-0240"):
         Shards().extended([("events", number)], TOTAL)
 
@@ -94,12 +94,12 @@ KAFKA = '{"events":{"0":120,"1":7},"orders":{"0":0}}'
 
 
 def entry(*sources: str) -> str:
-    """Return an offset-log entry as Spark writes it."""
+    """Return an entry of Spark's offset log."""
     return "\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources])
 
 
 def test_kafkas_offsets_tell_the_partitions() -> None:
-    """All partitions of all topics of all sources are read; a source without offsets yet is passed over."""
+    """The partitions of all topics and sources are read. A source without offsets is skipped."""
     assert partitions_in(entry(KAFKA)) == frozenset({("events", 0), ("events", 1), ("orders", 0)})
     assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == frozenset(
         {("events", 0), ("events", 1), ("events", 2), ("orders", 0)}
@@ -107,7 +107,7 @@ def test_kafkas_offsets_tell_the_partitions() -> None:
 
 
 def test_the_heartbeats_offset_hides_no_partitions() -> None:
-    """It has no rows, so it reads no partition; a topic of that name is a topic all the same."""
+    """The offset of the heartbeat source has no partitions. A topic with the same name has."""
     assert partitions_in(entry(KAFKA, f'{{"{HEARTBEAT}":1700000000000}}')) == partitions_in(entry(KAFKA))
     assert partitions_in(entry(f'{{"{HEARTBEAT}":1700000000000}}')) is None
     assert partitions_in(entry(f'{{"{HEARTBEAT}":{{"3":5}}}}')) == frozenset({(HEARTBEAT, 3)})
@@ -133,12 +133,12 @@ def test_the_heartbeats_offset_hides_no_partitions() -> None:
     ],
 )
 def test_other_offsets_tell_nothing(offsets: str | None) -> None:
-    """Where a source's offsets are not of topics and partitions, the rows have to be asked."""
+    """Offsets of another form return `None`, so that partitions are read from rows."""
     assert partitions_in(offsets) is None
 
 
 @given(st.dictionaries(st.text(max_size=5), st.dictionaries(st.integers(0, 99).map(str), st.integers(-2, 2**60))))
 def test_any_offsets_of_topics_and_partitions_are_read(topics: dict[str, dict[str, int]]) -> None:
-    """Whatever the topics are called."""
+    """Topics may have any name."""
     expected = {(topic, int(number)) for topic, numbers in topics.items() for number in numbers}
     assert partitions_in(entry(json.dumps(topics))) == (expected or None)

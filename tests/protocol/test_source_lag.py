@@ -28,7 +28,7 @@ def test_seconds_count_from_the_first_sight_of_an_unread_offset() -> None:
 
 
 def test_partitions_are_sorted_and_sources_without_such_offsets_left_out() -> None:
-    """A file source has a number, a rate source another form, a source without offsets a dash."""
+    """Only sources with offsets per topic and partition count. The result is sorted."""
     entry = "v1\n" + '{"batchWatermarkMs":0}' + '\n{"b":{"1":4,"0":5},"a":{"10":1}}\n{"logOffset":3}\n-\n7'
     lag = SourceLag()
     lag.record(offsets_of_entry(entry), ['{"b":{"1":4,"0":9},"a":{"10":2,"11":8}}'], 0)
@@ -36,7 +36,7 @@ def test_partitions_are_sorted_and_sources_without_such_offsets_left_out() -> No
 
 
 def test_two_sources_of_a_partition_count_the_one_that_is_behind() -> None:
-    """A stream that is joined with itself has read a partition up to the smaller offset."""
+    """If two sources read one partition, as in a self-join, the smaller offset counts."""
     lag = SourceLag()
     lag.record(['{"a":{"0":3}}', '{"a":{"0":8}}'], ['{"a":{"0":10}}', '{"a":{"0":10}}'], 0)
     assert lag.lags(0) == (PartitionLag("a", 0, 7, 0.0),)
@@ -44,7 +44,7 @@ def test_two_sources_of_a_partition_count_the_one_that_is_behind() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
 def test_seconds_never_exceed_the_age_of_the_oldest_unread_record(steps: list[tuple[int, int, int]]) -> None:
-    """However offsets grow, the lag in seconds is a lower bound, and 0 without unread records."""
+    """However offsets grow, the lag in seconds is a lower bound of the real one, and 0 without unread records."""
     lag = SourceLag()
     now = committed = newest = 0
     seen_at: dict[int, int] = {}

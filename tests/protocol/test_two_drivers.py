@@ -1,4 +1,4 @@
-"""Two drivers on one root, and commits whose fate is not known: one line, whoever wins (I3, I4)."""
+"""With two drivers on one root and unclear commits, the log has one line of records (I3, I4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = ("before run", "after seal", "after sink", "after record")
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, step: str) -> None:
-    """I4: once another driver has claimed, the first commits nothing more, and stays fenced."""
+    """I4: after another driver's claim, the first driver commits nothing more and stays fenced."""
     history = History(world)
     world.batch(0, one(1))
 
@@ -51,7 +51,9 @@ def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, 
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_driver_that_stood_still_while_it_claimed_an_empty_log_commits_nothing_i4(world: World) -> None:
-    """I4: its number is free again, since another driver went on and swept: it is fenced, and deletes nothing."""
+    """I4: while a driver pauses during its first claim, another driver runs and deletes that record. The first driver
+    is fenced and deletes nothing.
+    """
     history = History(world)
 
     def go_on() -> None:
@@ -78,7 +80,7 @@ def test_a_driver_that_stood_still_while_it_claimed_an_empty_log_commits_nothing
 def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
     world: World, monkeypatch: pytest.MonkeyPatch, trusted: float
 ) -> None:
-    """I4: an older driver goes by its own settings; a newer one with ``retained_for`` = 0 frees no number for it."""
+    """I4: a driver with ``retained_for = 0`` keeps records that an older driver with other settings may still use."""
     full_record_every(16, monkeypatch)
     history = History(world)
     for version in range(2):
@@ -101,11 +103,11 @@ def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(
         world.batch(2, one(9))
     history.look()
     assert world.state("totals") == {"a": (42, 42)}
-    assert len(world.sinks["totals"].calls) == 42, "who stood still before its slots ran got to its sink"
+    assert len(world.sinks["totals"].calls) == 42, "a fenced driver called its sink"
 
 
 def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
-    """Fencing stops a run, not the program: a new run claims anew."""
+    """A fenced query can start again in the same process with a new claim."""
     world.batch(0, one(1))
     old = world.driver, world.run_id
     world.start()
@@ -124,7 +126,7 @@ def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world
 )
 @pytest.mark.sample(step=2)
 def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, kind: str, same_run: bool) -> None:
-    """Whatever became of the record: it is found out, the batch is a repeat, and no row counts twice."""
+    """After an unclear commit, no batch runs until the record is known. The batch is a repeat, and rows count once."""
     for version in range(2):
         world.batch(version, one(1))
     record = paths.record_name(3)
@@ -148,7 +150,7 @@ def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, k
 
 
 def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
-    """Two drivers claim at once: one of them is told, before it runs anything."""
+    """A claim whose put was lost is not used after another driver's claim. The query claims again."""
     world.batch(0, one(1))
     world.start()
     world.store.script(Fault("request_lost", "put", paths.LOG, times=5))
@@ -168,8 +170,8 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
 def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
-    the log that would keep theirs from being swept.
+    """I4: after a long pause the record number of a driver is free again. The driver is fenced, commits nothing, and
+    its records do not stop deletes of the others.
     """
     full_record_every(16, monkeypatch)
     for version in range(3):
@@ -188,7 +190,7 @@ def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(
     world.at_step = {step: stand_still}
     with pytest.raises(FencedError, match=r"RIFFLE-0208|RIFFLE-0422"):
         world.batch(3, one(9))
-    assert paths.record_name(4) not in log[0], "the number is free"
+    assert paths.record_name(4) not in log[0], "the record number is free"
     assert world.memory.list("log/") == log[0]
     assert world.state("totals") == {"a": (41, 41)}
-    assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only who was inside its sink got there"
+    assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only a paused sink was called"

@@ -1,4 +1,4 @@
-"""All kept clusters, side by side with Kafka Streams' own results."""
+"""Comparison of all recorded clusters with the recorded results of Kafka Streams."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.kit.kafka_streams import Anchor, anchors
 
 REPLAY = "replay: python -m tests.kit.kafka_streams NAME > case.json; riffle plan --scenario case.json --history\n"
 LARGEST_RACKED = 300
-"""Tasks times clients. The strategies for racks take seconds over larger groups: those are played where there is time.
-"""
+"""Largest number of tasks times clients. Rack strategies take seconds for larger groups, which only `--all` plays."""
 
 
 def _phases(anchor: Anchor, strategy: str | None = None) -> list[Json]:
@@ -39,19 +38,19 @@ def _number(figures: Json, *names: str) -> float:
 
 @pytest.fixture(scope="module", params=["some", pytest.param("every", marks=pytest.mark.long)])
 def random_anchors(request: pytest.FixtureRequest) -> list[Anchor]:
-    """The random scenarios, or a sixth of them."""
+    """Return the random scenarios, or every sixth of them."""
     return [*anchors("random")][:: 1 if request.param == "every" else 6]
 
 
 @pytest.fixture(scope="module")
 def plain(random_anchors: list[Anchor]) -> dict[str, list[Json]]:
-    """Every random scenario's phases without a rack strategy."""
+    """Return the phases of every random scenario without a rack strategy."""
     return {anchor.name: _phases(anchor, "none") for anchor in random_anchors}
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("all", marks=pytest.mark.long)])
 def filed(request: pytest.FixtureRequest) -> list[Anchor]:
-    """The random and worked scenarios that are played with a strategy of their own."""
+    """Return the random and worked scenarios that are played with the strategy in their file."""
     all_anchors = [*anchors("random"), *anchors("worked")]
     return [anchor for anchor in all_anchors if request.param == "all" or _is_small(anchor.scenario())]
 
@@ -63,7 +62,7 @@ def _is_small(scenario: Scenario) -> bool:
 
 @pytest.fixture(scope="module")
 def as_filed(filed: list[Anchor]) -> dict[str, list[Json]]:
-    """Their phases."""
+    """Return the phases of the filed scenarios."""
     return {anchor.name: _phases(anchor) for anchor in filed}
 
 
@@ -79,7 +78,9 @@ def _sound(name: str, number: int, phase: Json) -> list[str]:
 
 
 def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
-    """Every round of every scenario is valid, caught up, bounded; every phase converges, balanced, and stays."""
+    """Every round of every scenario is valid, caught up and within its limits. Every phase converges and stays
+    balanced.
+    """
     broken = [
         problem
         for runs in (plain, as_filed)
@@ -91,7 +92,7 @@ def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_fil
 
 
 def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
-    """In sum at most 1.3 times the fewest owners move, and hardly any of them twice."""
+    """In total, at most 1.3 times the minimum number of owners move, and hardly any moves twice."""
     phases = [phase for anchor_phases in plain.values() for phase in anchor_phases]
     fewest = sum(_number(phase, "fewest_stateful_active_moves") for phase in phases)
     net = sum(_number(phase, "net_stateful_active_moves") for phase in phases)
@@ -103,7 +104,7 @@ def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
 def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(
     random_anchors: list[Anchor], plain: dict[str, list[Json]]
 ) -> None:
-    """Our own count of the fewest moves equals the one of the shared results."""
+    """The first phase has the same minimum number of moves as the recorded results."""
     for anchor in random_anchors:
         ours = plain[anchor.name][0]
         theirs = anchor.kafka_phases[0]
@@ -111,7 +112,7 @@ def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(
 
 
 def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
-    """No round spreads owners wider than before the phase, or than the first round had to for lost owners."""
+    """In no round are owners less balanced than before the phase, or than after the first round of a loss."""
     for name, phases in plain.items():
         for phase in phases:
             by_round = cast("list[float]", phase["stateful_imbalance_by_round"])
@@ -122,7 +123,7 @@ def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
 
 
 def test_rounds_are_bounded_by_the_copies_to_warm(random_anchors: list[Anchor], plain: dict[str, list[Json]]) -> None:
-    """A phase takes at most as many rounds as its warm-ups fill, and two more."""
+    """A phase takes at most two rounds more than its warm-ups need."""
     for anchor in random_anchors:
         limit = anchor.scenario().settings.max_warmup_replicas
         for phase in plain[anchor.name]:
@@ -131,7 +132,7 @@ def test_rounds_are_bounded_by_the_copies_to_warm(random_anchors: list[Anchor], 
 
 
 def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
-    """Both rack strategies read less across racks than Kafka Streams does, and groups are spread as `none` does."""
+    """In total, both rack strategies read less across racks than Kafka Streams does."""
     ours = theirs = 0.0
     for anchor in filed:
         if anchor.kafka["strategy"] == "none":
@@ -145,7 +146,7 @@ def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[
 
 @pytest.mark.long
 def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Anchor]) -> None:
-    """With a non-overlap cost of 0 every settled phase costs at most what Kafka Streams' does."""
+    """With a non-overlap cost of 0, every phase that Kafka Streams completes costs at most as much here."""
     for anchor in filed:
         scenario = anchor.scenario()
         if anchor.kafka["strategy"] == "none" or "converge" not in anchor.kafka:
@@ -160,7 +161,7 @@ def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed
 
 @pytest.mark.long
 def test_net_moves_are_the_fewest_without_store_balance() -> None:
-    """With store balance off exactly as many owners move in every phase as instance balance needs."""
+    """Without store balance, every phase moves the minimum number of owners."""
     for anchor in anchors("random"):
         scenario = anchor.scenario("none")
         bare = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
@@ -169,7 +170,7 @@ def test_net_moves_are_the_fewest_without_store_balance() -> None:
 
 
 def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
-    """With one-thread clients no group is spread wider than one."""
+    """With one-thread clients, `balance_subtopology` spreads each group within one task per client."""
     for anchor in (anchor_ for anchor_ in filed if anchor_ in anchors("random")):
         scenario = anchor.scenario()
         slots = {client.member.slots for client in scenario.clients}
@@ -183,7 +184,7 @@ def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_fil
 @pytest.mark.parametrize("largest_converged", [256, pytest.param(512, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> None:
-    """One assignment of every size is sound; up to so many tasks the group also converges."""
+    """One assignment of every size is valid. Up to `largest_converged` tasks, the group also converges."""
     for anchor in anchors("scale"):
         if anchor.kafka["strategy"] != strategy:
             continue

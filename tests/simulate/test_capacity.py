@@ -1,4 +1,4 @@
-"""The published capacity formula, and what bounds it."""
+"""The published capacity formula and its limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ NEED = Need(
 
 
 def test_the_formula_by_hand() -> None:
-    """12 workers take 100 000 rows; a fifth of their 10 GB and 10 000 rows in flight are in memory; copies count."""
+    """12 workers take 100,000 rows/s. Memory holds a fifth of each worker's 10 GB and 10,000 rows in flight. Disk and
+    writes include the standbys.
+    """
     capacity = compute_capacity(NEED)
     assert (capacity.total_workers, capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (
         12,
@@ -39,13 +41,13 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_memory_may_ask_for_more_boxes_than_cores() -> None:
-    """A box with memory for two workers makes six boxes of the same twelve."""
+    """If a machine has memory for only two workers, twelve workers need six machines instead of three."""
     capacity = compute_capacity(replace(NEED, memory_per_box=5e9))
     assert (capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (6, 2, "memory")
 
 
 def test_what_fits_into_no_box_is_refused() -> None:
-    """A worker that needs more memory than a box has is an error with both figures."""
+    """A worker that needs more memory than a machine has is refused, with both figures."""
     with pytest.raises(ConfigError, match="RIFFLE-0252"):
         compute_capacity(replace(NEED, memory_per_box=1e9))
 
@@ -65,7 +67,9 @@ def test_what_fits_into_no_box_is_refused() -> None:
     ],
 )
 def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
-    """Nothing negative, endless or no number, and no box without cores or memory; no rows at all are a rate."""
+    """Negative, infinite and undefined figures are refused, as are machines without cores or memory. A rate of 0 rows
+    is valid.
+    """
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
         compute_capacity(replace(NEED, **{figure: value}))  # type: ignore[arg-type]
     assert compute_capacity(replace(NEED, rows_per_second=0)).total_workers == 1
@@ -83,7 +87,7 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
     )
 )
 def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
-    """Workers take in all rows, boxes have a core and the memory for each worker, and one box less would not do."""
+    """Workers take in all rows, each has a core and enough memory, and one machine fewer is not enough."""
     capacity = compute_capacity(need)
     assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
     assert capacity.num_boxes * capacity.workers_per_box >= capacity.total_workers

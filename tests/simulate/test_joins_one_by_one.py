@@ -1,4 +1,4 @@
-"""Members join one by one while warm-ups run: warm-ups continue, and each new copy is fetched about once."""
+"""While members join one by one, running warm-ups continue, and each new copy is fetched about once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 
 def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -> Play:
-    """Return a cluster that four members join, one each ``apart`` seconds; a copy takes a minute to fetch."""
+    """Return a cluster that four members join, one every ``apart`` seconds. Fetching a copy takes a minute."""
     world = parse_world(
         {
             "name": "joins",
@@ -51,7 +51,9 @@ def copies(present: Assignment) -> set[tuple[TaskId, str]]:
 def test_running_warm_ups_go_on_when_members_join(
     members: int, tasks: int, warmups: int, standbys: int, apart: int
 ) -> None:
-    """None is cancelled while its target is the same, and little more is fetched than each copy that is new once."""
+    """No warm-up is cancelled while its target is the same. The fetched bytes are at most 1.3 times the size of the new
+    copies.
+    """
     game = joining(members, tasks, warmups, standbys, apart)
     initial_copies = copies(game.present)
     cancelled: Counter[tuple[TaskId, str]] = Counter()
@@ -67,11 +69,11 @@ def test_running_warm_ups_go_on_when_members_join(
     assert not cancelled
     fresh = copies(game.present) - initial_copies
     fetched = game.outcome.bytes_warmed + game.outcome.bytes_kept + game.outcome.bytes_owned
-    assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times what is new"
+    assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times the new copies"
 
 
 def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
-    """A newcomer gets no warm-up before those that run, as far as their targets stay; no more than the cap run."""
+    """Running warm-ups continue while their targets are the same, and precede warm-ups of a newer member."""
     settings = AssignSettings(max_warmup_replicas=2)
     initial = view("a:0-11 b:12-23 c:")
     first = assign(initial, settings)
@@ -85,7 +87,7 @@ def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
 
 
 def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() -> None:
-    """Member c fetches a standby when d joins. What d is to own waits, for one warm-up is allowed."""
+    """Member c fetches a standby when d joins. With one warm-up allowed, the owners for d wait."""
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
     layout = "a:0-7 b:8-15 c:16-23"
     first = settled(view(layout), settings)

@@ -1,4 +1,4 @@
-"""Simulated worlds: what stops under each policy, which triggers fire, and no task is lost."""
+"""Simulated clusters: processing stops per policy, triggers that fire, and tasks that always have an owner."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 
 def played(world: World, policy: str) -> Outcome:
-    """Play a world under one policy."""
+    """Play a simulated cluster under one policy."""
     return play(world, POLICIES[policy])
 
 
 def made(**content: Any) -> World:
-    """Return a world of three members and twelve tasks, with changes."""
+    """Return a simulated cluster of three members and twelve tasks, with changes."""
     usual: dict[str, Any] = {
         "name": "made",
         "seconds": 1800,
@@ -41,8 +41,8 @@ def made(**content: Any) -> World:
 
 
 def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> None:
-    """Existing standbys advance before lost ones are replaced, so none falls behind. When a member returns, each of its
-    tasks moves back, and the copies that replaced its own are fetched no further.
+    """Existing standbys advance before lost ones are replaced, so no standby falls behind. When a member returns, each
+    of its tasks moves back, and the fetches of replacement copies stop.
     """
     world = read_world("rolling_bounce")
     done = played(world, OURS)
@@ -55,7 +55,9 @@ def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> No
 
 
 def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scale-out ends level and stops next to nothing; with rules that never probe newcomers get nothing."""
+    """A scale-out ends balanced, and tasks stop for less than a second on average. If no probe is ever due, new members
+    get nothing.
+    """
     world = read_world("scale_out")
     level = played(world, OURS)
     assert set(level.owners[-1].tolist()) == {16}
@@ -66,7 +68,7 @@ def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say(monkeypatch: pyt
 
 
 def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
-    """One task gets sixty times its rows: others leave its member, once the band has been left for five batches."""
+    """After five batches outside the balance band, other tasks leave the member of a task with sixty times its rows."""
     world = made(every=10, events=[{"at": 100, "load": 60, "tasks": ["s_0"]}])
     done = played(world, OURS)
     assert done.moves > 0
@@ -76,7 +78,7 @@ def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
 
 
 def test_load_that_members_cannot_take_waits() -> None:
-    """Rows wait if slots process fewer rows than arrive, and are processed when fewer arrive."""
+    """Rows wait while more arrive than the slots process, and are processed when fewer arrive."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(
         members=[{"id": "m{}", "count": 3, **slow}],
@@ -93,11 +95,11 @@ ALL_GONE = (
     {"at": 400, "return_rack": "b"},
     {"at": 700, "return_rack": "a"},
 )
-"""Nobody lives for a while."""
+"""For some time, no member is alive."""
 
 
 def drawn_worlds() -> st.SearchStrategy[World]:
-    """Draw worlds with random joins and losses, and a quiet end."""
+    """Draw simulated clusters with random joins and losses, and a quiet end."""
     return st.builds(
         lambda seed, members, tasks, changes, standbys, racks, events: made(
             seed=seed,
@@ -121,8 +123,8 @@ def drawn_worlds() -> st.SearchStrategy[World]:
 
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(POLICIES)))
 def test_property_nothing_is_lost(world: World, policy: str) -> None:
-    """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
-    nor more than there are, and bytes are never less than none.
+    """While a member is alive every task has an owner, and under the riffle policy a live one. Stopped times are
+    between 0 and the elapsed time, and bytes are never negative.
     """
     game = Play(world, POLICIES[policy])
     while game.now < world.seconds:
@@ -140,21 +142,21 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
 
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(POLICIES)))
 def test_property_the_same_seed_gives_the_same_outcome(world: World, policy: str) -> None:
-    """Two plays of one world differ in nothing."""
+    """Two plays of the same cluster and seed give the same outcome."""
     first, second = (outcome_to_json(world, played(world, policy), history=True) for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_quiet_world_stands_still(policy: str) -> None:
-    """Where nothing happens nothing moves, stops or is fetched, but what standbys follow."""
+    """Without events nothing moves or stops, and only standbys fetch changes."""
     done = played(made(config={"num_standbys": 1}), policy)
     assert (done.moves, done.task_seconds, done.bytes_owned, done.bytes_warmed) == (0, 0, 0, 0)
     assert done.bytes_kept > 0
 
 
 def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> None:
-    """A member that is excluded stays without work: one look at the begin, and one when loads become others."""
+    """An excluded member stays without work. The assignor runs once at the start, and again when loads change."""
     excluded = {"exclude": {"id": "m0"}}
     assert played(made(config=excluded), "riffle").assigned == 1
     changes_of_load = [{"at": 900, "load": 2, "tasks": [f"s_{n}" for n in range(6)]}]
@@ -191,13 +193,13 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
     ],
 )
 def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], message: str) -> None:
-    """The error names the offending value, and the nearest known name."""
+    """The error names the offending value and the nearest known name."""
     with pytest.raises(Exception, match=message):
         world()
 
 
 def test_the_day_is_as_large_as_it_says() -> None:
-    """A thousand members, 32 768 tasks, twenty changes of membership, a probe every ten minutes."""
+    """The `day` world has 1,000 members, 32,768 tasks, 20 membership changes, and a probe every ten minutes."""
     world = read_world("day")
     assert (len(world.present), len(world.tasks), world.seconds) == (1_000, 32_768, 86_400)
     assert sum(len(event.members) for event in world.events) == 20
@@ -206,12 +208,12 @@ def test_the_day_is_as_large_as_it_says() -> None:
 
 
 def owned_by(done: Outcome, member: int, second: float) -> int:
-    """Return how many tasks a member owned at a second."""
+    """Return how many tasks a member owns at a second."""
     return int(done.owners[done.seconds.index(second)][member])
 
 
 def with_and_without(world: World) -> tuple[Outcome, Outcome]:
-    """Play a world under ours, with a running query's rules and without those about members."""
+    """Play a cluster under the riffle policy, with and without the rules for members."""
     acts = played(world, OURS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WorldRules, "can_fire", lambda *_: False)
@@ -219,7 +221,9 @@ def with_and_without(world: World) -> tuple[Outcome, Outcome]:
 
 
 def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
-    """Beyond the high mark copies leave until the disk is below; with room again the member has its share again."""
+    """Tasks leave a member whose disk is above its limit until it is below. When the disk has room again, the member
+    gets its share back.
+    """
     disk = {**MEMBER, "disk_bytes": 1e9, "disk_used_bytes": 5e8}
     full, free = (
         {"at": second, "disk_used_bytes": used, "members": ["m0"]} for second, used in ((100, 8.75e8), (1000, 5e8))
@@ -233,7 +237,7 @@ def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
 
 
 def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
-    """Workers that take more for more rows leave nothing on the smallest member: it keeps what it has memory for."""
+    """When more rows need more memory, the member with the least memory keeps only the tasks that fit."""
     world = made(
         every=10,
         config={"max_warmup_replicas": 1},
@@ -251,7 +255,9 @@ def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
 
 
 def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> None:
-    """What half the tasks read moves from one rack to the other: owners follow, and uniform rows move nothing."""
+    """Half of the tasks begin to read from another rack. After three batches owners move to the racks that they read
+    from.
+    """
     half = [f"s_{n}" for n in range(6)]
     world = made(
         every=10,
@@ -274,7 +280,9 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
 
 
 def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
-    """Nobody is nearer to them than others are; such racks are named, so that a misspelled one is refused."""
+    """Rows from racks that have only brokers cause no moves. Such racks must be declared, so that a misspelled one is
+    refused.
+    """
     world = made(
         every=10,
         config={"rack_aware_assignment_strategy": "min_traffic"},
@@ -287,7 +295,7 @@ def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
 
 
 def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
-    """It falls behind for ten batches, then another member has it; with the rule off it lacks ever more."""
+    """After a standby has fallen behind for ten batches, another member gets it. Without this rule its lag grows."""
     slow = {"threads": 1, "restore_bytes_per_second": 100}
     world = made(
         every=10,
@@ -301,7 +309,9 @@ def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
 
 
 def test_a_slow_task_with_few_rows_is_work_outside_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of one task takes as long as thousands of others: the rest leaves its member; without the rule nothing."""
+    """If the rows of one task take thousands of times longer, the other tasks leave its member. Without this rule
+    nothing moves.
+    """
     world = made(every=10, events=[{"at": 100, "row_seconds": 6e-5, "tasks": ["s_0"]}])
     acts = played(world, OURS)
     heavy = int(acts.owners[-1].min())
@@ -312,13 +322,13 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band(monkeypatch: pytest.
 
 
 def test_work_that_was_levelled_sets_off_nothing_more() -> None:
-    """Two slow tasks are parted with one assignment beside the first; then work is within its band."""
+    """Two slow tasks on one member are separated in few assignments. Then the work stays within its band."""
     acts = played(made(every=10, events=[{"at": 100, "row_seconds": 1.5e-6, "tasks": ["s_0", "s_3"]}]), OURS)
     assert (acts.moves > 0, acts.assigned <= 3) == (True, True)
 
 
 def test_time_in_the_users_code_is_taken_from_what_a_slot_can_do() -> None:
-    """Where a row takes as long again as a slot has for one, half as many are taken in."""
+    """If user code doubles the time per row, a slot processes half as many rows."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(members=[{"id": "m{}", "count": 3, **slow}], events=[{"at": 100, "row_seconds": 1 / 50}], seconds=200)
     assert played(world, OURS).waiting[-1] == pytest.approx(100 * (120 - 3 * 25), rel=0.02)

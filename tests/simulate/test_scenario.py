@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def changed(*changes: Callable[[Json], object], **config: object) -> Scenario:
-    """Return the case with changes, and with settings."""
+    """Return the case with changed content and settings."""
     content = copy.deepcopy(CASE)
     content["config"] |= config
     for change in changes:
@@ -76,7 +76,7 @@ READ: Json = {
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
-    """None is passed over. One that was removed is refused with what to do instead."""
+    """A scenario file can set every assignment setting. A removed setting is refused with a remedy."""
     assert {*WRITTEN} == {field.name for field in fields(AssignSettings)} & SETTING_LINES.keys()
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
         changed(store_balance=0)
@@ -85,7 +85,7 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
 
 
 def test_neutral_names_say_the_same() -> None:
-    """Files for other assignors have names of their own; one setting under two names is refused."""
+    """Files for other assignors can use neutral setting names. A setting under both names is refused."""
     config = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
     settings = parse_scenario({**CASE, "config": config}).settings
     assert settings == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
@@ -94,21 +94,21 @@ def test_neutral_names_say_the_same() -> None:
 
 
 def test_the_assignor_of_a_file_decides() -> None:
-    """Another assignor gives other owners; its name is in what the command prints."""
+    """The assignor in the file computes the owners. An unknown one is refused."""
     assert one_round(changed(assignor="hash")) != one_round(changed())
     with pytest.raises(ConfigError, match="RIFFLE-0109"):
         one_round(changed(assignor="stickey"))
 
 
 def test_excluded_members_and_pins_of_a_file_count() -> None:
-    """Excluded members own nothing in the end, and pinned tasks stay on their member."""
+    """Excluded members end without tasks, and pinned tasks end on their members."""
     assert "I1" not in owners(changed(exclude={"id": "I1"})).values()
     assert owners(changed(lambda file: file.update(pins={"0_2": "I1"})))["0_2"] == "I1"
     assert owners(changed(lambda file: file.update(pins={"0_2": "I2"})))["0_2"] == "I2"
 
 
 def test_rebalancing_that_is_off_moves_nothing() -> None:
-    """A group that is not level stays as it is."""
+    """With rebalancing off, an unbalanced group stays unbalanced."""
 
     def empty(file: Json) -> None:
         file["clients"][0]["prev_active"] = ["0_0", "0_1"]
@@ -120,7 +120,7 @@ def test_rebalancing_that_is_off_moves_nothing() -> None:
 
 
 def test_measured_weights_and_memory_are_read() -> None:
-    """A task's weight and memory, and a member's, reach the assignor."""
+    """The weight and memory of tasks and the memory of members are read from the file."""
 
     def weigh(file: Json) -> None:
         file["tasks"][0] |= {"weight": 9, "memory_bytes": 100}
@@ -178,7 +178,7 @@ WRONG: list[tuple[Callable[[Json], object], str, str]] = [
 
 @pytest.mark.parametrize(("mistake", "message_id", "value"), WRONG, ids=[f"{m}: {v}" for _, m, v in WRONG])
 def test_a_wrong_file_is_refused(mistake: Callable[[Json], object], message_id: str, value: str) -> None:
-    """The error names the offending value and where it is."""
+    """The error names the offending value and its place in the file."""
     with pytest.raises(ConfigError, match=message_id) as refused:
         changed(mistake)
     assert value in refused.value.problem
@@ -214,7 +214,7 @@ def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
 
 
 def test_the_pin_of_a_member_that_is_away_waits_for_it() -> None:
-    """A pin to a member that leaves holds nothing up, and counts again once the member is back."""
+    """While a pinned member is away, another member owns the task. The pin applies again when the member returns."""
 
     def there_and_back(file: Json) -> None:
         file["pins"] = {"0_0": "I3"}

@@ -1,4 +1,4 @@
-"""Worked examples, one file each: the assignment of each round, and why it differs from that of Kafka Streams."""
+"""Worked examples with the assignment of each round, and the reason for each difference from Kafka Streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = sorted((DATA / "assignor_cases").glob("*.json"))
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_round_is_as_written_down(path: Path) -> None:
-    """The case's rounds, phase by phase, are the ones in its file."""
+    """The rounds of each phase equal those in the file of the case."""
     case = cast(Json, json.loads(path.read_text()))
     scenario = parse_scenario(cast(Json, case["scenario"]))
     phases = cast("list[Json]", figures_of_run(scenario, run_scenario(scenario), keep=True, history=True)["phases"])
@@ -27,12 +27,12 @@ def test_every_round_is_as_written_down(path: Path) -> None:
 
 
 def test_all_cases_are_there() -> None:
-    """KIP-441's, KIP-925's, the learner one and the edge cases: seventeen files."""
+    """The cases are those of KIP-441 and KIP-925, and the edge cases: seventeen files."""
     assert len(CASES) == 17
 
 
 def test_the_learner_case_goes_as_the_proposal_says() -> None:
-    """S4 learns T1 and takes it over, then S5 learns T3; S1 to S5 end with one task each."""
+    """S4 warms up for T1 and owns it, then S5 warms up for T3. S1 to S5 end with one task each."""
     case = cast(Json, json.loads((DATA / "assignor_cases" / "kip441_learner_scale_up.json").read_text()))
     _, fourth, fifth = cast("list[list[dict[str, dict[str, list[str]]]]]", case["expected_rounds"])
     assert [step["S4"]["warmup"] for step in fourth] == [["0_0"], []]

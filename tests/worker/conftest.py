@@ -1,4 +1,4 @@
-"""What the tests of slots share."""
+"""Fixtures for the tests of slots."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from tests.kit.worker.slot_member import Member
 
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
-    """Count and sum per key."""
+    """Return a member whose store counts and sums per key."""
     return Member(tmp_path, aggregate(count=count(), total=sum_("v")))

@@ -1,4 +1,4 @@
-"""What an executor tells of its machine: the copies that are of use, and nothing of what the dead left."""
+"""A census lists the usable copies of an executor and deletes what ended processes left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
-    """A member whose store has counted some keys in two batches."""
+    """Return a member whose store has counted some keys in two batches."""
     member = Member(tmp_path, aggregate(n=count()))
     for _ in range(2):
         member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
@@ -34,20 +34,20 @@ def member(tmp_path: Path) -> Member:
 
 
 def census(member: Member, **changes: object) -> Census:
-    """Take a census of the member; it must work."""
+    """Take a census of the member and check that it has no error."""
     found = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
     assert found.error is None
     return found
 
 
 def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
-    """Return what a census of copies that were last folded at ``version`` tells."""
+    """Return the copies that a census reports if they were last folded at ``version``."""
     of = {kg: [link.head for link in e.chain if link.head.version == version] for kg, e in member.entries.items()}
     return {("totals", kg, *found[0]) for kg, found in of.items()}
 
 
 def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
-    """It holds nothing yet; disk and memory are told."""
+    """A new executor gets an empty folder, and its census has the disk and memory."""
     home = home_of("memory://census-new", tmp_path)
     found = take_census(CensusOrder(home), "1")
     assert found.error is None
@@ -58,7 +58,9 @@ def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:
-    """Copies stand at the base of the last batch; the deltas of both batches lie there as files."""
+    """A census lists each copy with its head, which is the base of the last batch, and the sealed deltas of both
+    batches.
+    """
     found = census(member)
     assert set(found.copies) == heads(member, 0)
     assert found.copies == tuple(sorted(found.copies))
@@ -67,12 +69,14 @@ def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Membe
 
 
 def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
-    """All, once the file that they share parts of is gone, or the journal that lists them is damaged."""
+    """Copies are not listed if their journal or a file of their parts is damaged or missing. Without the file they are
+    deleted.
+    """
     folder = folder_of(member.home, "1")
     (journal,) = folder.path.glob("stacks/totals/*.journal")
     whole = journal.read_bytes()
     journal.write_bytes(b"torn")
-    journal_file._states.clear()  # private: as a process that begins
+    journal_file._states.clear()  # private: as in a new process
     assert census(member).copies == ()
     journal.write_bytes(whole)
     assert len(census(member).copies) == 3
@@ -83,7 +87,7 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
 
 
 def strays(folder: Folder) -> list[Path]:
-    """Leave in a folder what a process leaves that dies while it fills a copy or keeps a delta."""
+    """Create the files that a process leaves if it dies while it fetches a copy or seals a delta."""
     (journal,) = folder.path.glob("stacks/totals/*.journal")
     number, _, rest = journal.name.partition(".")
     next_journal = journal.with_name(f"{int(number) + 1:010d}.{rest}")
@@ -98,14 +102,14 @@ def strays(folder: Folder) -> list[Path]:
 
 
 def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
-    """Nobody is in the folder, so that whatever no stack has was given up."""
+    """If no process uses a folder, a census deletes the files that no stack lists."""
     left = strays(folder_of(member.home, "1"))
     assert len(census(member).copies) == 3
     assert [path for path in left if path.exists()] == []
 
 
 def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
-    """The next piece of upkeep goes on with them, or nobody ever does."""
+    """Partly fetched snapshots stay for `folder_cleanup_seconds`, so that the next upkeep can continue them."""
     store = folder_of(member.home, "1").path / "incoming" / "totals"
     parts = [store / f"000{n}.{paths.snapshot_id(3, '1-aa')}" for n in range(2)]
     store.mkdir(parents=True)
@@ -117,7 +121,7 @@ def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
 
 
 def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
-    """A slot of the same executor may run beside a census: then nothing is sure to be given up."""
+    """While a slot uses the folder, a census deletes no files."""
     folder = folder_of(member.home, "1")
     with folder.hold():
         left = strays(folder)
@@ -126,14 +130,16 @@ def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
 
 
 def abandoned(home: Home, executor: str, *, seconds: float) -> Path:
-    """Make a folder that was last used so long ago."""
+    """Create a folder that was last used the given seconds ago."""
     path = folder_of(home, executor).path
     os.utime(path / "owner", (time.time() - seconds,) * 2)
     return path
 
 
 def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path: Path) -> None:
-    """Long unused and of no live owner; a younger one, one of a live owner and other roots' stay."""
+    """Folders of ended executors are removed when they were unused for `folder_cleanup_seconds`. Recently used folders,
+    those of live executors and those of other roots stay.
+    """
     mine = folder_of(member.home, "1").path
     live = frozenset({f"{member.home.application}/{executor}" for executor in ("1", "live")})
     member.home = replace(member.home, live=live | {f"{member.home.application}/{n}" for n in ("old", "young")})
@@ -152,7 +158,7 @@ def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path:
 
 
 def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
-    """A late task of a dead executor holds it."""
+    """An old folder stays while a late task of an ended executor holds it."""
     everybody = replace(member.home, live=frozenset(f"{member.home.application}/{n}" for n in ("1", "late")))
     late = folder_of(everybody, "late")
     member.home = replace(member.home, live=frozenset({f"{member.home.application}/1"}))
@@ -165,7 +171,7 @@ def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
 
 
 def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
-    """It answers all the same, with what it knows."""
+    """A census that fails returns the error."""
     (tmp_path / "file").write_text("in the way")
     found = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
     assert (found.executor, found.member, found.copies) == ("7", "", ())
@@ -173,7 +179,7 @@ def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_rack_and_tags_are_those_of_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a rack there, the census has none."""
+    """The rack and the tags of a census come from the environment."""
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
     assert census(member).rack is None
     monkeypatch.setenv("RIFFLE_RACK", "r1")
@@ -182,14 +188,14 @@ def test_rack_and_tags_are_those_of_the_environment(member: Member, monkeypatch:
 
 
 def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:
-    """Wait for the others, take a census and tell the member."""
+    """Wait for the other processes, take a census and send its member."""
     gate.wait()  # type: ignore[attr-defined]
     found = take_census(CensusOrder(home), executor)
     told.put((executor, found.member, found.error))  # type: ignore[attr-defined]
 
 
 def test_executors_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
-    """Some take over what is free, the others get new ones; no folder has two."""
+    """Executors that start at the same time get different folders. Free folders are reused before new ones are made."""
     executors = [str(n) for n in range(4)]
     home = home_of("memory://census-race", tmp_path)
     before = frozenset(f"{home.application}/old{n}" for n in range(2))

@@ -1,4 +1,4 @@
-"""A slot that gets one row per key and partition reports the rows that these stand for, and how many they are."""
+"""A slot that receives combined rows reports how many rows they stand for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTALS = aggregate(rows=count(), values=count("v"), most=max_("v"), least=min_("
 def combining(
     folder: Path, compute: Aggregates, key: str = "k", schema: pa.Schema = ROWS, **changes: Any
 ) -> tuple[Member, pa.Schema]:
-    """Return a member whose slot gets combined rows, and the columns of these."""
+    """Return a member whose slot receives combined rows, and the schema of these rows."""
     combined = compute.combine([key], schema)
     assert combined is not None
     rows = decoded_schema(pa.schema([schema.field(key)]), combined.columns)
@@ -33,12 +33,14 @@ def combining(
 
 
 def partly_combined(schema: pa.Schema, *rows: dict[str, object]) -> pa.Table:
-    """Return combined rows by the names of their columns."""
+    """Return a table of combined rows."""
     return pa.Table.from_pylist([{ROW_COUNT: row["rows"], **row} for row in rows], schema)
 
 
 def test_a_receipt_counts_the_rows_that_were_combined(tmp_path: Path) -> None:
-    """``rows`` are those before, and ``combined_rows`` those that the slot got, of which a key may have several."""
+    """``rows`` counts the rows before combining, ``combined_rows`` the received rows. A key may have several combined
+    rows.
+    """
     member, schema = combining(tmp_path, TOTALS)
     names = [name for name in schema.names if name not in ("k", ROW_COUNT)]
     assert names == ["v", "v max", "v min"]
@@ -62,7 +64,9 @@ def test_a_receipt_counts_the_rows_that_were_combined(tmp_path: Path) -> None:
 
 
 def test_a_receipt_tells_how_many_rows_would_remain(tmp_path: Path) -> None:
-    """A key has at most one row per input partition. Without the number of partitions nothing is measured."""
+    """A receipt has the number of rows that would remain: at most one per key and input partition. Without the number
+    of partitions it is 0.
+    """
     rows = rows_of(*(("a", number, 0) for number in range(7)), ("b", 1, 0), ("c", 1, 0), ("c", 2, 0))
     for partitions, expected in ((1, 3), (2, 5), (4, 7), (100, 10), (0, 0)):
         member = Member(tmp_path / str(partitions), TOTALS, input_partitions=partitions)
@@ -72,7 +76,9 @@ def test_a_receipt_tells_how_many_rows_would_remain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_combined", [True, False])
 def test_late_keys_are_counted_once(tmp_path: Path, *, is_combined: bool) -> None:
-    """Also if a late key has rows in several partitions. Late rows count as received, but not as remaining."""
+    """A late key counts once, also if it has rows in several partitions. Late rows count as received, but not as
+    remaining.
+    """
     at = pa.timestamp("us", "UTC")
     changes: dict[str, Any] = {"late": LateRule("end", by="keys"), "late_watermark_ms": 1_000}
     schema = pa.schema([("end", at), ("v", pa.int64())])

@@ -1,4 +1,4 @@
-"""What Python does in a slot does not grow with the rows. ``./run bench calls`` counts how much it is."""
+"""The Python calls in a slot do not grow with its rows. ``./run bench calls`` counts them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_columns_cost_python_nothing_a_row(
     whole_from_rows: int,
     headers_max: float,
 ) -> None:
-    """Ten times the rows, of ten times the keys, are as many calls and as many lines, whether or not keys expire."""
-    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows and many are sealed alike
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: the same
+    """With ten times the rows and keys, a slot makes as many calls and runs as many lines, with and without expiry."""
+    monkeypatch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # small and large groups are sealed alike
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: as above
     few, many = (OneSlot(tmp_path / str(rows), compute).settled(rows, rows // 2) for rows in (FEW, MANY))
     assert (few.receipt.expired, many.receipt.expired) == expired
     assert many.slot.is_like(few.slot), (many.slot, few.slot)
@@ -39,10 +39,10 @@ def test_columns_cost_python_nothing_a_row(
 def test_merging_and_restoring_cost_python_nothing_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
 ) -> None:
-    """Nor does what follows the answer, or a slot that finds no copies."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: few rows and many are stored alike
+    """Merges after the answer and restores of copies make as many calls with ten times the rows."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: small and large groups are stored alike
     monkeypatch.setattr(whole_groups, "_ROWS_MIN", 10**6)  # whole deltas leave nothing to merge
-    monkeypatch.setattr(stack_parts, "_MERGED_BYTES_MIN", 0)  # private: small stacks are to be merged, too
+    monkeypatch.setattr(stack_parts, "_MERGED_BYTES_MIN", 0)  # private: merges small stacks too
     slots = {rows: OneSlot(tmp_path / str(rows), totals()) for rows in (FEW, MANY)}
     few, many = (slot.settled(rows, rows // 2).tidied for rows, slot in slots.items())
     assert few.calls > 100 * 64, "nothing was merged"
@@ -53,7 +53,9 @@ def test_merging_and_restoring_cost_python_nothing_a_row(
 
 
 def test_a_processor_costs_python_nothing_a_row_but_the_users_own_lines(tmp_path: Path) -> None:
-    """More rows of the same keys: no call more, and the two lines of the user's loop."""
+    """With more rows of the same keys, a processor makes no more calls, and runs only the two lines of the user's loop
+    per row.
+    """
     few, many = (OneSlot(tmp_path / str(rows), sums(), 16).settled(rows, 500).slot for rows in (FEW, MANY))
     assert many.calls <= 1.03 * few.calls
     assert many.lines - few.lines <= 2.01 * (MANY - FEW)

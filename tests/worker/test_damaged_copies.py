@@ -1,6 +1,6 @@
-"""Local files that are damaged between the batches of a query that goes on: nobody sees it, but for some fetched bytes.
+"""Local files that are damaged between batches do not change results. A damage costs only fetched bytes.
 
-Tests that know nothing of how copies are kept: they damage whatever lies in the members' folders.
+The tests damage all files in the folders of members, whatever their format.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LO
 @pytest.mark.parametrize("plan", ALL_PLANS, ids=str)
 @pytest.mark.sample(step=2)
 def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> None:
-    """Bits flipped, files cut, zeroed, swapped, put back or removed: rows and state are those of a model, processes
-    live, and each damage costs at most the restore of what was damaged.
+    """After flipped bits and truncated, zeroed, swapped, old or removed files, rows and state equal those of a model.
+    No process ends, and each damage costs at most the restore of the damaged copies.
     """
     trials = run_trials(plan)
     assert [trial.number for trial in trials] == list(range(plan.trials))

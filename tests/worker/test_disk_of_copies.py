@@ -1,6 +1,6 @@
-"""How much disk local copies take, in how many files, and how many of these a process has open.
+"""Disk, files and descriptors that local copies use.
 
-Tests that know nothing of how copies are kept: they look at what lies in the members' folders, and at ``/proc/self``.
+The tests look only at the folders of members and at ``/proc/self``, whatever the format of the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ STORE = "disk"
 
 
 class Disk(NamedTuple):
-    """What members' folders take: bytes of blocks and files, of them those that this process has open or mapped."""
+    """Disk use of the folders of members: bytes of blocks, number of files, and how many this process has open or
+    mapped.
+    """
 
     bytes: int
     files: int
@@ -36,7 +38,7 @@ class Disk(NamedTuple):
 
 
 def disk_of(base: Path) -> Disk:
-    """Look at all that lies below."""
+    """Return the disk use of a folder."""
     found = {}
     for at, folders, names in os.walk(base):
         for name in (*folders, *names):
@@ -49,7 +51,7 @@ def disk_of(base: Path) -> Disk:
 
 
 def last_kept() -> Operator:
-    """Keep each key's last value."""
+    """Return an operator that keeps the last value of each key."""
 
     def keep(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         last = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
@@ -60,7 +62,7 @@ def last_kept() -> Operator:
 
 
 class Kept:
-    """A query of one store with so many key-groups, fed with values that do not compress."""
+    """A query of one store whose values do not compress."""
 
     def __init__(self, folder: Path, executors: int, **settings: object) -> None:
         names, settings = [str(number) for number in range(executors)], {"num_standbys": executors - 1, **settings}
@@ -68,14 +70,14 @@ class Kept:
         self.chance, self.version = random.Random(1), 0
 
     def feed(self, keys: range, count: int) -> None:
-        """Run a batch of so many of these keys."""
+        """Run a batch of ``count`` of these keys."""
         drawn = self.chance.sample(keys, count)
         values = [self.chance.randbytes(VALUE_BYTES) for _ in drawn]
         self.world.batch(self.version, pa.table([drawn, values], schema=ROWS))
         self.version += 1
 
     def snapshot_bytes(self) -> int:
-        """Return the bytes of one fresh snapshot of every key-group that each member holds."""
+        """Return the bytes of a new snapshot of every key-group that each member holds."""
         world, log = self.world, self.world.log()
         assert log.tail is not None
         cluster, schemas = world.cluster, {STORE: world.operators[0].schema.to_text()}
@@ -97,7 +99,7 @@ class Kept:
 
 @pytest.mark.long
 def test_copies_take_little_more_than_their_snapshots(tmp_path: Path) -> None:
-    """At rest after batches and upkeep: blocks on disk are at most 2.2 times the bytes of fresh snapshots."""
+    """After batches and upkeep, copies take at most 2.2 times the bytes of their snapshots on disk."""
     query = Kept(tmp_path / "local", 2, key_groups=128)
     query.feed(range(5120), 5120)
     for _ in range(8):
@@ -111,7 +113,7 @@ def test_copies_take_little_more_than_their_snapshots(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_32_768_key_groups_take_bounded_files_and_descriptors(tmp_path: Path) -> None:
-    """Each batch touches some of the key-groups; what is open afterwards does not go by how many there are."""
+    """The number of open files does not grow with the number of key-groups."""
     query = Kept(tmp_path / "local", 1, key_groups=32_768)
     for batch in range(16):
         query.feed(range(2048 * batch, 2048 * (batch + 1)), 2048)
@@ -125,7 +127,7 @@ def test_32_768_key_groups_take_bounded_files_and_descriptors(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_chain_of_1_000_parts_takes_bounded_files_and_descriptors(tmp_path: Path) -> None:
-    """No snapshot is due for a thousand versions; neither files, nor descriptors, nor a batch's time go by that."""
+    """Without a snapshot for a thousand versions, open files and descriptors stay bounded."""
     query = Kept(tmp_path / "local", 2, key_groups=8, snapshot_chain_links=5000, retained_versions=5000)
     seconds = []
     for batch in range(1000):

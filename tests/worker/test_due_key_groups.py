@@ -1,4 +1,4 @@
-"""Which key-groups are visited though they have no row."""
+"""Key-groups without rows are visited if a timer is due."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from riffle_spark.worker.run_computation import due_key_groups
 from tests.kit.worker.slot_member import Member, kept_last
 
 TIMERS = {5: 100, 2: 200, 9: 201, 1: None, 3: 0}
-"""Key-groups and when their earliest timer is due."""
+"""The due time of the earliest timer of each key-group."""
 
 
 def order(folder: Path, mode: TimeMode, **times: int | None) -> Order:
-    """Return an order of two slots, one of which has all timers but that of key-group 3."""
+    """Return an order of two slots. Slot 1 has key-group 3, and slot 0 the other key-groups."""
     entries = {key_group: Entry(timer_ms=timer) for key_group, timer in TIMERS.items()}
     slots = {0: (9, 5, 2, 1, 4), 1: (3,)}
     return replace(Member(folder, kept_last()).order(), time_mode=mode, slots=slots, entries=entries, **times)  # type: ignore[arg-type]
 
 
 def test_a_timer_is_due_at_its_time_and_not_before(tmp_path: Path) -> None:
-    """As with Spark the very millisecond counts; key-groups come in order, and only the slot's own."""
+    """A timer is due from its millisecond on, as in Spark. Due key-groups are sorted, and only those of the slot."""
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=99), 0) == ()
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=100), 0) == (5,)
     assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=200), 0) == (2, 5)
@@ -33,14 +33,14 @@ def test_a_timer_is_due_at_its_time_and_not_before(tmp_path: Path) -> None:
 
 
 def test_event_time_goes_by_the_watermark_alone(tmp_path: Path) -> None:
-    """The batch's time is nothing to it; before any watermark it is 0, as with Spark."""
+    """Event-time timers depend only on the watermark, which is 0 before the first one, as in Spark."""
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=100), 0) == (5,)
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 0) == ()
     assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 1) == (3,)
 
 
 def test_a_last_pass_visits_what_the_batch_itself_makes_due(tmp_path: Path) -> None:
-    """Its timers are due by a later watermark, but what was due before stays due."""
+    """The last pass also visits key-groups that are due at its later watermark."""
     last = order(tmp_path, "EventTime", watermark_ms=100, last_pass_ms=201)
     assert due_key_groups(last, 0) == (2, 5, 9)
     assert due_key_groups(order(tmp_path, "EventTime", watermark_ms=200, last_pass_ms=0), 0) == (2, 5)
@@ -48,6 +48,6 @@ def test_a_last_pass_visits_what_the_batch_itself_makes_due(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("times", [{"time_ms": 10**12, "watermark_ms": 10**12, "last_pass_ms": 10**12}])
 def test_without_timers_nothing_is_due(tmp_path: Path, times: dict[str, int]) -> None:
-    """Time mode None visits key-groups with rows only."""
+    """With time mode `None`, no key-group is due."""
     quiet = order(tmp_path, "None", **times)
     assert (due_key_groups(quiet, 0), due_key_groups(quiet, 1)) == ((), ())

@@ -1,4 +1,4 @@
-"""Errors on their way from an executor: each arrives as what its public ancestor tells users to do, fields intact."""
+"""Errors of executors arrive on the driver as their public class, with all fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's'
 
 
 def every_kind() -> list[type[RiffleError]]:
-    """Return every class of error that any module of ours defines."""
+    """Return every error class that a module of `riffle_spark` defines."""
     for module in pkgutil.walk_packages(riffle_spark.__path__, "riffle_spark."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
@@ -35,14 +35,14 @@ def every_kind() -> list[type[RiffleError]]:
 
 
 def below(kind: type[RiffleError]) -> Iterator[type[RiffleError]]:
-    """Yield all subclasses, at any depth."""
+    """Yield all direct and indirect subclasses."""
     for each in kind.__subclasses__():
         yield each
         yield from below(each)
 
 
 def error_of_kind(kind: type[RiffleError]) -> RiffleError:
-    """Return an error of a class, however its own constructor is called."""
+    """Return an error of a class without a call of its constructor."""
     error = kind.__new__(kind)
     RiffleError.__init__(error, PROBLEM, remedy=REMEDY, where=WHERE)
     return error
@@ -55,16 +55,16 @@ class Raising:
         self.error = error
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare what a count does."""
+        """Return the declaration of a count."""
         return aggregate(count=count()).declare(key, rows)
 
     def __call__(self, batch: Batch) -> Update:  # noqa: ARG002 - whatever the batch is
-        """Raise it."""
+        """Raise the error."""
         raise self.error
 
 
 def arrived(error: BaseException, folder: Path) -> RiffleError:
-    """Return what a driver raises where a slot raised ``error``."""
+    """Return the error that the driver raises if a slot raises ``error``."""
     _, receipt = Member(folder, Raising(error)).answer(rows_of(("a", 1, 0)))
     with pytest.raises(RiffleError) as raised:
         check_receipts([receipt], [])
@@ -72,7 +72,7 @@ def arrived(error: BaseException, folder: Path) -> RiffleError:
 
 
 def test_every_kind_of_error_arrives_as_itself_or_its_public_ancestor(tmp_path: Path) -> None:
-    """Who must act is the same on the driver, whatever class a module made of it; problem and remedy are, too."""
+    """Every error arrives as its nearest public class, with its problem and remedy."""
     kinds = every_kind()
     public = [kind for kind in map(vars(errors).get, errors.__all__) if isinstance(kind, type)]
     assert {DamagedCopy, *public} <= set(kinds)
@@ -85,12 +85,12 @@ def test_every_kind_of_error_arrives_as_itself_or_its_public_ancestor(tmp_path: 
 
 
 def test_a_damaged_copy_is_for_an_operator_to_look_at(tmp_path: Path) -> None:
-    """What is damaged after it was rebuilt is what the store holds, and nothing to try again."""
+    """A damaged copy that cannot be rebuilt arrives as CorruptStateError."""
     assert type(arrived(error_of_kind(DamagedCopy), tmp_path)) is CorruptStateError
 
 
 class NotOurs(ConfigError):
-    """An error of a user's own, below one of ours."""
+    """A user's error class that is derived from a public one."""
 
     def __init__(self, amount: int) -> None:
         super().__init__(f"{amount} is too much", remedy="send less")
@@ -98,18 +98,20 @@ class NotOurs(ConfigError):
 
 
 def test_a_users_own_kind_arrives_as_the_public_one_below_it(tmp_path: Path) -> None:
-    """The driver need not be able to import it."""
+    """A user's error class arrives as its public base class, so the driver does not have to import it."""
     told = arrived(NotOurs(7), tmp_path)
     assert type(told) is ConfigError
     assert (told.problem, told.remedy) == ("7 is too much", "send less")
 
 
 class Odd(RiffleError):
-    """A user's error that says nothing of who must act."""
+    """A user's error class that is derived from RiffleError."""
 
 
 def test_a_users_own_kind_out_of_a_processor_is_the_users_error() -> None:
-    """It is told with its class and traceback, as any other exception of the user's; riffle's own stay as they are."""
+    """A user's error that a processor raises becomes a UserFunctionError with its class. Errors of `riffle_spark` stay
+    unchanged.
+    """
     processing = Processing.__new__(Processing)
     processing._where = "store 's'"  # private: no slot needed
     for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
@@ -122,14 +124,14 @@ def test_a_users_own_kind_out_of_a_processor_is_the_users_error() -> None:
 
 
 def test_what_is_no_error_of_ours_fails_the_task(tmp_path: Path) -> None:
-    """Spark's retries are right for it: there is no receipt."""
+    """An error that is no RiffleError fails the task, which Spark retries. There is no receipt."""
     for error in (ZeroDivisionError("a bug"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             arrived(error, tmp_path)
 
 
 def test_every_kind_of_error_survives_being_sent_between_processes() -> None:
-    """Whatever its constructor takes, a copy is of the same class and has the same fields."""
+    """A pickled error has the same class and fields, whatever its constructor takes."""
     for kind in [*every_kind(), NotOurs]:
         error = error_of_kind(kind)
         error.more = 7  # type: ignore[attr-defined]

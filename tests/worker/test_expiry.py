@@ -1,4 +1,4 @@
-"""Keys of stores of columns whose time is over: given out once, gone after it, and found wherever they lie."""
+"""Expiry in column stores: a due key is output once and deleted, wherever its rows are stored."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _KEPT = 7
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sums values until a time that rows move, and tells each sum at its end; a null value forgets the key.
+    """Sums values until a time that rows move, and outputs each sum at that time. A null value deletes the key.
 
-    One whose sum is a multiple of seven stays for so many milliseconds more, once each time.
+    A key whose sum is a multiple of seven stays for `longer_ms` more.
     """
 
     kind: pa.DataType = pa.int64()  # noqa: RUF009 - types do not change
@@ -56,7 +56,7 @@ class Sessions:
         return Declared(state, OUTPUT, ("v", "at"), self.per_key_group, time_mode=self.time_mode, due="until")
 
     def __call__(self, batch: Batch) -> Update:
-        """Add values, move times."""
+        """Add values and move times."""
         keys = batch.keys.num_rows
         values = pc.fill_null(batch.rows["v"], 0).to_numpy()
         total = np.zeros(keys, np.int64)
@@ -73,7 +73,7 @@ class Sessions:
         return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.has_state[forgotten]])
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Tell sums; keep those of seven."""
+        """Output sums and keep those that are a multiple of seven."""
         assert batch.rows.num_rows == len(batch.codes) == 0
         assert batch.has_state.all()
         total = batch.state["total"].to_numpy()
@@ -93,14 +93,14 @@ def _times(until: np.ndarray, never: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 class Model:
-    """What a store must hold, by a dictionary."""
+    """A dictionary with the expected state of a store."""
 
     def __init__(self, longer_ms: int = 5) -> None:
         self.state: dict[str, tuple[int, int | None]] = {}
         self._longer_ms = longer_ms
 
     def batch(self, rows: Sequence[Row]) -> None:
-        """Take rows."""
+        """Apply the rows of a batch."""
         totals: dict[str, int] = {}
         untils: dict[str, list[int]] = {}
         forgotten = {k for k, v, _ in rows if v is None}
@@ -114,7 +114,7 @@ class Model:
                 self.state[k] = (self.state.get(k, (0, None))[0] + total, max(untils[k], default=None))
 
     def expire(self, until_ms: int) -> list[tuple[str, int]]:
-        """Let keys go."""
+        """Remove due keys and return them with their sums."""
         due = [(k, total, at) for k, (total, at) in self.state.items() if at is not None and at <= until_ms]
         for k, total, at in due:
             if total % _KEPT == 0:
@@ -124,12 +124,12 @@ class Model:
         return sorted((k, total) for k, total, _ in due)
 
     def timers(self) -> dict[int, int]:
-        """Return the earliest time of each key-group that has one."""
+        """Return the earliest time of each key-group that has a time."""
         return first_by_group({k: at for k, (_, at) in self.state.items()})
 
 
 def timers_of(member: Member) -> dict[int, int]:
-    """Return when the log says that key-groups are due."""
+    """Return the earliest timer of each key-group in the log."""
     return {kg: entry.timer_ms for kg, entry in member.entries.items() if entry.timer_ms is not None}
 
 
@@ -157,16 +157,16 @@ def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
     tmp_path_factory: pytest.TempPathFactory, compute: Sessions, whole_from_rows: int,
     batches: list[tuple[list[Row], int, int, str]],
 ) -> None:  # fmt: skip
-    """Rows move times, forget keys and come back; watermarks rise, or fall as after a state is taken over; keys stay
-    with times that are past; last passes come; owners change; deltas have the whole state or not: as a dictionary.
+    """Output and timers equal those of a dictionary. Rows move times, delete keys and add them again. Watermarks rise
+    or fall, owners change, and deltas are whole or not.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows are sealed whole, or none
+        patch.setattr(whole_groups, "_ROWS_MIN", whole_from_rows)  # few rows are sealed whole, or not
         _check_against_model(Member(tmp_path_factory.mktemp("m"), compute), Model(compute.longer_ms), batches)
 
 
 def _check_against_model(member: Member, model: Model, batches: list[tuple[list[Row], int, int, str]]) -> None:
-    """Run batches, and compare output and timers with the model's."""
+    """Run batches, and compare output and timers with those of the model."""
     watermark = 0
     for rows, rise, last, executor in batches:
         watermark = max(0, watermark + rise)
@@ -180,7 +180,7 @@ def _check_against_model(member: Member, model: Model, batches: list[tuple[list[
 
 
 def test_what_is_due_goes_beside_rows_of_other_key_groups(tmp_path: Path) -> None:
-    """A slot that gets rows looks at its other key-groups, too."""
+    """A slot that gets rows also expires keys in its other key-groups."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=0)
     member.feed(rows_of(*((f"k{n}", 1, 5) for n in range(6))))
     member.changes = {**member.changes, "watermark_ms": 9}
@@ -190,12 +190,12 @@ def test_what_is_due_goes_beside_rows_of_other_key_groups(tmp_path: Path) -> Non
 
 @dataclass(frozen=True)
 class Known:
-    """Lets a key's first row pass until its time is over, and says nothing then."""
+    """Outputs the first row of a key until its time is over, and nothing at that time."""
 
     forgets: bool = True
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare a time."""
+        """Declare a time column."""
         state = pa.schema([("until", pa.int64())])
         return Declared(state, key, ("at",), per_key_group=False, time_mode="EventTime", due="until")
 
@@ -217,8 +217,8 @@ _SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
 def test_keys_that_end_pass_anew(
     tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],
 ) -> None:  # fmt: skip
-    """They are counted once, and the log knows what is next. Each leaves a row that says so; but none does where a key
-    is written once in its life, and its key-group has another row in the delta.
+    """Expired keys count once and can be added again, and the log has the next timer. Each expired key is a row of the
+    delta, except for a write-once key whose key-group has another row in it.
     """
     member, known, watermark = Member(tmp_path_factory.mktemp("m"), Known(forgets)), dict[str, int | None](), 0
     for drawn, rise, executor in batches:
@@ -240,12 +240,12 @@ def test_keys_that_end_pass_anew(
 
 
 def group_of(key: str) -> int:
-    """Return a key's key-group."""
+    """Return the key-group of a key."""
     return int(key_groups([pa.array([key])], TOTAL)[0])
 
 
 def first_by_group(times: Mapping[str, int | None]) -> dict[int, int]:
-    """Return the earliest time of each key-group that has one."""
+    """Return the earliest time of each key-group that has a time."""
     first: dict[int, int] = {}
     for k, at in times.items():
         if at is not None:
@@ -254,7 +254,7 @@ def first_by_group(times: Mapping[str, int | None]) -> dict[int, int]:
 
 
 def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
-    """An expired key is a deleted row of the delta; the receipt says how many there were; none is told again."""
+    """An expired key is a deleted row of the delta and is output once. The receipt counts it."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=9)
     member.feed(rows_of(("a", 1, 10), ("b", 2, 11), ("c", 3, None)))
     member.changes["watermark_ms"] = 10
@@ -269,7 +269,7 @@ def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
 
 
 def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None:
-    """The next time is found behind however many rows that count no more."""
+    """The next timer is found behind any number of rows whose time was moved."""
     member, model = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1), Model()
     for keys, later in ((300, 10), (250, 1000), (290, 2000)):
         rows = [(f"k{number}", 1, later + number) for number in range(keys)]
@@ -280,7 +280,7 @@ def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path, turned: bool) -> None:
-    """Two keys are due at one time; a batch moves one of them, the next batch the other."""
+    """If two batches move the times of two keys that were due together, the next timer is the earliest moved time."""
     keys = [f"k{number}" for number in range(100)]
     groups = key_groups([pa.array(keys)], TOTAL).tolist()
     same = [key for key, group in zip(keys, groups, strict=True) if group == groups[0]]
@@ -292,7 +292,7 @@ def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path, turne
 
 
 def test_keys_are_laid_together_by_whole_hashes() -> None:
-    """Also where the higher bits, by which they are sorted, are alike; the first row of each key stays."""
+    """Rows are grouped by whole hash, also if the high bits are equal. The first row of each key stays."""
     hashes, of_row = np.array([3, 1, 3, 2, 1], np.uint64), np.array([7, 7, 7, 2, 2], np.int32)
     keys = pa.table({"k": ["c", "a", "c", "b", "a"]})
     assert find_newest_by_group(hashes, keys, of_row).tolist() == [4, 3, 1, 0]
@@ -301,7 +301,7 @@ def test_keys_are_laid_together_by_whole_hashes() -> None:
 
 
 def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
-    """A batch without rows and with nothing due seals nothing and visits nothing."""
+    """A batch without rows and due keys reads and seals nothing."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
     member.feed(rows_of(("a", 1, 10)))
     _, receipt = member.answer(rows_of())
@@ -309,8 +309,10 @@ def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
 
 
 def test_a_part_says_when_its_rows_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Least and greatest time, the column, and the rows' order, those that are never due last."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
+    """The metadata of a part has the earliest and latest due time and the due column. Its rows are ordered by due time,
+    nulls last.
+    """
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
     _, receipt = member.answer(
         rows_of(*((f"k{number}", 1, number % 5 + 2 or None) for number in range(200)), ("n", 1, None))
@@ -326,34 +328,36 @@ def test_a_part_says_when_its_rows_are_due(tmp_path: Path, monkeypatch: pytest.M
 
 
 def parts_of(member: Member, receipt: Receipt) -> list[tuple[Part, bytes]]:
-    """Return the parts that a receipt lists, with their bytes."""
+    """Return the parts of a receipt with their bytes."""
     data = member.store.inner.get(paths.delta_name(receipt.version, receipt.attempt)) or b""
     return [(part, data[part.start : part.start + part.length]) for part in receipt.parts]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Counts rows by key and the end of their window, which is a column of the key; tells each when it ends."""
+    """Counts rows by key and window end, which is a key column, and outputs each count when its window ends."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
-        """Declare a count."""
+        """Declare a count per window."""
         state = pa.schema([("n", pa.int64())])
         return Declared(state, pa.schema([*key, *state]), (), per_key_group=False, time_mode="EventTime", due="at")
 
     def __call__(self, batch: Batch) -> Update:
-        """Count."""
+        """Count the rows of each key."""
         n = np.bincount(batch.codes, minlength=batch.keys.num_rows) + pc.fill_null(batch.state["n"], 0).to_numpy()
         state, output = pa.table([pa.array(n)], ["n"]), pa.schema([*batch.keys.schema, ("n", pa.int64())])
         return Update(output.empty_table(), np.arange(len(n)), state, np.empty(0, np.int64))
 
     def expire_keys(self, batch: Batch) -> Update:
-        """Tell counts."""
+        """Output the counts."""
         output = batch.keys.append_column("n", batch.state["n"])
         return Update(output, np.empty(0, np.int64), batch.state.schema.empty_table(), np.empty(0, np.int64))
 
 
 def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) -> None:
-    """Thousands of windows, the due column of the key: rows that were deleted lie in parts and are not told again."""
+    """Thousands of windows end once each, from merged and restored stacks. Deleted rows in their parts are not output
+    again.
+    """
     member = Member(tmp_path, Windows(), key=("k", "at"), time_mode="EventTime")
     random, model = np.random.default_rng(1), dict[tuple[str, int], int]()
     for batch in range(30):
@@ -371,7 +375,7 @@ def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) ->
 
 @pytest.mark.parametrize("declared", [{"due": "gone"}, {"due": "k"}, {"due": "v", "time_mode": "None"}])
 def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[str, str]) -> None:
-    """It must be there, hold times, and something must say what time it is."""
+    """The due column must exist and be a time, and the time mode must not be `None`."""
 
     class Given(Sessions):
         def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
@@ -385,7 +389,7 @@ def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[s
 @pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order"])
 @pytest.mark.parametrize("of_key", [False, True])
 def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, name: str, of_key: bool) -> None:
-    """A delta with two columns of one name could be sealed and committed, and never be read."""
+    """State and key columns with names of internal columns are refused, because their deltas could not be read."""
     state = pa.schema([("total", pa.int64()), ("until", pa.int64()), *([] if of_key else [(name, pa.int64())])])
 
     def compute(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -398,16 +402,16 @@ def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, na
 
 
 class Strict(Windows):
-    """The same, and its output is declared not null."""
+    """The same windows with output columns that are declared not null."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare a count that is there."""
+        """Declare a count that is not null."""
         usual = super().declare(key, rows)
         return replace(usual, output=pa.schema([field.with_nullable(False) for field in usual.output]))
 
 
 def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
-    """Rows of a batch and of keys that end go together whatever their tables say of nulls."""
+    """Rows of a batch and of expired keys have the declared schema, whatever their tables declare as nullable."""
     member = Member(tmp_path, Strict(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
     assert member.feed(rows_of(("a", 1, 5), ("b", 1, 6))) == [{"k": "a", "at": 5, "n": 1}]
     member.changes["watermark_ms"] = 6
@@ -416,7 +420,7 @@ def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [-(2**63), -1, 0, 1, 999, 1000, 1001, 2**63 - 1])
 def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
-    """A microsecond after a millisecond is due with the next one, before 1970 too."""
+    """A due time with microseconds is rounded up to the next millisecond, also before 1970."""
     column = pa.array([value], pa.int64()).cast(pa.timestamp("us"))
     assert in_milliseconds(column).tolist() == [-(-value // 1000)]
     times = compute_due_times(column, None)
@@ -426,7 +430,7 @@ def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
 
 
 def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
-    """What is due is found in a part that was sealed without the order of its rows."""
+    """Due keys are found in parts that were sealed without an order of due times."""
     schema = Member(tmp_path, Sessions()).operator.schema
     assert isinstance(schema, PlainColumns)
     rows = pa.table([["a", "b", "c"], [1, 2, 3], [9, None, 4]], schema=schema.part_schema())
@@ -439,7 +443,9 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
 
 
 def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
-    """State that was written by another due column, or by none, cannot be read: nobody noted when it is due."""
+    """A store cannot read state that was written with another due column or time mode, because the parts have no order
+    of due times.
+    """
     due, none = (
         Member(tmp_path, Sessions()).operator.schema,
         PlainColumns("totals", KEY, Sessions().declare(KEY, KEY).state),
@@ -454,7 +460,7 @@ def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
 
 
 def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
-    """Parts of old have -0.0 where the key's first row had it."""
+    """A key that an older part stores as -0.0 expires as 0.0."""
     schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
     rows = pa.table([[-0.0], [3]], schema=schema.row_schema)
     run = Run(schema.hashes(rows), rows.to_batches()[0], None, compute_due_times(rows["until"].chunk(0), None))

@@ -1,4 +1,4 @@
-"""The first version of a store: snapshots by key-group, of rows that come one key-group after the other."""
+"""The first version of a store is written as snapshots, from rows that are sorted by key-group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS = pa.table(
 
 
 def order_of(folder: Path, keys: str = "") -> FirstVersionOrder:
-    """Return an order for version 7 below a folder, as it arrives on an executor."""
+    """Return an order for version 7 below a folder."""
     key = "a" if keys else ""
     home = Home(f"file://{folder}/root", StoreOptions(), None, "application", frozenset(), "", keys, key)
     order = FirstVersionOrder(home, SCHEMA.store, SCHEMA.to_text(), TOTAL, 7, 1)
@@ -47,7 +47,7 @@ def order_of(folder: Path, keys: str = "") -> FirstVersionOrder:
 
 
 def in_order(rows: pa.Table, size: int = 3) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the rows by key-group, a few at a time."""
+    """Yield the rows of each key-group in small tables."""
     numbers = keygroups.key_groups([rows.column("k")], TOTAL)
     for key_group in range(TOTAL):
         mine = rows.filter(pa.array(numbers == key_group))
@@ -55,12 +55,12 @@ def in_order(rows: pa.Table, size: int = 3) -> Iterator[tuple[int, pa.Table]]:
 
 
 def as_state(schema: StoreSchema, rows: pa.Table) -> tuple[pa.Table, int]:
-    """Return rows that are state already."""
+    """Return rows that already are state."""
     return state_of_rows(schema, None, rows)
 
 
 def read_back(order: FirstVersionOrder, folder: Path, keys: str = "") -> pa.Table:
-    """Write the rows, list the snapshots as a record does, and read them as a driver's executors do."""
+    """Write the rows, list the snapshots in entries, and read them back."""
     entries = dict[int, Entry]()
     for written in write_key_groups(order, as_state, in_order(ROWS)):
         head = Head(7, written.snapshot_id.partition("-")[2])
@@ -77,12 +77,12 @@ def read_back(order: FirstVersionOrder, folder: Path, keys: str = "") -> pa.Tabl
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    """All rows, in the key-groups of their keys, with the due time of each key-group."""
+    """All rows are read back from the key-groups of their keys, with the earliest due time of each key-group."""
     assert read_back(order_of(tmp_path), tmp_path).equals(ROWS)
 
 
 def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
-    """Nothing tells which one counts."""
+    """Two rows with the same key are refused."""
     rows = pa.concat_tables([ROWS, ROWS.slice(3, 1)])
     with pytest.raises(ConfigError) as caught:
         list(write_key_groups(order_of(tmp_path), as_state, in_order(rows, 100)))
@@ -90,7 +90,7 @@ def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_key_group_are_refused(tmp_path: Path) -> None:
-    """They would never be found."""
+    """Rows in another key-group than that of their key are refused."""
     wrong = ((key_group ^ 1, rows) for key_group, rows in in_order(ROWS))
     with pytest.raises(CorruptStateError) as caught:
         list(write_key_groups(order_of(tmp_path), as_state, wrong))
@@ -98,12 +98,12 @@ def test_rows_of_another_key_group_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_rows_write_nothing(tmp_path: Path) -> None:
-    """A task may get no key-group."""
+    """A task without rows writes nothing."""
     assert list(write_key_groups(order_of(tmp_path), as_state, iter(()))) == []
     assert not (tmp_path / "root").exists()
 
 
 def test_an_order_of_another_version_is_refused() -> None:
-    """As all messages between driver and executors."""
+    """An order that another product version encoded is refused."""
     with pytest.raises(ConflictError):
         FirstVersionOrder.from_json("[1, 2]")

@@ -1,4 +1,4 @@
-"""Late rows: what a slot leaves out, what it counts, and what it tells of event times."""
+"""Late rows: a slot drops and counts them, and reports the latest event time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WATERMARK_MS = 1_700_000_000_500
 
 
 def events(kind: pa.DataType) -> pa.Schema:
-    """Return the schema of events whose time is of a type."""
+    """Return the schema of events with a time column of a type."""
     return pa.schema([("k", pa.string()), ("ts", kind)])
 
 
 def member(folder: Path, kind: pa.DataType, late_ms: int | None = WATERMARK_MS) -> Member:
-    """Return a count per key whose rows can be late."""
+    """Return a count per key that drops late rows."""
     watermark = Watermark("ts", 10_000)
     one = Member(folder, aggregate(rows=count()), events(kind), watermark=watermark, late_watermark_ms=late_ms)
     one.operator = with_watermark(one.operator, watermark)
@@ -33,7 +33,9 @@ def member(folder: Path, kind: pa.DataType, late_ms: int | None = WATERMARK_MS) 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("unit", list(PER_SECOND))
 def test_late_is_at_or_before_the_watermark_exactly(tmp_path: Path, unit: str, zone: str | None) -> None:
-    """Whatever the unit and the zone, the smallest step after the watermark is in time; no time at all is, too."""
+    """A row at or before the watermark is late, whatever the unit and zone. A row one step after it or without a time
+    is not late.
+    """
     watermark = WATERMARK_MS * PER_SECOND[unit] // 1000
     steps = [watermark + step for step in (-2, -1, 0, 1, 2)]
     times = pa.chunked_array([pa.array([None, *part], pa.timestamp(unit, zone)) for part in (steps[:2], steps[2:], [])])
@@ -45,7 +47,7 @@ def test_late_is_at_or_before_the_watermark_exactly(tmp_path: Path, unit: str, z
 
 
 def test_the_newest_time_is_rounded_down_also_before_1970() -> None:
-    """A watermark never runs ahead of the rows it is made of."""
+    """The latest event time is rounded down, also before 1970, so that a watermark is never ahead of its rows."""
     assert newest_ms(pa.chunked_array([pa.array([1_999, -5], pa.timestamp("us"))])) == 1
     assert newest_ms(pa.chunked_array([pa.array([-1], pa.timestamp("us"))])) == -1
     assert newest_ms(pa.chunked_array([pa.array([None], pa.timestamp("us"))])) is None
@@ -53,14 +55,14 @@ def test_the_newest_time_is_rounded_down_also_before_1970() -> None:
 
 
 def test_a_watermark_beyond_what_a_unit_can_hold_makes_all_late(tmp_path: Path) -> None:
-    """The year 9999 has no nanoseconds; nothing overflows."""
+    """A watermark beyond the range of the time unit makes all rows late."""
     kind = pa.timestamp("ns")
     rows = rows_of(("a", 2**62), schema=events(kind))
     assert without_late_rows(member(tmp_path, kind, 253_402_300_799_999).order(), rows)[1]["late_rows"] == 1
 
 
 def test_late_rows_touch_nothing_and_are_counted(tmp_path: Path) -> None:
-    """A key of late rows alone gets no state; the receipt counts all rows, since as many were routed."""
+    """A key with only late rows gets no state. The receipt counts all received rows."""
     kind = pa.timestamp("ms", "UTC")
     late, fresh = WATERMARK_MS, WATERMARK_MS + 1
     one = member(tmp_path, kind)
@@ -71,7 +73,7 @@ def test_late_rows_touch_nothing_and_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_late_rows_alone_changes_nothing(tmp_path: Path) -> None:
-    """Nothing is sealed and nothing is put, but the rows are told."""
+    """A batch of only late rows seals and puts nothing, but reports its rows."""
     kind = pa.timestamp("us")
     output, receipt = member(tmp_path, kind).answer(rows_of(("a", 5), ("b", 6), schema=events(kind)))
     assert (output.num_rows, receipt.parts, receipt.sealed_bytes) == (0, (), 0)
@@ -79,14 +81,14 @@ def test_a_batch_of_late_rows_alone_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_before_any_watermark_only_rows_of_1970_and_before_are_late(tmp_path: Path) -> None:
-    """Spark's watermark begins at 0, and it compares with that."""
+    """Before the first watermark, rows with a time of at most 0 are late, as in Spark."""
     kind = pa.timestamp("ms")
     _, receipt = member(tmp_path, kind, None).answer(rows_of(("a", 0), ("a", 1), ("b", -1), schema=events(kind)))
     assert (receipt.late_rows, receipt.keys) == (2, 1)
 
 
 def test_without_a_watermark_no_row_is_late(tmp_path: Path) -> None:
-    """Nothing is left out, looked at or told."""
+    """Without a watermark column, no row is dropped, and no event time is reported."""
     kind = pa.timestamp("ms")
     one = Member(tmp_path, aggregate(rows=count()), events(kind), late_watermark_ms=WATERMARK_MS)
     _, receipt = one.answer(rows_of(("a", 0), schema=events(kind)))
@@ -94,7 +96,7 @@ def test_without_a_watermark_no_row_is_late(tmp_path: Path) -> None:
 
 
 def test_a_receipt_tells_times_through_json() -> None:
-    """What a slot fired, what expired and when it has to be visited again reach the driver."""
+    """A receipt keeps its times and counts through JSON."""
     part = Part(3, 0, 10, 7, 1, timer_ms=5_000)
     told = Receipt(
         "totals", 0, "1-aa", 1, "m", "1", late_rows=2, timers_fired=3, expired=4, event_time_max_ms=-1,

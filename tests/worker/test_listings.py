@@ -1,4 +1,4 @@
-"""How often a member's folder is listed: by how much there is to be done beside the batches, it does not matter."""
+"""The number of folder listings does not grow with the number of copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW, MANY = 5, 2_000
 
 
 class Listings:
-    """Counts the system's listings of folders."""
+    """Counts calls that list folders."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -35,19 +35,19 @@ class Listings:
         return counted
 
     def taken(self) -> int:
-        """Return how many there were since the last call."""
+        """Return the number of calls since the last call of this method."""
         count, self.count = self.count, 0
         return count
 
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
-    """What counts from here."""
+    """Return a counter of folder listings."""
     return Listings(monkeypatch)
 
 
 def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path, listings: Listings) -> None:
-    """Nor does a look at the files of as many stacks."""
+    """A census and a scrub of many copies list folders as often as those of a few."""
     home, counts = home_of("memory://listed", tmp_path), []
     stacks = folder_of(home, "1").stacks("totals")
     for number in range(MANY):
@@ -61,7 +61,7 @@ def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path,
 
 
 def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
-    """Do all kinds of upkeep for so many key-groups; return how many listings each took."""
+    """Run each kind of upkeep for ``count`` key-groups. Return the number of listings of each run."""
     place = upkept.place
     for version in range(2):
         place.seal(version, {kg: {"k": version} for kg in range(count)})
@@ -90,7 +90,9 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
 
 @pytest.mark.long
 def test_upkeep_of_many_copies_lists_no_more_than_that_of_a_few(tmp_path: Path, listings: Listings) -> None:
-    """Copies begun, 64 at a time; that follow, or have nothing to add, or are not to be there; snapshots; drops."""
+    """Upkeep that creates copies (64 at a time), follows the log, takes snapshots or drops copies lists folders as
+    often for many copies as for a few.
+    """
     few, many = (pieces(Upkept(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
     assert few == many
     assert max(many) <= 16

@@ -1,4 +1,4 @@
-"""What a process opens its store with, and what it keeps of it."""
+"""Options of the stores that a process opens, and what it caches of a store."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tests.kit.worker.upkeep_member import STORE, Upkept
 
 
 def test_every_setting_of_the_store_is_passed_on() -> None:
-    """Each option of the store but four constants is a setting, by its name without the unit, with its default and as
-    it was set.
-    """
+    """Each store option except four constants has a setting with the same default, and gets its value."""
     said = Settings(
         s3_endpoint="http://127.0.0.1:1",
         s3_region="north",
@@ -45,7 +43,7 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
 
 
 def _by_setting(options: StoreOptions) -> dict[str, object]:
-    """Return each option that is a setting, by the setting's name."""
+    """Return each option that has a setting, by the name of the setting."""
     stores = {"file": "root_file", "s3": "s3", "gcs": "gcs", "azure": "azure"}
     parts = {
         f"{prefix}_{each.name}": getattr(getattr(options, store), each.name)
@@ -56,20 +54,20 @@ def _by_setting(options: StoreOptions) -> dict[str, object]:
 
 
 def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
-    """A root that was emptied and begun again counts its records from nought, under another id."""
+    """After a root was deleted and created again, a process does not use the cached manifest of the old log."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
     upkept.log()
     assert manifest_at(upkept.home, 1).entries
     for name in list(upkept.store.list("")):
         upkept.store.delete([name])
-    assert manifest_at(upkept.home, 1).entries, "the last one read is kept"
+    assert manifest_at(upkept.home, 1).entries, "the last manifest is cached"
     with pytest.raises(CorruptStateError):
         manifest_at(replace(upkept.home, log_id="begun again"), 1)
 
 
 def test_what_a_record_says_is_not_taken_for_what_the_next_one_says(tmp_path: Path) -> None:
-    """The last one that was read is kept, for those who ask for that one."""
+    """Only the manifest of the last record is cached, and it is not used for another record."""
     upkept = Upkept(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"k": version}})
@@ -79,7 +77,7 @@ def test_what_a_record_says_is_not_taken_for_what_the_next_one_says(tmp_path: Pa
 
 
 def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_under_its_number(tmp_path: Path) -> None:
-    """Executors may outlive it that a root is put back as it was some batches ago: its log has the same id."""
+    """After a root was restored from a backup, a process does not use cached records that the backup does not have."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"k": 1}})
     upkept.log()
@@ -99,7 +97,7 @@ def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_un
 
 
 def test_a_root_is_reached_with_the_options_of_its_query() -> None:
-    """Equal options share a store and its connections, others do not."""
+    """Equal options share a store and its connections. Other options have another store."""
     home = home_of(f"memory://{uuid.uuid4().hex}", Path("unused"))
     other = replace(home, options=replace(home.options, max_attempts=7))
     assert store_of(home) is store_of(replace(home, application="another"))

@@ -1,4 +1,4 @@
-"""What memory a worker tells of: its own, and what container and machine have left."""
+"""The memory use of a worker, and what its container and machine have left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = 4096
 
 
 def system(folder: Path, **files: str) -> Path:
-    """Return a system in a folder, of which a worker takes 200 MiB, with 1 GiB left."""
+    """Return a folder like `/` of a system with 1 GiB left, on which a worker uses 200 MiB."""
     usual = {
         "proc/self/statm": f"{900 * MIB // PAGE} {200 * MIB // PAGE} 10 1 0 9 0\n",
         "proc/meminfo": f"MemTotal: 8000 kB\nMemFree: 1 kB\nMemAvailable: {1024 * 1024} kB\n",
@@ -46,18 +46,18 @@ def group(where: str, version: int, limit: str, used: int, idle: int) -> dict[st
     ],
 )
 def test_what_is_left_is_the_least_of_machine_and_containers(tmp_path: Path, files: dict[str, str], left: int) -> None:
-    """Of either version of control groups, seen from within a container or without; cached files count as left."""
+    """The memory left is the minimum over the machine and its control groups. Cached files count as left."""
     assert memory_use(system(tmp_path, **files)) == (200 * MIB, left * MIB)
 
 
 def test_a_system_that_does_not_tell_is_no_error(tmp_path: Path) -> None:
-    """Nothing is known then."""
+    """On a system without these files, both figures are 0."""
     assert memory_use(tmp_path) == (0, 0)
     assert memory_use(system(tmp_path, **{"proc/self/statm": "what"})) == (0, 0)
 
 
 def test_a_worker_tells_of_itself() -> None:
-    """Where these tests run there is some of both."""
+    """The figures of this process are not 0."""
     taken, left = memory_use()
     assert taken > 10 * MIB
     assert left > 0

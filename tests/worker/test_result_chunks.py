@@ -1,4 +1,4 @@
-"""A slot's result in chunks holds the rows of the result, in order, and small ones where they may be large."""
+"""A slot's result in chunks has the same rows in the same order. Chunks of large rows are small."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def chunked(results: Sequence[pa.Table]) -> pa.Table:
 
 
 def rows_in(chunks: pa.Table, column: str = rows_column(0)) -> list[object]:
-    """Return the rows in an array column of a result in chunks."""
+    """Return the rows in the array column of a chunked result."""
     return [row for rows in chunks.column(column).to_pylist() for row in rows or ()]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1 << 25, 4), (10, 3001)], ids=["small", "large"])
 def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: int, count: int) -> None:
-    """From sliced tables of several pieces, too. A result that may be large has chunks of one row."""
+    """Chunks have all rows in order, also of sliced tables. A result that may be large has chunks of one row."""
     monkeypatch.setattr(result_chunks, "CHUNK_BYTES", limit)
     rows = pa.concat_tables([ROWS.slice(5, 1000), ROWS.slice(1, 2000)])
     chunks = chunked([result_of(rows)])
@@ -69,17 +69,19 @@ def test_chunks_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch, limit: i
     ids=["list", "structs", "map"],
 )
 def test_values_in_lists_count_with_what_spark_adds(values: pa.Array, most: int) -> None:
-    """Arrow stores a flag in one bit, and Spark a struct with one in 24 bytes."""
+    """The size estimate includes what Spark adds: Arrow stores a flag in one bit, and Spark a struct with one in 24
+    bytes.
+    """
     assert most <= result_chunks._variable_bytes(values) <= 2 * most
 
 
 def test_numbers_of_any_count_are_chunked() -> None:
-    """A chunk of numbers has a bounded size."""
+    """Fixed-size columns count as 0 variable bytes, however many values they have."""
     assert result_chunks._variable_bytes(pa.array(range(100_000))) == 0
 
 
 def test_dead_letters_have_chunks_of_their_own() -> None:
-    """No chunk of output rows holds a dead letter."""
+    """A chunk has either output rows or dead letters."""
     rows = pa.schema([("n", pa.int64())])
     output = rows.append(letter_field(rows))
     letters = pa.array([None, {"error": "ValueError"}, None], output.field(LETTER).type)
@@ -89,14 +91,14 @@ def test_dead_letters_have_chunks_of_their_own() -> None:
 
 
 def test_a_result_without_rows_is_its_receipt() -> None:
-    """So is one whose output has no columns."""
+    """A result without rows or without columns has only its receipt."""
     for schema in (NESTED, pa.schema([])):
         chunks = chunked([result_of(schema.empty_table())])
         assert (chunks.num_rows, rows_in(chunks)) == (1, [])
 
 
 def test_chunks_of_several_stores_are_in_columns_of_their_own() -> None:
-    """A chunk is of one store, and names the attempt of that store. Each store has a receipt."""
+    """Each chunk has rows of one store and the attempt of that store. Each store has a receipt."""
     numbers, texts = pa.schema([("n", pa.int64())]), pa.schema([("t", pa.string()), ("n", pa.int64())])
     output = numbers.append(letter_field(numbers))
     letters = pa.array([None, {"error": "ValueError"}], output.field(LETTER).type)

@@ -1,4 +1,4 @@
-"""A slot that runs for several stores with the same rows: each store has a result and a receipt of its own."""
+"""A slot runs several stores with the same rows. Each store has its own result and receipt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Before = Callable[[], object]
 
 
 def kept_last(before: Before = lambda: None) -> BlockComputation:
-    """Return the computation that keeps the last value of each key, and first calls ``before``."""
+    """Return a computation that calls ``before`` and keeps the last value of each key."""
 
     def compute(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
         before()
@@ -36,7 +36,7 @@ def kept_last(before: Before = lambda: None) -> BlockComputation:
 
 
 def run(member: Member, computations: Sequence[BlockComputation]) -> list[tuple[list[dict[str, object]], Receipt]]:
-    """Run a slot for the stores s0, s1 and so on with these computations; return output rows and receipt of each."""
+    """Run a slot for stores s0, s1 and so on with these computations. Return output rows and receipt of each store."""
     order = member.order()
     rows = routed(order, INPUT)[0]
     ids = iter(range(len(computations)))
@@ -54,7 +54,7 @@ def member(tmp_path: Path) -> Member:
 
 
 def test_each_store_has_rows_a_receipt_and_an_object(member: Member) -> None:
-    """The receipts add up to the requests that were sent."""
+    """Each store has output rows, a receipt and an object. The receipts add up to all requests to the store."""
     answers = run(member, [kept_last()] * 3)
     assert [rows for rows, _ in answers] == [KEPT] * 3
     assert [receipt.store for _, receipt in answers] == ["s0", "s1", "s2"]
@@ -65,7 +65,9 @@ def test_each_store_has_rows_a_receipt_and_an_object(member: Member) -> None:
 
 
 def test_a_store_that_fails_fails_alone(member: Member) -> None:
-    """Its receipt has the error, and the others have their rows. The driver then repeats or fails the batch."""
+    """If a store fails, its receipt has the error, and the other stores have their rows. The driver then repeats or
+    fails the batch.
+    """
 
     def fail() -> None:
         raise ValueError("a bug of the user")
@@ -79,7 +81,7 @@ def test_a_store_that_fails_fails_alone(member: Member) -> None:
 
 
 def test_a_store_whose_changes_cannot_be_put_fails_alone(member: Member) -> None:
-    """The error of a put that ran beside the other stores is in the receipt of its own store."""
+    """If a put fails, only the receipt of its store has the error."""
     second = delta_name(0, member.order().attempt_name((1).to_bytes(16, "big")))
     member.store.script(Fault("unavailable", "put", second))
     answers = run(member, [kept_last()] * 3)

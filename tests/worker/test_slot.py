@@ -1,4 +1,4 @@
-"""One slot of one batch: what it reads, computes, seals and answers, and how its faults are told."""
+"""One slot of one batch: input rows, state, sealed parts and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kep
 
 
 def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
-    """Each batch finds what the ones before committed, in the same key-groups."""
+    """Each batch starts from the state that the previous batch committed."""
     member.feed(rows_of(("a", 1, 0), ("b", 2, 0), ("a", 3, 0)))
     out = member.feed(rows_of(("b", 5, 0), ("c", 1, 0)))
     assert sorted(out, key=lambda row: str(row["k"])) == [
@@ -32,7 +32,7 @@ def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
 
 
 def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> None:
-    """Run twice, committed once: the second run starts where the first did, and the copies were not touched (I2)."""
+    """Repeated attempts start from the same state, until one of them is committed (I2)."""
     member.feed(rows_of(("a", 1, 0)))
     outputs = [member.answer(rows_of(("a", 10, 0))) for _ in range(3)]
     assert [output.to_pylist()[0]["total"] for output, _ in outputs] == [11, 11, 11]
@@ -42,7 +42,7 @@ def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> Non
 
 
 def test_a_column_that_comes_is_read_from_parts_that_this_process_has_open(tmp_path: Path) -> None:
-    """A query is started again with another one, and its workers live on: old rows have none in it."""
+    """After a restart with an additional state column, rows of open parts have null in it."""
     member, seen = Member(tmp_path, kept_last()), list[dict[str, object]]()
 
     def look(_rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -57,7 +57,7 @@ def test_a_column_that_comes_is_read_from_parts_that_this_process_has_open(tmp_p
 
 
 def test_a_slot_without_rows_answers_with_a_receipt_alone(member: Member) -> None:
-    """Nothing came: nothing is put, and the slot still reports."""
+    """A slot without rows puts nothing, and still returns a receipt."""
     for compute in (member, Member(Path(member.home.local_dir or "") / "f", kept_last())):
         output, receipt = compute.answer(rows_of())
         assert output.num_rows == 0
@@ -66,7 +66,7 @@ def test_a_slot_without_rows_answers_with_a_receipt_alone(member: Member) -> Non
 
 
 def test_a_slot_that_changes_nothing_puts_nothing(tmp_path: Path) -> None:
-    """Output alone is no change of state."""
+    """A slot with output but without changes of state puts nothing."""
     only_output = arrow_function(
         lambda rows, _: (rows.select(["k", "v"]).rename_columns(["k", "last"]), _nothing()), state=STATE, output=OUTPUT
     )
@@ -82,7 +82,7 @@ def _nothing() -> pa.Table:
 
 
 def test_small_changes_are_one_block(member: Member) -> None:
-    """The object is the block that the member keeps, and every part of the receipt leads into it."""
+    """A small delta is sealed as one block, which the member also keeps. Every part of the receipt refers to it."""
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
     _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
     assert receipt.block is not None
@@ -97,8 +97,8 @@ def test_small_changes_are_one_block(member: Member) -> None:
 
 
 def test_one_object_holds_a_part_a_key_group(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts lie side by side, key-groups ascending, and hold the new state of the changed keys only."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
+    """A delta has one part per key-group, in ascending order, with the new state of changed keys only."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
     _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
     assert [part.key_group for part in receipt.parts] == sorted({part.key_group for part in receipt.parts})
@@ -112,7 +112,7 @@ def test_one_object_holds_a_part_a_key_group(member: Member, monkeypatch: pytest
 
 @pytest.mark.parametrize("nullable", [True, False])
 def test_deleted_keys_are_sealed_as_deleted(tmp_path: Path, nullable: bool) -> None:
-    """A key that is removed is gone in the next batch and after a restore, also where state columns are not null."""
+    """A deleted key is absent in the next batch and after a restore, also if state columns are not null."""
     member = Member(tmp_path, kept_last(pa.schema([pa.field("last", pa.int64(), nullable=nullable)])))
     member.feed(rows_of(("a", 1, 0), ("b", 2, 0)))
     _, receipt = member.answer(rows_of(("a", None, 0), ("b", 3, 0), ("never", None, 0)))
@@ -124,7 +124,9 @@ def test_deleted_keys_are_sealed_as_deleted(tmp_path: Path, nullable: bool) -> N
 
 
 def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
-    """Rows come by their order columns, ties as they arrived; without them as they arrived."""
+    """The rows of a key are sorted by the order columns. Ties and rows without order columns keep their order of
+    arrival.
+    """
     shuffled = rows_of(("a", 1, 30), ("a", 2, 10), ("a", 3, 30), ("a", 4, 20))
     assert Member(tmp_path / "by", kept_last(), order_by=("at",)).feed(shuffled) == [{"k": "a", "last": 3}]
     assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
@@ -133,7 +135,7 @@ def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
 
 
 def test_a_null_order_column_comes_last(tmp_path: Path) -> None:
-    """As the docstring of ``Stateful`` says, also in a field of a struct."""
+    """A null in an order column sorts last, also in a field of a struct."""
     rows = rows_of(("a", 1, None), ("a", 2, 10), ("b", 3, 20), ("b", 4, 10))
     in_struct = rows.set_column(2, "at", pa.StructArray.from_arrays([rows["at"].combine_chunks()], names=["field"]))
     for folder, batch in (("plain", rows), ("struct", in_struct)):
@@ -143,14 +145,14 @@ def test_a_null_order_column_comes_last(tmp_path: Path) -> None:
 
 
 def test_only_the_needed_columns_reach_a_slot(tmp_path: Path) -> None:
-    """Key, declared and order columns; the others were dropped before the shuffle."""
+    """A slot gets only the key, declared and order columns."""
     assert Member(tmp_path, aggregate(n=count())).operator.rows.names == ["k"]
     assert Member(tmp_path, aggregate(n=sum_("v")), order_by=("at",)).operator.rows.names == ["k", "v", "at"]
     assert Member(tmp_path, kept_last()).operator.rows.names == ["k", "v", "at"]
 
 
 def test_keys_of_several_columns_with_nulls_are_told_apart(tmp_path: Path) -> None:
-    """Nulls differ from everything and from each other's column."""
+    """Nulls in key columns are distinct from empty values, and from nulls of other columns."""
     schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("v", pa.int64())])
     member = Member(tmp_path, aggregate(n=count()), schema, key=("a", "b"))
     batch = rows_of((None, 1, 0), ("", 1, 0), ("", None, 0), (None, None, 0), (None, 1, 0), schema=schema)
@@ -162,7 +164,7 @@ def test_keys_of_several_columns_with_nulls_are_told_apart(tmp_path: Path) -> No
 
 
 def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
-    """Keys beyond what the local file takes and huge values come back whole, folded and restored."""
+    """Very long keys and a value of 10 MB are read back, from the local copy and after a restore."""
     state = pa.schema([("last", pa.large_binary())])
     output = pa.schema([("k", pa.string()), ("size", pa.int64())])
     value = os.urandom(10 << 20)
@@ -184,13 +186,13 @@ def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
 
 
 class Remember:
-    """A computation that is told everything and keeps what it was told."""
+    """A computation that records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the seam's arguments
-        """Declare a state of one column, all key-groups in one call."""
+        """Declare a state of one column and one call for all key-groups."""
         return Declared(STATE, OUTPUT, columns=None, per_key_group=False)
 
     def __call__(self, batch: Batch) -> Update:
@@ -202,7 +204,7 @@ class Remember:
 
 
 def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path) -> None:
-    """Codes point from rows to keys, state lies beside its key, and no clock is read."""
+    """Each code refers to the key of its row, state is aligned with the keys, and times are those of the batch."""
     compute = Remember()
     member = Member(tmp_path, compute)
     member.feed(rows_of(*((f"k{n % 7}", n, 0) for n in range(30))))
@@ -218,8 +220,8 @@ def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path
 
 
 def test_parts_that_one_member_reads_lie_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby's parts are one range of the object, whatever key-groups it keeps; the others ascend before it."""
-    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: no rows are too few for parts
+    """The parts that a standby follows are one range of the object. The other parts precede them in ascending order."""
+    monkeypatch.setattr(part_codec, "_HEADERS_MAX", math.inf)  # private: makes parts of few rows
     kept = dict.fromkeys(range(0, TOTAL, 3), ("standby",))
     member = Member(tmp_path, kept_last(), followed_by=kept)
     _, receipt = member.answer(rows_of(*((f"k{n}", n, 0) for n in range(200))))
@@ -230,7 +232,9 @@ def test_parts_that_one_member_reads_lie_together(tmp_path: Path, monkeypatch: p
 
 
 def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path) -> None:
-    """It names the key-groups, seals nothing and fetches nothing; without a standby it fetches."""
+    """A slot without its copies fails as misplaced if a standby has them. It lists the key-groups, and neither seals
+    nor fetches. Without a standby it fetches the copies.
+    """
     member = Member(tmp_path, kept_last())
     member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
     member.feed(rows_of(("k1", 1, 0)))
@@ -250,7 +254,7 @@ def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path
 
 
 def test_a_slot_that_is_to_be_its_own_standby_fetches(tmp_path: Path) -> None:
-    """Nobody else has what it lacks, so there is nowhere else to run."""
+    """A slot on the standby itself fetches the missing copies."""
     member = Member(tmp_path, kept_last())
     member.feed(rows_of(("k1", 1, 0)))
     member.feed(rows_of(("k1", 2, 0)))
@@ -262,7 +266,7 @@ def test_a_slot_that_is_to_be_its_own_standby_fetches(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
-    """Each key-group's rows by partition number, all of them; without the column nothing is counted."""
+    """A receipt counts rows per key-group and input partition. Without the partition column it counts none."""
     member = Member(tmp_path, kept_last(), read_by="at")
     rows = rows_of(*((f"k{n}", n, n % 3) for n in range(90)))
     _, receipt = member.answer(rows)
@@ -278,7 +282,7 @@ def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 @pytest.mark.parametrize("is_function", [False, True])
 def test_zeros_are_one_key_in_what_is_given_out_and_kept(tmp_path: Path, kind: pa.DataType, is_function: bool) -> None:
-    """-0.0 is 0.0 wherever it is met first, as Spark groups: a sink that goes by the key has one of it, not two."""
+    """-0.0 becomes 0.0 in output and state, as in Spark. So a sink sees one key, not two."""
     rows, state = pa.schema([("k", kind), ("v", pa.int64())]), pa.schema([("n", pa.int64())])
 
     def last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -1,4 +1,4 @@
-"""What may go wrong in a slot: told with its place and remedy, or healed; never sealed."""
+"""A slot heals a fault or returns it with place and remedy. It never seals wrong state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUTING = pa.schema([(SLOT, pa.int32()), (KEY_GROUP, pa.int32()), (HASH, pa.int6
 
 
 def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
-    """A key that is not deterministic sends a row where it does not belong; the error says what to do."""
+    """A row in a key-group of another slot fails the batch. The remedy names a key that is not deterministic."""
     member.changes["slots"] = {0: tuple(range(TOTAL)), 1: ()}
     order = member.order()
     foreign = {**member.changes, "slots": {0: (), 1: tuple(range(TOTAL))}}
@@ -42,7 +42,7 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
 
 @pytest.mark.parametrize("hashes", [[1, 17, 33], key_hashes([pa.array(["a", "b", "c"])]).view("int64").tolist()])
 def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member, hashes: list[int]) -> None:
-    """Spark and Python must agree on every hash and key-group; a disagreement is found at once."""
+    """A row whose hash or key-group differs between Spark and Python fails the batch."""
     order = member.order()
     rows = pa.table([[0] * 3, [1] * 3, hashes, ["a", "b", "c"], [1] * 3], schema=pa.schema([*ROUTING, *order.rows]))
     answer = member.run(order, rows)
@@ -52,7 +52,7 @@ def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member,
 
 
 def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: Path) -> None:
-    """The receipt carries the user's frames, the key-group and the store; nothing is sealed."""
+    """The receipt has the traceback, the key-group and the store. Nothing is sealed."""
 
     def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         raise ValueError("negative amount")
@@ -77,7 +77,7 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
     ],
 )
 def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
-    """Foreign and repeated keys and other schemas are refused before anything is sealed."""
+    """A returned table with unknown keys, repeated keys or another schema is refused before anything is sealed."""
     member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
     kind, problem, remedy, *_ = member.refused(rows_of(("a", 1, 0)))
     assert kind == "UserFunctionError"
@@ -86,7 +86,7 @@ def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, 
 
 
 def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
-    """A put that fails ends the attempt; the next one finds everything as it was."""
+    """A failed put ends the attempt with UnavailableError. The next attempt starts from the same state."""
     member.feed(rows_of(("a", 1, 0)))
     member.store.script(Fault("unavailable", "put", "delta/"))
     assert member.refused(rows_of(("a", 1, 0)))[0] == "UnavailableError"
@@ -94,7 +94,7 @@ def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
 
 
 def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
-    """No other attempt can have the name, so finding it taken is success."""
+    """A put of an existing object succeeds, because names of attempts are unique."""
     member.feed(rows_of(("a", 1, 0)))
     order = member.order()
     assert order.version == 1
@@ -103,7 +103,7 @@ def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
 
 
 def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
-    """A zombie of an older batch answers that it is out of date."""
+    """A late attempt of an older batch ends with OutOfDate."""
     member.feed(rows_of(("a", 1, 0)))
     old = member.entries
     member.feed(rows_of(("a", 1, 0)))
@@ -114,7 +114,7 @@ def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 20_000])
 def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: bytes) -> None:
-    """The slot restores and goes on; the driver sees a restore, the user nothing."""
+    """The slot restores a damaged copy and continues."""
     member.feed(rows_of(("a", 1, 0)))
     member.feed(rows_of(("a", 1, 0)))
     for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
@@ -125,7 +125,7 @@ def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: byt
 
 
 def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot merges after its answer: a file that was changed in between is found, and rows stay right."""
+    """If a file is damaged between a slot's answer and its merge, the merge finds it, and rows stay correct."""
     monkeypatch.setattr(whole_groups, "_ROWS_MIN", 10**6)  # whole deltas leave nothing to merge
     member, keys = Member(tmp_path, aggregate(total=count())), [(f"k{n}", 1, 0) for n in range(4000)]
     waiting: list[Callable[[], None]] = []
@@ -137,7 +137,7 @@ def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path, monke
             data = bytearray(file.read_bytes())
             step = max(len(data) // 999, 1)
             data[::step] = bytes(byte ^ 1 for byte in data[::step])
-            with file.open("r+b") as opened:  # where it lies: a mapped file shows it
+            with file.open("r+b") as opened:  # in place, so that a mapping shows it
                 opened.write(data)
         waiting.pop()()
     waiting.clear()
@@ -148,7 +148,7 @@ def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path, monke
 
 
 def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:
-    """Even before it has a folder, a slot answers with a receipt that names the place and the remedy."""
+    """If its folder cannot be created, a slot returns a receipt with the place and the remedy."""
     (tmp_path / "file").write_text("x")
     member.home = member.home.__class__(
         member.home.root, member.home.options, str(tmp_path / "file"), "app", frozenset()
@@ -161,8 +161,8 @@ def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_pa
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool) -> None:
-    """Not a byte is left, for a new copy or for one that grows: the slot's process lives on and says so, and the same
-    slot works once there is room.
+    """If the disk has no space for a new or growing copy, the slot returns LocalDiskError, and its process continues.
+    The slot succeeds once there is space.
     """
     try:
         assert in_another_process(filled_up, tmp_path, begun) == 0
@@ -171,7 +171,7 @@ def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool
 
 
 def filled_up(folder: Path, begun: bool) -> None:
-    """Run slots on a disk that is full, then on one that is not."""
+    """Run slots on a full disk, then with space on the disk."""
     member = Member(folder, aggregate(count=count(), total=sum_("v")))
     rows = rows_of(*((f"key-{n}", n, n) for n in range(4_000)))
     member.feed(rows.slice(0, 1))
@@ -193,7 +193,7 @@ def filled_up(folder: Path, begun: bool) -> None:
 
 
 def in_another_process(work: Callable[..., None], *given: object) -> int | None:
-    """Do it; return how the process ended."""
+    """Run a function in another process and return its exit code."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=given)
     process.start()
     process.join(60)
@@ -202,7 +202,7 @@ def in_another_process(work: Callable[..., None], *given: object) -> int | None:
 
 @pytest.mark.long
 def test_rows_beyond_a_workers_memory_are_refused_with_what_to_change(tmp_path: Path) -> None:
-    """A process that gets no more memory answers so, with the settings; it is neither killed nor is anything sealed."""
+    """If a worker gets no more memory, it returns a ConfigError that names the settings, and seals nothing."""
     context = multiprocessing.get_context("spawn")
     asking, answering = context.Pipe(duplex=False)
     process = context.Process(target=_refused_memory, args=(tmp_path, answering))
@@ -217,7 +217,7 @@ def test_rows_beyond_a_workers_memory_are_refused_with_what_to_change(tmp_path: 
 
 
 def _refused_memory(folder: Path, answering: Connection) -> None:
-    """Run a slot over many rows in a process that may have little more memory than it has."""
+    """Run a slot with many rows in a process that can allocate little memory."""
     member = Member(folder, aggregate(rows=count(), total=sum_("v")))
     member.feed(rows_of(("a", 1, 1)))
     count_of_rows = 2_000_000

@@ -1,4 +1,4 @@
-"""Taking snapshots on a member: exactly what the copy holds, whatever state the copy is in."""
+"""A snapshot has exactly the rows of its copy, whatever the state of that copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.worker.slot_member import Member, kept_last, rows_of
 
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
-    """A member whose store has counted two keys in several batches."""
+    """Return a member whose store has counted three keys in three batches."""
     member = Member(tmp_path, aggregate(n=count()))
     for _ in range(3):
         member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
@@ -31,13 +31,13 @@ def orders(member: Member) -> list[SnapshotOrder]:
 
 
 def taken(member: Member, due: Sequence[SnapshotOrder], executor: str = "1") -> UpkeepReceipt:
-    """Take snapshots as a piece of upkeep."""
+    """Return the receipt of upkeep that takes snapshots."""
     schemas = {"totals": member.operator.schema.to_text()}
     return run_upkeep(UpkeepOrder(member.home, "", 1, 0, schemas, snapshots=tuple(due), seconds=1000.0), executor)
 
 
 def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
-    """Return what the snapshots of a receipt hold, checked."""
+    """Check the snapshots of a receipt and return their rows."""
     found: dict[str, int] = {}
     for store, key_group, snapshot in receipt.snapshots:
         name = paths.snapshot_name(store, key_group, snapshot.id)
@@ -52,7 +52,7 @@ def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
 
 
 def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
-    """One put each; ids hold version, epoch and attempt, and no two are alike."""
+    """Each snapshot takes one put, has a unique id and holds the state at its head."""
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
@@ -61,12 +61,12 @@ def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
 
 
 def test_a_member_without_a_copy_restores_one_first(member: Member) -> None:
-    """Whoever is asked can take it."""
+    """A member without a copy restores it and takes the snapshot."""
     assert rows(member, taken(member, orders(member), "another")) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
-    """An order that comes late gets the newer committed state, under its own head."""
+    """A late order takes a snapshot of the newer committed state, with the head of that state."""
     late = orders(member)
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
@@ -76,7 +76,7 @@ def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
 
 
 def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> None:
-    """A copy that is one delta as it was sealed, with the mark of a key that went, is put as what it holds."""
+    """A snapshot of a single delta has no deleted rows."""
     member = Member(tmp_path, kept_last())
     member.feed(rows_of(("a", 1, 0), ("b", None, 0)))
     receipt = taken(member, orders(member))
@@ -91,7 +91,7 @@ def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", ["gone", "a byte"])
 def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) -> None:
-    """What cannot be read never becomes a snapshot."""
+    """A damaged copy is restored before its snapshot is taken."""
     for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
@@ -102,7 +102,7 @@ def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) 
 
 
 def test_an_error_that_nobody_foresaw_is_told_like_any_other(member: Member) -> None:
-    """Whatever a key-group makes raise, the executor answers, and the other key-groups are taken."""
+    """If the snapshot of one key-group raises any error, the receipt has it, and the other snapshots are taken."""
     first, *others = orders(member)
     receipt = taken(member, [replace(first, entry=None), *others])  # type: ignore[arg-type]
     assert [key_group for _, key_group, _ in receipt.snapshots] == [order.key_group for order in others]

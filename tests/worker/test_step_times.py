@@ -1,4 +1,4 @@
-"""The seconds of a slot's steps are those of what took them; the report sums them by executor."""
+"""A slot measures the seconds of each step, and the batch report sums them by executor."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from riffle_spark.worker import slot
 from tests.kit.worker.slot_member import OUTPUT, STATE, Member, keep_last, kept_last, rows_of
 
 LONG = 1_000.0
-"""Seconds that nothing else in a test takes."""
+"""Seconds that no step in a test takes otherwise."""
 EVERY = ["touch", "fold", "read", "compute", "user", "seal", "put"]
 
 
 class Clock:
-    """The clock of slots, which can be moved on."""
+    """A clock for slots that tests can advance."""
 
     passed = 0.0
 
     def perf_counter(self) -> float:
-        """Return the seconds."""
+        """Return the seconds of the clock."""
         return time.perf_counter() + self.passed
 
     def move(self) -> None:
-        """Let a long time pass."""
+        """Advance the clock by a long time."""
         self.passed += LONG
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call that takes long."""
+        """Return the call with a long duration."""
 
         def slow(*args: Any, **options: Any) -> Any:
             self.move()
@@ -52,19 +52,19 @@ CLOCK = Clock()
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of a test."""
+    """Let slots use a clock that the test can advance."""
     monkeypatch.setattr(slot, "time", CLOCK)
     return CLOCK
 
 
 def long_steps(receipt: Receipt) -> dict[str, int]:
-    """Return the steps that took long, and how many times as long."""
+    """Return the steps that took long, and how many long times each took."""
     assert receipt.error is None
     return {name: int(seconds // LONG) for name, seconds in receipt.seconds.items() if seconds >= LONG}
 
 
 def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> None:
-    """Each call of a key-group."""
+    """The time of a user function counts as `user`, for each call."""
     member = Member(tmp_path, arrow_function(clock.around(keep_last), state=STATE, output=OUTPUT))
     _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
     assert long_steps(receipt) == {"user": len(receipt.parts)}
@@ -74,7 +74,7 @@ def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> Non
 def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store is slow: first when the delta is put, then when another member fetches it."""
+    """A slow put counts as `put`. A slow fetch by another member counts as `fold`."""
     member = Member(tmp_path / "a", kept_last())
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "put_if_absent", clock.around(MemoryStore.put_if_absent))
@@ -90,7 +90,7 @@ def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(
 
 
 def test_a_function_that_fails_late_shows_as_user_code_too(tmp_path: Path, clock: Clock) -> None:
-    """The receipt of a failed slot has the time that was spent."""
+    """The receipt of a failed slot has the time of the user function."""
 
     def fail(_rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         clock.move()
@@ -103,7 +103,7 @@ def test_a_function_that_fails_late_shows_as_user_code_too(tmp_path: Path, clock
 
 
 def test_the_report_sums_steps_by_executor() -> None:
-    """Those of all slots of an executor; a receipt of a slot that did not come that far counts with what it has."""
+    """The report sums the steps of all slots of an executor, also of slots that did not complete."""
     seconds = dict(zip(EVERY, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), strict=True))
     one = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
     early = replace(one, slot=1, seconds={"touch": 0.5})

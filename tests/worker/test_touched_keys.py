@@ -1,4 +1,4 @@
-"""The keys that a slot's rows touch, in the order of the copies: by key-group, then by hash."""
+"""The keys that a slot's rows touch, sorted by key-group and hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HASHES = st.one_of(st.integers(0, 3), st.integers(2**64 - 4, 2**64 - 1), st.inte
 
 @given(arrays.arrays(np.uint64, st.integers(0, 40), elements=HASHES), st.data())
 def test_keys_are_in_the_order_of_group_and_hash(hashes: npt.NDArray[np.uint64], data: st.DataObject) -> None:
-    """Also hashes that differ in their lowest bits alone, and the highest key-group."""
+    """Keys are sorted by key-group and hash, also if hashes differ only in the lowest bits."""
     groups = data.draw(arrays.arrays(np.int32, len(hashes), elements=st.sampled_from([0, 1, 7, 32_767])))
     order = _sort_by_group_and_hash(groups, hashes)
     assert sorted(order.tolist()) == list(range(len(hashes)))
@@ -38,23 +38,23 @@ Store = tuple[Order, pa.Table]
 
 
 def other_values(order: Order, rows: pa.Table) -> Store:
-    """The values of other columns are not part of the key."""
+    """Change a column that is not part of the key."""
     return replace(order, store="other"), rows.set_column(rows.column_names.index("v"), "v", pa.array([9, 9, 9, 9]))
 
 
 def fewer_rows(order: Order, rows: pa.Table) -> Store:
-    """As after late rows were removed."""
+    """Remove a row, as the removal of late rows does."""
     return order, rows.slice(1)
 
 
 def other_key(order: Order, rows: pa.Table) -> Store:
-    """Another column with another value is the key."""
+    """Use another column with other values as the key."""
     renamed = rows.rename_columns([{"k": "v", "v": "k"}.get(name, name) for name in rows.column_names])
     return order, renamed.set_column(renamed.column_names.index("k"), "k", pa.array(["x", "b", "x", "c"]))
 
 
 def other_key_groups(order: Order, rows: pa.Table) -> Store:
-    """The same keys in other key-groups."""
+    """Move the same keys to other key-groups."""
     moved = pa.array([(number + 1) % order.total for number in rows.column(KEY_GROUP).to_pylist()], pa.int32())
     return replace(order, by_key=False), rows.set_column(rows.column_names.index(KEY_GROUP), KEY_GROUP, moved)
 
@@ -65,7 +65,7 @@ def other_key_groups(order: Order, rows: pa.Table) -> Store:
 def test_stores_share_their_keys_if_they_are_the_same(
     tmp_path: Path, change: Callable[[Order, pa.Table], Store], shares: bool
 ) -> None:
-    """With the keys shared or not, the result is that of a store alone."""
+    """Stores share the touched keys if these are equal. The result equals that of a single store."""
     order = replace(Member(tmp_path, kept_last()).order(), by_key=False)
     rows = routed(order, ROWS)[0]
     keys = KeysOfStores()
@@ -78,7 +78,7 @@ def test_stores_share_their_keys_if_they_are_the_same(
 
 
 def test_a_key_group_of_another_slot_is_refused_also_after_a_store_that_has_it(tmp_path: Path) -> None:
-    """Shared keys are of the same slot."""
+    """A key-group of another slot is refused, also after a store that has it."""
     order = Member(tmp_path, kept_last()).order()
     rows = routed(order, ROWS)[0]
     keys = KeysOfStores()
@@ -89,7 +89,7 @@ def test_a_key_group_of_another_slot_is_refused_also_after_a_store_that_has_it(t
 
 
 def assert_same(found: TouchedKeys, expected: TouchedKeys) -> None:
-    """Compare all arrays."""
+    """Check that all arrays are equal."""
     assert found.keys.equals(expected.keys)
     assert found.spans == expected.spans
     for name in ("hashes", "key_groups", "codes"):

@@ -1,4 +1,4 @@
-"""Slots and upkeep that are at work in one folder at a time: neither takes away what the other one is about to use."""
+"""Slots and upkeep use one folder at the same time. Neither deletes files that the other needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.worker.upkeep_member import STORE, Upkept
 
 
 def before_the_last_get(place: Place, count: int, work: Callable[[], object]) -> None:
-    """Do something when the last of so many gets answers: all others have come by then."""
+    """Call ``work`` during the last of ``count`` gets."""
     original, seen = place.store.get, 0
 
     def get(name, start=0, length=None):  # type: ignore[no-untyped-def]
@@ -32,7 +32,7 @@ def before_the_last_get(place: Place, count: int, work: Callable[[], object]) ->
 
 
 def merge(stacks: Stacks, before: Stack | None) -> None:
-    """Put another file in the place of a stack's only part, as a process that merges does."""
+    """Replace the only part of a stack by a copy of its file, as a merge in another process does."""
     assert before is not None
     (part,), path = before.parts, stacks.new_file(1)
     shutil.copyfile(path.parents[2] / part.file, path)
@@ -40,7 +40,7 @@ def merge(stacks: Stacks, before: Stack | None) -> None:
 
 
 def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:
-    """They are on no stack yet, and older than what the folder's other stacks are at."""
+    """A slot keeps the deltas that upkeep fetched, before they are in a stack."""
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"a": 0}, 2: {f"k{n}": n for n in range(500)}})
     upkept.run()
@@ -56,7 +56,9 @@ def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path)
 
 
 def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> None:
-    """One slot is through with its batch while another one still fetches snapshots: the next batch restores nothing."""
+    """A slot keeps the deltas that another slot fetched, while that slot still fetches snapshots. The next batch
+    restores nothing.
+    """
     place = Place(tmp_path)
     place.seal(0, {1: {"a": 0}, 2: {"b": 0}})
     place.snapshot(2)
@@ -75,7 +77,7 @@ def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> 
 
 
 def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parts go in the midst of the look: it is where it was, not damaged."""
+    """If a merge replaces the parts of a stack during a check of them, the copy is not reported as damaged."""
     place = Place(tmp_path)
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
@@ -98,7 +100,7 @@ def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monk
 
 
 def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch tries again: what came of the file goes each time, else the disk would never have room again."""
+    """A merge that fails on a full disk removes its unfinished file."""
     place = Place(tmp_path)
     for version in range(3):
         place.seal(version, {1: {f"{version}.{n}": n for n in range(1000)}})
@@ -121,7 +123,9 @@ def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monk
 def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice another process merges between its look at the list and at the files: no batch fails for that."""
+    """If another process merges a stack again and again while a slot opens it, the slot tries again and restores
+    nothing.
+    """
     place = Place(tmp_path)
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
@@ -143,7 +147,7 @@ def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
 
 
 def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_path: Path) -> None:
-    """Upkeep, or a second attempt, is quicker while the snapshot comes: there is no file that no stack lists."""
+    """If another process completes a copy during a restore, the restore leaves no unlisted file."""
     place = Place(tmp_path)
     overtaken_in_a_restore(place, lambda: place.keeper().advance(place.entries))
     assert place.strays() == []
@@ -151,7 +155,7 @@ def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_pat
 
 
 def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot has the copy at the new snapshot just before the piece has its own stand there: the piece's own goes."""
+    """If a slot completes a copy first, upkeep deletes its own one and counts no restore."""
     upkept = Upkept(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {1: {"a": version}})
@@ -171,7 +175,9 @@ def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch:
 
 
 def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_path: Path) -> None:
-    """Two attempts restore a copy; the quicker one's turns out damaged. The slower one's disk has refused nothing."""
+    """If two attempts restore a copy and the first one is damaged, the second one continues, and no unlisted file is
+    left.
+    """
     place = Place(tmp_path)
 
     def damaged_meanwhile() -> None:
@@ -186,7 +192,7 @@ def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_pa
 
 
 def overtaken_in_a_restore(place: Place, meanwhile: Callable[[], object]) -> None:
-    """Bring a copy from a snapshot, and do something else while that comes."""
+    """Restore a copy from a snapshot, and call ``meanwhile`` during the fetch."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
     original = place.store.copy_to

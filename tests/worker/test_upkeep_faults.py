@@ -1,4 +1,6 @@
-"""Pieces of upkeep that are cut short, or find damaged and missing bytes and full disks: told, and gone on from."""
+"""Upkeep that is cut short, or finds damaged or missing objects or a full disk, reports it and continues in the next
+round.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,19 @@ RANGE = 2_000
 
 @pytest.fixture
 def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
-    """A member without copies. Key-group 1 has a snapshot of many ranges and a chain, 2 and 3 have a chain alone."""
+    """Return a member without copies. Key-group 1 has a large snapshot and a chain, key-groups 2 and 3 have only
+    chains.
+    """
     monkeypatch.setattr(reader_module, "RANGE_BYTES", RANGE)
-    monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: as below
-    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: small state
+    monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: small state
+    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: as above
     upkept = Upkept(tmp_path)
     fill(upkept)
     return upkept
 
 
 def fill(upkept: Upkept) -> None:
-    """Commit what the fixture says."""
+    """Commit the state of the fixture."""
     upkept.place.seal(0, {1: {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}})
     upkept.place.snapshot(1)
     for version in (1, 2):
@@ -62,12 +66,12 @@ def snapshot(upkept: Upkept) -> Snapshot:
 
 
 def progress(receipt: UpkeepReceipt, key_group: int = 1) -> tuple[int, int]:
-    """Return bytes fetched and to fetch of an unfinished key-group."""
+    """Return the fetched and the total bytes of an unfinished key-group."""
     return next((fetched, total) for _, kg, fetched, total in receipt.unfinished if kg == key_group)
 
 
 def test_a_large_snapshot_is_got_over_several_pieces(upkept: Upkept) -> None:
-    """Each fetches its bytes, no more than a range beyond, and no byte twice."""
+    """Each piece of upkeep fetches at most its bytes, and no byte is fetched twice."""
     size, fetched = snapshot(upkept).length, 0
     follows = upkept.follows({1: upkept.place.entries[1]})
     for _ in range(100):
@@ -83,7 +87,7 @@ def test_a_large_snapshot_is_got_over_several_pieces(upkept: Upkept) -> None:
 
 
 def test_no_bytes_are_fetched_where_none_are_allowed(upkept: Upkept) -> None:
-    """Whatever else there is to do is done; all that is to be fetched is told."""
+    """With `fetch_bytes = 0` nothing is fetched, and the receipt has the bytes to fetch."""
     receipt = upkept.run(fetch_bytes=0)
     assert (receipt.requests, receipt.snapshot_bytes, receipt.delta_bytes) == ({}, 0, 0)
     entries = upkept.place.entries
@@ -92,7 +96,7 @@ def test_no_bytes_are_fetched_where_none_are_allowed(upkept: Upkept) -> None:
 
 
 def test_another_executor_goes_on_with_what_one_has_fetched(upkept: Upkept) -> None:
-    """Half-fetched snapshots stay with the folder, and the folder's next owner uses them."""
+    """The next owner of a folder continues a partly fetched snapshot."""
     first = upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
     before = upkept.folder().path
     second = upkept.run("2")
@@ -102,7 +106,9 @@ def test_another_executor_goes_on_with_what_one_has_fetched(upkept: Upkept) -> N
 
 
 def test_what_came_of_an_older_snapshot_goes(upkept: Upkept) -> None:
-    """A newer one was taken meanwhile; so does what came for a copy that is dropped, or that is there by now."""
+    """A partly fetched snapshot is deleted when there is a newer one, when its copy is dropped, or when the copy
+    exists.
+    """
     entry = upkept.place.entries[1]
     upkept.run(follows=upkept.follows({1: entry}), fetch_bytes=5 * RANGE)
     assert [path.name for path in upkept.incoming()] == [f"0001.{snapshot(upkept).id}"]
@@ -115,7 +121,7 @@ def test_what_came_of_an_older_snapshot_goes(upkept: Upkept) -> None:
 
 
 def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None:
-    """What is whole and has another checksum goes, and no object is blamed; the piece after gets it anew."""
+    """A fetched snapshot that changed on disk is deleted and fetched again. The error does not name the object."""
     follows = upkept.follows({1: upkept.place.entries[1]})
     upkept.run(follows=follows, fetch_bytes=5 * RANGE)
     part = upkept.incoming()[0]
@@ -129,7 +135,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
 
 @pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
 def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_bytes: int | None) -> None:
-    """Also where it came over several pieces: what came before is compared with what comes now."""
+    """The error names a snapshot that is altered in the store, also if it was fetched in several pieces."""
     name = paths.snapshot_name(STORE, 1, snapshot(upkept).id)
     data = upkept.store.inner.get(name) or b""
     upkept.store.inner.delete([name])
@@ -147,7 +153,7 @@ def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_
 def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
     upkept: Upkept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all of a snapshot came in one piece, and the end of its file is gone: no object is blamed."""
+    """If a file is shorter than what was written, the error names the disk and not the object."""
     replace, left = Path.replace, [1]
 
     def replaced(path: Path, target: Path) -> Path:
@@ -167,7 +173,9 @@ def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
 
 @pytest.mark.parametrize("kind", ["flipped", "missing"])
 def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
-    """The copy's own trouble: the others follow; what came before the trouble is kept, unless it cannot be told."""
+    """A failed fetch of one copy does not stop the others. The bytes that were fetched before are kept, except for
+    damaged ones.
+    """
     upkept.store.script(Fault(kind, "get", name=f"{STORE}/", skip=4))  # type: ignore[arg-type]
     receipt = upkept.troubled()
     assert len(receipt.errors) == 1
@@ -184,7 +192,7 @@ def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["truncated", "missing"])
 def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, kind: str) -> None:
-    """They stay where they are; the next piece goes on."""
+    """A failed delta stops only the copies that need it. The next piece of upkeep continues them."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
     upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
@@ -202,7 +210,7 @@ def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, ki
 def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_others(
     upkept: Upkept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The piece goes on, and what has followed is told."""
+    """If the disk loses a delta that was written, only the copies that need it stop."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
     upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
@@ -225,7 +233,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
 
 
 def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
-    """The other parts came with the same get and are whole."""
+    """A damaged part stops only its key-group, although one get fetches the parts of all."""
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2, 3)})
     upkept.store.script(Fault("flipped", "get", name=paths.delta_name(3, "")[:-1], times=2))
@@ -236,7 +244,9 @@ def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
 
 
 def test_no_copy_is_begun_on_a_disk_that_is_too_full(upkept: Upkept) -> None:
-    """Said once, with what to do; copies that are there go on following."""
+    """On a disk above its limit no copy is created, with one error that names the remedy. Existing copies follow the
+    log.
+    """
     upkept.run(follows=upkept.follows({2: upkept.place.entries[2]}))
     upkept.place.seal(3, {2: {"k": 3}})
     receipt = upkept.troubled(disk_limit=0.0)
@@ -249,7 +259,7 @@ def test_no_copy_is_begun_on_a_disk_that_is_too_full(upkept: Upkept) -> None:
 
 
 def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
-    """Commit what the fixture says to a directory, which other processes see; return the order to follow it."""
+    """Commit the state of the fixture to a directory that other processes can read. Return the order to follow it."""
     upkept = Upkept(folder)
     upkept.store.inner = store = DirectoryStore(folder / "root")
     fill(upkept)
@@ -259,20 +269,20 @@ def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
 
 
 def begun_bytes(folder: Path) -> int:
-    """Return how many bytes of snapshots are there that are not whole yet."""
+    """Return the bytes of the partly fetched snapshots."""
     return sum(path.stat().st_size for path in folder.glob("**/incoming/*/*"))
 
 
 def died(order: UpkeepOrder, root: Path, gets: int) -> None:
-    """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
+    """Run upkeep in a process that exits in the given get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
     follow_module._CREATED_BYTES = RANGE  # private: small state
-    budget_module.run_ahead.__defaults__ = (1 << 20, 1)  # one after the other
+    budget_module.run_ahead.__defaults__ = (1 << 20, 1)  # one request at a time
 
     def die(_: float) -> None:
         give_up = time.monotonic() + 60
         while begun_bytes(root.parent) < gets * RANGE and time.monotonic() < give_up:
-            time.sleep(0.01)  # what came before is written by another thread
+            time.sleep(0.01)  # another thread writes the earlier bytes
         os._exit(9)
 
     store = FaultyStore(DirectoryStore(root), [Fault("slow", "get", f"{STORE}/", skip=gets)], die)
@@ -281,7 +291,7 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
 
 
 def in_another_process(work: Callable[..., None], *given: object) -> int | None:
-    """Do it; return how the process ended."""
+    """Run a function in another process and return its exit code."""
     process = SPAWN.Process(target=work, args=given)
     process.start()
     process.join(60)
@@ -289,7 +299,7 @@ def in_another_process(work: Callable[..., None], *given: object) -> int | None:
 
 
 def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
-    """What it had fetched is used; what it left half done harms nothing."""
+    """Upkeep continues a snapshot that an ended process fetched in part."""
     upkept, order = committed(tmp_path)
     assert in_another_process(died, order, tmp_path / "root", 7) == 9
     begun = [path.stat().st_size for path in upkept.incoming()]
@@ -301,16 +311,16 @@ def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
 
 
 def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
-    """Files have checksums, so what survived is used by processes that have seen nothing of it."""
+    """After a reboot, files with a correct checksum are used, and nothing is restored."""
     upkept.run()
-    journal_file._states.clear()  # private: as processes that begin
+    journal_file._states.clear()  # private: as in new processes
     part_files._files.clear()  # private: as above
     receipt = upkept.run()
     assert (upkept.is_warm(receipt), receipt.restores, receipt.snapshot_bytes) == (True, 0, 0)
 
 
 def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
-    """Deleted by retention while an old order was on its way: the newer entry gets the newer one."""
+    """The error names a missing snapshot. With a newer entry, upkeep fetches the newer snapshot."""
     entry = upkept.place.entries[1]
     upkept.store.delete([paths.snapshot_name(STORE, 1, snapshot(upkept).id)])
     receipt = upkept.troubled(follows=upkept.follows({1: entry}))
@@ -321,7 +331,7 @@ def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
 
 
 def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None:
-    """Its bytes are as they were sealed, in a format that nobody knows: each try would leave as many."""
+    """A snapshot in an unknown format leaves no file, however often it is fetched."""
     taken, data = snapshot(upkept), b"of a version to come" * 100
     unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
     upkept.store.put_if_absent(paths.snapshot_name(STORE, 1, unknown.id), data)
@@ -333,8 +343,8 @@ def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None
 
 
 def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not told as if it had come along: nobody would restore it, and a warm-up would take over cold."""
-    monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: each link is merged at once
+    """A copy that is dropped while it follows the log is reported as missing, so that it is restored."""
+    monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: merges each link at once
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     upkept.run()
@@ -350,7 +360,7 @@ def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkey
 
 
 def stacked(upkept: Upkept, key_group: int) -> Stack:
-    """Return a copy's stack."""
+    """Return the stack of a copy."""
     found = upkept.folder().stacks(STORE).read(key_group)
     assert found is not None
     return found

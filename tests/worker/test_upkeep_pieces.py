@@ -1,4 +1,4 @@
-"""Pieces of upkeep: copies follow, copies go, snapshots are taken, all within a time and a number of bytes."""
+"""Pieces of upkeep follow the log, drop copies and take snapshots, within a time and a number of bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY_GROUPS = range(1, 9)
 
 @pytest.fixture
 def upkept(tmp_path: Path) -> Upkept:
-    """A member without copies; two versions of eight key-groups are committed."""
+    """Return a member without copies. Two versions of eight key-groups are committed."""
     upkept = Upkept(tmp_path)
     for version in range(2):
         upkept.place.seal(version, {kg: {f"k{version}": kg, "k": version} for kg in KEY_GROUPS})
@@ -35,7 +35,7 @@ def upkept(tmp_path: Path) -> Upkept:
 
 
 def test_a_member_without_copies_gets_them(upkept: Upkept) -> None:
-    """Snapshots and chains together; what is told is where the copies are, and what it took."""
+    """A member without copies fetches snapshots and chains. The receipt has the copies and the requests."""
     upkept.place.snapshot(1)
     upkept.place.seal(2, {1: {"k": None}})
     receipt = upkept.run()
@@ -49,7 +49,7 @@ def test_a_member_without_copies_gets_them(upkept: Upkept) -> None:
 
 
 def test_copies_fold_together_with_one_get_a_delta(upkept: Upkept) -> None:
-    """However many key-groups a member follows in it; nothing at all once they are warm."""
+    """Each delta is fetched with one get, for all key-groups of the member. Caught-up copies fetch nothing."""
     upkept.run()
     for version in range(2, 5):
         upkept.place.seal(version, {kg: {"k": version} for kg in KEY_GROUPS if kg % 3})
@@ -67,7 +67,7 @@ def test_copies_fold_together_with_one_get_a_delta(upkept: Upkept) -> None:
 
 
 def test_a_member_follows_what_it_sealed_itself_without_a_get(upkept: Upkept) -> None:
-    """The bytes lie there as a file; a byte budget does not hold it up."""
+    """A member follows its own deltas from local files, without a get, whatever the byte budget."""
     upkept.run()
     upkept.place.folder = upkept.folder()
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS}, kept=True)
@@ -77,7 +77,7 @@ def test_a_member_follows_what_it_sealed_itself_without_a_get(upkept: Upkept) ->
 
 
 def test_an_entry_that_comes_cut_is_enough_for_a_copy_that_is_near(upkept: Upkept) -> None:
-    """The log is read only for a copy that turns out to be elsewhere."""
+    """A cut entry suffices for a copy that is near. The log is read only for a copy that needs more."""
     upkept.run()
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
     upkept.log()
@@ -91,7 +91,7 @@ def test_an_entry_that_comes_cut_is_enough_for_a_copy_that_is_near(upkept: Upkep
 
 
 def test_a_copy_that_is_further_on_has_followed(upkept: Upkept) -> None:
-    """A piece that comes late finds the owner beyond its entries: told where it is, and left alone."""
+    """If a late order has older entries than the copies, these are reported and not changed."""
     late = dict(upkept.place.entries)
     upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
     upkept.run()
@@ -101,7 +101,7 @@ def test_a_copy_that_is_further_on_has_followed(upkept: Upkept) -> None:
 
 
 def test_a_copy_of_a_line_that_was_given_up_is_replaced(upkept: Upkept) -> None:
-    """After a rollback, under a higher epoch; one of what is empty again goes."""
+    """After a rollback, a copy of an abandoned version is replaced. A copy of an empty key-group is dropped."""
     back, wanted = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
     upkept.place.seal(2, {1: {"k": 2}, 9: {"z": 1}})
     upkept.run()
@@ -113,7 +113,9 @@ def test_a_copy_of_a_line_that_was_given_up_is_replaced(upkept: Upkept) -> None:
 
 
 def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
-    """One that moved on since is somebody's; without a head any goes; one that is not there is gone too."""
+    """A copy is dropped only at the head that the order names. An order without a head drops any copy, and a missing
+    copy is reported as dropped.
+    """
     upkept.run()
     seen = upkept.place.entries[1].head
     upkept.place.seal(2, {1: {"k": 2}})
@@ -126,7 +128,7 @@ def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
 
 
 def test_a_copy_that_goes_with_the_second_of_two_drops_is_not_there(upkept: Upkept) -> None:
-    """What an executor was owed comes with what is due now: a copy that it lacked then, and has had since."""
+    """If an order has two drops of one copy, the copy is reported as dropped when either applies."""
     upkept.run()
     drops = (upkept.drop(2, EMPTY_HEAD), upkept.drop(2, upkept.place.entries[2].head))
     receipt = upkept.run(follows=(), drops=drops)
@@ -134,7 +136,7 @@ def test_a_copy_that_goes_with_the_second_of_two_drops_is_not_there(upkept: Upke
 
 
 def test_a_piece_ends_in_time_and_the_next_goes_on(upkept: Upkept) -> None:
-    """Each begins one thing at least, so that pieces of no time at all come to the end."""
+    """Each piece makes progress even without time, so that several pieces complete the work."""
     drops = (upkept.drop(1), upkept.drop(2))
     first = upkept.run(follows=(), drops=drops, seconds=0.0)
     assert (first.missing, first.drops_left) == (((STORE, 1),), 1)
@@ -149,7 +151,7 @@ def test_a_piece_ends_in_time_and_the_next_goes_on(upkept: Upkept) -> None:
 
 
 def test_time_is_the_clock_that_is_given(upkept: Upkept) -> None:
-    """Nothing new begins once it says that the seconds are over."""
+    """No work starts after the given clock reaches the given seconds."""
     upkept.place.snapshot(1)
     ticks = itertools.count()
     receipt = run_upkeep(upkept.order(seconds=4.0), "1", seconds=lambda: float(next(ticks)))
@@ -158,7 +160,7 @@ def test_time_is_the_clock_that_is_given(upkept: Upkept) -> None:
 
 
 def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
-    """After following; those that time does not allow are left."""
+    """Snapshots have the state after the copies follow the log. Those without time are counted as left."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
     receipt = upkept.run(snapshots=due)
     assert [(store, kg) for store, kg, _ in receipt.snapshots] == [(STORE, 1), (STORE, 2), (STORE, 3)]
@@ -172,7 +174,7 @@ def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
 
 
 def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
-    """It is told and not taken."""
+    """A failed snapshot is reported, and the others are taken."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
     receipt = upkept.troubled(
         snapshots=(
@@ -187,7 +189,7 @@ def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
 
 
 def test_merges_of_a_piece_share_objects_of_a_bounded_size(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each object has key-groups until their parts reach the size, the later objects as well as the first."""
+    """Merged parts are put in objects of a bounded size."""
     entries = {kg: Entry(None, entry.chain, cut=entry.base) for kg, entry in upkept.place.entries.items()}
     size = max(entry.chain_bytes for entry in entries.values())
     monkeypatch.setattr(upkeep_piece, "_MERGED_BYTES", 2 * size)
@@ -200,7 +202,7 @@ def test_merges_of_a_piece_share_objects_of_a_bounded_size(upkept: Upkept, monke
 
 
 def test_an_order_for_another_member_does_nothing(upkept: Upkept) -> None:
-    """The executor has another folder by now: what is meant is not here."""
+    """If an executor has another member than the order names, upkeep does nothing and returns an error."""
     receipt = run_upkeep(replace(upkept.order(), member="m000000000000"), "1")
     assert (receipt.copies, receipt.unfinished, receipt.member) == ((), (), upkept.folder().member)
     assert "m000000000000" in receipt.errors[0]
@@ -209,7 +211,7 @@ def test_an_order_for_another_member_does_nothing(upkept: Upkept) -> None:
 
 
 def test_a_folder_that_was_taken_over_is_not_touched(upkept: Upkept) -> None:
-    """A late piece of an executor that is taken for dead works in a folder of its own, or not at all."""
+    """A late piece of upkeep does not change a folder that another executor has taken over."""
     upkept.run()
     before = upkept.folder()
     taken = claim_folder(before.path.parent, "app/2", ["app/2"])
@@ -221,12 +223,12 @@ def test_a_folder_that_was_taken_over_is_not_touched(upkept: Upkept) -> None:
 
 
 def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
-    """Return the home as a driver tells it that sees both executors."""
+    """Return the home with both executors as live."""
     return replace(upkept.home, live=frozenset({"app/1", "app/2"}))
 
 
 def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
-    """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
+    """A second piece of upkeep in the same folder returns an error, and succeeds later."""
     with upkept.folder().lock_for_upkeep():
         receipt = upkept.troubled()
     assert "RIFFLE-0388" in receipt.errors[0]
@@ -235,7 +237,7 @@ def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
 
 
 def test_a_store_whose_columns_are_not_told_fails_alone(upkept: Upkept) -> None:
-    """The other store's copies follow."""
+    """A store without a schema fails alone, and the copies of the other store follow the log."""
     other = replace(upkept.follows()[0], store="unknown")
     receipt = upkept.troubled(follows=(other, *upkept.follows()[1:]))
     assert len(receipt.errors) == 1
@@ -244,7 +246,7 @@ def test_a_store_whose_columns_are_not_told_fails_alone(upkept: Upkept) -> None:
 
 
 def test_a_copy_that_is_damaged_is_restored(upkept: Upkept) -> None:
-    """A list of parts that is torn, or one whose parts are gone: as by a slot."""
+    """A copy whose parts are missing is restored."""
     upkept.run()
     stack = upkept.folder().stacks(STORE).read(1)
     assert stack is not None
@@ -254,7 +256,7 @@ def test_a_copy_that_is_damaged_is_restored(upkept: Upkept) -> None:
 
 
 def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -> None:
-    """A slot adds the last link while the piece fetches it, and one more: the copy is found where it should be."""
+    """If a slot advances a copy during a fetch, the copy is reported at the head that the slot reached."""
     upkept.run()
     upkept.place.seal(2, {1: {"k": 2}})
     entry = upkept.place.entries[1]
@@ -274,7 +276,7 @@ def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -
 
 
 def test_a_copy_that_another_process_restores_meanwhile_is_left_alone(upkept: Upkept) -> None:
-    """A slot has it before the piece has all bytes: there is one list of its parts, and it is the slot's."""
+    """If a slot restores a copy during a fetch, upkeep keeps the slot's copy and counts no restore."""
     upkept.place.snapshot(1)
     entry, original = upkept.place.entries[1], upkept.store.get
 
@@ -290,7 +292,7 @@ def test_a_copy_that_another_process_restores_meanwhile_is_left_alone(upkept: Up
 
 
 def test_an_executor_that_cannot_work_says_why(tmp_path: Path) -> None:
-    """Nothing is raised, whatever it is."""
+    """An executor that cannot work returns a receipt with the error and raises nothing."""
     upkept = Upkept(tmp_path)
     (tmp_path / "file").write_text("in the way")
     receipt = run_upkeep(replace(upkept.order(), home=replace(upkept.home, local_dir=str(tmp_path / "file"))), "1")
@@ -310,8 +312,8 @@ BUDGETS = st.fixed_dictionaries(
 def test_however_it_is_cut_into_pieces_a_copy_holds_what_was_committed(
     history: list[tuple[dict[int, dict[str, int | None]], str, dict[str, object]]],
 ) -> None:
-    """Over deltas, snapshots, lost copies and executors, each piece leaves copies on their chains, the last at the
-    end.
+    """Over deltas, snapshots, lost copies and executors, each piece leaves copies at heads of their chains. The last
+    piece leaves them caught up.
     """
     with tempfile.TemporaryDirectory() as folder:
         upkept, executors = Upkept(Path(folder)), itertools.count(1)
@@ -334,7 +336,9 @@ def test_however_it_is_cut_into_pieces_a_copy_holds_what_was_committed(
 
 
 def test_copies_that_the_listed_keys_open_no_more_go_and_come_again(tmp_path: Path) -> None:
-    """A piece tells which went, once the list has changed; with the old list they are followed anew."""
+    """When the listed keys cannot decrypt copies any more, upkeep drops and reports them. With the old list it fetches
+    them again.
+    """
     upkept, keys = Upkept(tmp_path), tmp_path / "keys"
     upkept.place.seal(0, {1: {"k": 1}, 2: {"k": 2}})
     upkept.log()

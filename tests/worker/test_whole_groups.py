@@ -1,4 +1,4 @@
-"""Key-groups of which a batch changed most rows: their delta has the whole state, and nothing before it is needed."""
+"""If a batch changes most rows of a key-group, its delta has the whole state and replaces the chain."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KEYS = [f"k{number}" for number in range(24)]
 
 @pytest.fixture(autouse=True, scope="module")
 def few_rows_are_enough() -> Iterator[None]:
-    """Let key-groups of few rows be sealed whole."""
+    """Let small key-groups be sealed whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole_groups, "_ROWS_MIN", 1)  # small batches are to be sealed whole, too
+        patch.setattr(whole_groups, "_ROWS_MIN", 1)  # seals small batches whole
         yield
 
 
 def stored(member: Member, folder: Path) -> dict[str, object]:
-    """Return the state that the log lists, as a new member restores it."""
+    """Return the state in the log, as a new member restores it."""
     entries = {kg: entry for kg, entry in member.entries.items() if entry.head != EMPTY_HEAD}
     tables = restore_tables(member.operator.schema, entries, Reader(member.store), folder)
     return {row["k"]: row["last"] for table in tables.values() for row in table.to_pylist()}
@@ -44,11 +44,11 @@ BATCH = st.tuples(
 def test_the_log_lists_the_state_whichever_deltas_are_whole(
     tmp_path_factory: pytest.TempPathFactory, bytes_max: int, batches: list[tuple[dict[str, int | None], str]]
 ) -> None:
-    """Keys are set and deleted in batches of any size, on two executors of which one is behind: as a dictionary."""
+    """The log has the state of a dictionary, for changes of any size, on two executors of which one is behind."""
     folder = tmp_path_factory.mktemp("whole")
     member, state = Member(folder / "member", kept_last()), dict[str, object]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole_groups, "_BYTES_MAX", bytes_max)  # a slot completes all key-groups, or a few
+        patch.setattr(whole_groups, "_BYTES_MAX", bytes_max)  # a slot completes all or a few key-groups
         for number, (changes, executor) in enumerate(batches):
             member.feed(rows_of(*((k, v, 0) for k, v in changes.items())), executor)
             state.update(changes)
@@ -57,7 +57,7 @@ def test_the_log_lists_the_state_whichever_deltas_are_whole(
 
 
 def test_whole_deltas_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot completes the first key-groups with so many bytes. The others keep their deltas."""
+    """A slot completes key-groups up to a number of bytes. The other key-groups keep their deltas."""
     monkeypatch.setattr(whole_groups, "_BYTES_MAX", 700)  # small state
     member = Member(tmp_path, kept_last())
     member.feed(rows_of(*((f"k{number}", number, 0) for number in range(64))))
@@ -73,7 +73,7 @@ def test_whole_deltas_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mo
 def test_copies_that_are_behind_start_again(
     tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[list[str], str]]
 ) -> None:
-    """Each executor returns the counts of all batches, whichever batches it missed."""
+    """Each executor outputs the counts of all batches, whichever batches it missed."""
     member, counts = Member(tmp_path_factory.mktemp("m"), aggregate(total=count())), dict[str, int]()
     for keys, executor in batches:
         output = member.feed(rows_of(*((k, 1, 0) for k in keys)), executor)
@@ -82,7 +82,7 @@ def test_copies_that_are_behind_start_again(
 
 
 def test_a_batch_that_changes_most_rows_starts_the_chain_again(tmp_path: Path) -> None:
-    """One link without a snapshot, which is no restore for the member that sealed it; a small batch adds a link."""
+    """A batch that changes most rows makes a chain of one link without a snapshot. A small batch adds a link."""
     member = Member(tmp_path, kept_last())
     for number in range(3):
         output, receipt = member.answer(rows_of(*((k, number, 0) for k in KEYS[:16])))

@@ -1,4 +1,4 @@
-"""One batch from its rows to its report: what fails it, what runs it again, what it costs."""
+"""One batch from its input rows to its report: errors, repeated runs and requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.kit.simulated.world import World, one, totals
 
 @pytest.fixture
 def world(two_store_world: World) -> World:
-    """A query of two stores: one of them may fail alone."""
+    """Return a query of two stores."""
     return two_store_world
 
 
 @pytest.mark.parametrize("error", [Misplaced, OutOfDate])
 def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, error: type[Exception]) -> None:
-    """The batch runs again at once; the sink hears the same id; the report counts the runs."""
+    """After a misplaced slot the batch runs again under the same delivery id. The report counts the runs."""
     failing = iter([True, False])
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -37,7 +37,7 @@ def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, err
 
 
 def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
-    """After so many runs the error says what to look at; nothing was committed."""
+    """If slots stay misplaced, the batch fails after a number of runs with a remedy. Nothing is committed."""
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
         world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
     assert "Nothing was committed" in caught.value.remedy
@@ -46,7 +46,7 @@ def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
 
 
 def test_a_lost_block_never_mixes_attempts(world: World) -> None:
-    """A result computed again is another attempt's: the sink's frame refuses it, and the batch runs again."""
+    """If Spark computes a lost block again, the sink refuses the rows of the new attempt, and the batch runs again."""
     report = world.batch(0, one(1), lose_block="totals")
     assert report.runs == 2
     assert world.delivered("totals") == [{"delivery": "query/0/0", "k": "a", "count": 1, "total": 1}]
@@ -54,7 +54,7 @@ def test_a_lost_block_never_mixes_attempts(world: World) -> None:
 
 @pytest.mark.parametrize(("drop", "told"), [(True, "missing"), (False, "not asked for")])
 def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
-    """A slot that did not report, or reported twice, fails the batch."""
+    """A slot with no receipt or with two receipts fails the batch."""
 
     def perform(attempt: Attempt) -> pa.Table:
         answer = attempt.run()
@@ -74,8 +74,8 @@ def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
 
 @pytest.mark.parametrize("exact", [2, 0])
 def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
-    """A count that is too high beside the shuffle is checked exactly; a real difference fails the batch, be it rows
-    that were lost or rows that came twice.
+    """A difference between routed and received rows is checked by an exact count. If rows were lost or repeated, the
+    batch fails.
     """
     monkeypatch.setattr(SimWork, "count_routed_rows", lambda _: {"totals": 5, "tails": None})
     world.batch(0, one(1))
@@ -86,7 +86,7 @@ def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.Mon
 
 
 def test_a_user_function_that_raises_commits_nothing(tmp_path: Path) -> None:
-    """The error reaches the caller with its place; the batch can be handed over again."""
+    """A failed user function reaches the caller with its key-group and executor. The batch can run again."""
     broken = [True]
 
     def maybe(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -110,7 +110,7 @@ def test_a_user_function_that_raises_commits_nothing(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_raises_commits_nothing(world: World) -> None:
-    """Delivered or not, the batch is not committed; it comes again under the same id."""
+    """If a sink fails, the batch is not committed. It runs again under the same delivery id."""
     take = world.sinks["tails"]
 
     def refuse(rows: pa.Table, delivery: object) -> None:
@@ -126,7 +126,9 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
 
 
 def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None:
-    """It may be that one under another name, whose state would be missed: a warning says so once, and the way back."""
+    """A new store beside one that is no longer declared may be a renamed store. One warning says so, with the batch to
+    return to.
+    """
     for version in range(2):
         assert world.batch(version, one(1)).warnings == ()
     world.operators, world.sinks["sums"] = [totals("sums"), world.operators[1]], world.sinks["totals"]

@@ -1,4 +1,4 @@
-"""What goes on where no batch comes: drains, hand-overs, probes, waits; and that nothing is asked where none is due."""
+"""An idle query completes drains, moves, probes and waits without a batch, and sends no requests if nothing is due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELAY = 300
 
 
 def idle(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
-    """Return a query after its last batch for a while, with everything done that the batch left to do."""
+    """Return an idle query that has completed all work of its last batch."""
     world = Elastic(tmp_path, executors=executors, **{"retained_versions": 100, **changed})
     world.feed(4)
     assert not any(world.rest(4)[2:])
@@ -28,23 +28,25 @@ def idle(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> 
 
 
 class Heard(RebalanceListener):
-    """Remembers who gave up and who took over."""
+    """Records the calls of a listener."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, set[object], set[object]]] = []
 
     def on_revoked(self, moves: Sequence[Any]) -> None:
-        """Hear what is given up."""
+        """Record the revoked moves."""
         self.calls.append(("revoked", {m["from_executor"] for m in moves}, {m["key_group"] for m in moves}))
 
     def on_lost(self, moves: Sequence[Any]) -> None:
-        """Hear whose owner is gone."""
+        """Record the moves of lost owners."""
         self.calls.append(("lost", {m["from_executor"] for m in moves}, {m["key_group"] for m in moves}))
 
 
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
-    """The member is empty, others hold every copy, the listener hears of each move, and the next batch has them all."""
+    """Without a batch, a drained member loses all tasks, other members get the copies, and the listener gets each move.
+    The next batch restores nothing.
+    """
     world = idle(tmp_path, num_standbys=standbys, max_warmup_replicas=1, state_cleanup_delay=60)
     world.ownership.placement.listener = heard = Heard()
     owned = world.owned("1")
@@ -56,10 +58,10 @@ def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
     assert (states["1"].state, states["1"].owned, states["1"].standbys, states["1"].warmups) == ("draining", 0, 0, 0)
     assert {(name, *who) for name, who, _ in heard.calls} == {("revoked", "1")}
     assert set().union(*(groups for _, _, groups in heard.calls)) == owned
-    assert not any(world.rest(5)), "and then it rests"
+    assert not any(world.rest(5)), "the drain is complete"
     assert world.copies_of("1")
     world.rest(5, 20)
-    assert world.copies_of("1") == set(), "what nobody needs goes after its delay"
+    assert world.copies_of("1") == set(), "unused copies are removed after the clean-up delay"
     report = world.feed()
     assert {move["key_group"] for move in report.moves if move["role"] == "owner"} == owned
     assert (report.restores, report.fetched_bytes) == (0, 0)
@@ -67,7 +69,9 @@ def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
 
 
 def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> None:
-    """Standbys own at once, the wait is in the log; once it is over new ones warm up; all without a batch."""
+    """Without a batch, standbys of a lost member become owners, and the log has the wait. After the wait new standbys
+    warm up.
+    """
     world = idle(tmp_path, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
     lost, member = world.owned("1"), world.member("1")
     world.ownership.placement.listener = heard = Heard()
@@ -94,7 +98,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
 
 
 def test_who_comes_takes_part_without_a_batch(tmp_path: Path) -> None:
-    """A newcomer is counted, warms up and owns its share; nobody who stays fetches anything in the next batch."""
+    """Without a batch, a new member warms up and owns its share. The next batch fetches nothing."""
     world = idle(tmp_path, executors=("1", "2"))
     world.cluster.add("3")
     world.rest(20)
@@ -105,7 +109,7 @@ def test_who_comes_takes_part_without_a_batch(tmp_path: Path) -> None:
 
 
 def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
-    """A standby more is there before the next rows."""
+    """Without a batch, a changed `num_standbys` creates the standbys."""
     world = idle(tmp_path)
     world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
     world.rest(10)
@@ -116,7 +120,7 @@ def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_due_nobody_is_asked(tmp_path: Path) -> None:
-    """A look sends no request and starts no task, however long the query is idle; batches then go on as ever."""
+    """An idle query sends no request and starts no task. Later batches run as usual."""
     world = idle(tmp_path, num_standbys=1)
     asked: list[str] = []
     upkeep, census = world.cluster.upkeep, world.cluster.census
@@ -130,7 +134,7 @@ def test_where_nothing_is_due_nobody_is_asked(tmp_path: Path) -> None:
 
 
 def test_right_after_a_batch_its_successor_is_waited_for(tmp_path: Path) -> None:
-    """What is asked of a query whose batches follow each other rides in their records: no look gets between them."""
+    """While batches follow each other, requests of operators are stored in the records of batches only."""
     world = idle(tmp_path)
     world.feed()
     world.driver.operations.drain("1")
@@ -143,7 +147,7 @@ def test_right_after_a_batch_its_successor_is_waited_for(tmp_path: Path) -> None
 
 
 def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> None:
-    """A standby that could not follow the last batch follows once its executor works again."""
+    """A standby that could not follow the last batch follows the log without another batch, once its executor works."""
     world = idle(tmp_path, num_standbys=1)
     world.cluster.stalled = set(THREE)
     world.feed()
@@ -156,7 +160,7 @@ def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> No
 
 
 def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
-    """By the will's record as by a batch's; they are not deleted as left over."""
+    """A record of operator requests lists the snapshots that were taken, so that they are not deleted as orphans."""
     world = idle(tmp_path, snapshot_chain_links=6, retained_for=0)
     world.start(background := InlineBackground(deferred=True))
     world.feed(4)
@@ -174,7 +178,7 @@ def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
 
 
 def test_copies_that_were_cleaned_up_stay_away_until_the_next_batch(tmp_path: Path) -> None:
-    """While the query is paused nobody fetches what an operator has just removed."""
+    """Local copies that an operator removed stay absent until the next batch."""
     world = idle(tmp_path, num_standbys=1)
     world.driver.clean_up()
     assert world.rest(5) == [False] * 5
@@ -186,7 +190,7 @@ def test_copies_that_were_cleaned_up_stay_away_until_the_next_batch(tmp_path: Pa
 
 
 def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> None:
-    """Before the first batch, and after one that failed, nobody looks: what it was about is not known."""
+    """Before the first batch and after a failed one, the query does nothing between batches."""
     world = Elastic(tmp_path)
     assert world.rest(2) == [False, False]
     world.feed()
@@ -197,7 +201,7 @@ def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> Non
 
 
 def test_while_nobody_lives_nothing_is_done(tmp_path: Path) -> None:
-    """Nobody could take over; who comes back has the folder, and its key-groups."""
+    """Without live executors the query does nothing. New executors on the old folders own the same key-groups."""
     world = idle(tmp_path)
     owned = world.owned("1")
     for executor in THREE:

@@ -1,5 +1,5 @@
-"""What a query asks of a real store, counted by the product's own counters: batch by batch, beside the batches, and for
-copies that are gone. Driver, what runs beside it, and executors count each for itself, as they do on a cluster.
+"""Requests to a real store, as counted by the product: per batch, in upkeep, and for restores. Driver, upkeep and
+executors count separately, as on a cluster.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NOTHING = rows_of()
 EXECUTORS = ("1", "2", "3")
 KEY_GROUPS = 32
 SETTLED = 3
-"""From this batch on nothing is done for the first time."""
+"""From this batch on, no one-time work is left."""
 
 
 def sums() -> Operator:
-    """Add up per key, by a processor."""
+    """Return an operator that sums per key with a processor."""
     compute = transform_with_state(Sums(), key="k", output="k string, total long").compute
     return operator_of("sums", ["k"], compute, (), SCHEMA)
 
@@ -43,7 +43,7 @@ BOTH_KINDS = pytest.mark.parametrize("operator", [totals(), sums()], ids=["colum
 
 
 class Asking(World):
-    """A query of one store, whose objects are files."""
+    """A query of one store whose objects are files."""
 
     def __init__(
         self, folder: Path, operator: Operator, executors: tuple[str, ...] = EXECUTORS, **settings: Any
@@ -60,20 +60,20 @@ class Asking(World):
         self.reports: list[BatchReport] = []
 
     def feed(self, batches: int = 1, rows: pa.Table = ROWS) -> BatchReport:
-        """Run the next batches; return the last one's report."""
+        """Run the next batches and return the report of the last one."""
         for _ in range(batches):
             self.reports.append(self.batch(len(self.reports), rows))
         return self.reports[-1]
 
     def asked(self) -> int:
-        """Return how many requests were sent so far, by whomever."""
+        """Return the number of requests that driver, slots and upkeep have sent."""
         stores = (self.memory, self.slots_store, self.upkeep_store)
         return sum(sum(store.requests.values()) for store in stores if store is not None)
 
 
 @BOTH_KINDS
 def test_a_steady_batch_puts_what_slots_wrote_and_the_record(tmp_path: Path, operator: Operator) -> None:
-    """One put each, and a look whether the record is absent still: nothing is read or listed, nothing goes untold."""
+    """A batch sends one put per slot, and one put and one head for the record. The report counts every request."""
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_steady_batch_puts_what_slots_wrote_and_the_record(tmp_path: Path, ope
 
 @BOTH_KINDS
 def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator: Operator) -> None:
-    """Whether slots had rows before or not."""
+    """A batch without changes only puts its record, whether or not slots had rows before."""
     query = Asking(tmp_path, operator)
     query.feed(SETTLED)
     for _ in range(2):
@@ -101,7 +101,9 @@ def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator:
 def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator, headers_max: float, times: int
 ) -> None:
-    """Each member follows both others with one get each. Of parts every byte is got once, but each block by both."""
+    """Each member follows each other member with one get per delta. Parts are fetched once, blocks by both other
+    members.
+    """
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     query = Asking(tmp_path, operator, num_standbys=1)
     before = query.feed(SETTLED)
@@ -115,10 +117,10 @@ def test_a_standby_gets_what_it_needs_of_a_delta_with_one_get(
 
 @BOTH_KINDS
 def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Operator) -> None:
-    """It is made of the copy at hand; beside the batches nothing else is asked for."""
+    """A snapshot takes one put and no get. Upkeep sends no other request."""
     query = Asking(tmp_path, operator, snapshot_chain_links=4)
     query.feed(SETTLED + 6)
-    later = query.reports[1:]  # with the first, the root is looked at
+    later = query.reports[1:]  # the first batch checks the root
     assert [dict(report.upkeep_requests) for report in later] == [
         {"put": report.snapshots} if report.snapshots else {} for report in later
     ]
@@ -126,8 +128,8 @@ def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Opera
 
 
 def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) -> None:
-    """However long nobody looks for anything; the put is told beside the next batch, which asks no more for it. After
-    a minute without any, a look at the log's newest record goes with it, and a LIST of what follows that.
+    """An idle query sends no request. A request of an operator takes one put, which the next report counts. After an
+    idle minute it also takes a head of the newest record and a list.
     """
     query = Asking(tmp_path, totals(), num_standbys=1, retained_for=3600)
     query.feed(SETTLED)
@@ -149,7 +151,9 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
 
 @BOTH_KINDS
 def test_a_cold_restore_gets_a_snapshot_once_and_a_delta_once(tmp_path: Path, operator: Operator) -> None:
-    """One ranged get a snapshot, one for all parts of a delta, and two records, for orders tell the newest links."""
+    """A cold restore sends one get per snapshot, one per delta, and two for records, because orders have only the
+    newest links.
+    """
     query = Asking(tmp_path, operator, ("1",), snapshot_chain_links=4)
     query.feed(SETTLED + 5)
     query.cluster.lose("1", disk=True)
@@ -167,14 +171,14 @@ def test_a_cold_restore_gets_a_snapshot_once_and_a_delta_once(tmp_path: Path, op
 
 
 RECORD_BYTES = {32: 1865, 64: 2206, 96: 2642, 128: 3059, 160: 3506}
-"""The size of a record by the links that it lists, as measured: 13.5 bytes a link, of which 8 are its checksum, and
-1,340 for the rest. Schemas take 350 of these, owners and members 140, and row counts 18. The first record has 160 more
-for the moves of the first assignment. One or two bytes differ by the digest of the record before.
+"""The measured size of a record by its number of links: 13.5 bytes per link, of which 8 are a checksum, and 1,340
+others. Of the others, schemas take 350, owners and members 140, and row counts 18. The first record has 160 more for
+the moves of the first assignment. The digest of the previous record adds one or two bytes.
 """
 
 
 def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lists every chain. Random names compress differently in each run, so the names are the same in each."""
+    """A record lists every chain with a few bytes per link. Names are fixed, because random ones vary in size."""
     chance = random.Random(0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))
     query = Asking(tmp_path, totals())

@@ -1,4 +1,4 @@
-"""The facts of a driver name the members that own key-groups and keep copies of them."""
+"""The driver facts have the owner, standbys and warm-ups of each key-group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_EXECUTOR = "executor_seconds/"
 
 
 def placement(facts: DriverFacts) -> list[tuple[str, set[str], set[str]]]:
-    """Return the owner, the standbys and the warm-ups of each key-group, as the facts name them."""
+    """Return the owner, standbys and warm-ups of each key-group in the facts."""
     names = [member.id for member in facts.members]
     (group,) = facts.groups
     return [
@@ -24,7 +24,9 @@ def placement(facts: DriverFacts) -> list[tuple[str, set[str], set[str]]]:
 
 
 def expected(world: Elastic) -> list[tuple[str, set[str], set[str]]]:
-    """Return the same by the present assignment. Members that have left are not named."""
+    """Return the owner, standbys and warm-ups of each key-group in the current assignment, without members that have
+    left.
+    """
     present = world.ownership.placement.present
     known = {member.id for member in world.driver.operations.members}
     tasks = [task(key_group, GROUP) for key_group in range(world.settings.key_groups)]
@@ -62,7 +64,7 @@ def test_positions_name_the_right_members_while_executors_come_and_go(tmp_path: 
 
 
 def test_executors_that_have_left_leave_no_counters(tmp_path: Path) -> None:
-    """So the number of counters is bounded, however many executors come and go."""
+    """Executors that have left have no counters, so that the number of counters is bounded."""
     world = Elastic(tmp_path, executors=("1", "2"), scheduled_rebalance_max_delay=0)
     world.feed(2)
     counted_before = {name.rpartition("/")[2] for name in world.driver.facts().counters if name.startswith(OF_EXECUTOR)}

@@ -1,5 +1,5 @@
-"""Every one-line edit of a job between two runs keeps its state, migrates it, or is refused by name: never silently
-another meaning.
+"""Every one-line edit of a job between two runs keeps or migrates its state, or is refused with an error. No edit
+silently changes the meaning of state.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Values = Mapping[str, object]
 
 
 def keyed(compute: Computation, *key: str, order_by: Sequence[str] = (), rows: pa.Schema = ROWS) -> Made:
-    """Return what makes an operator of store ``s``."""
+    """Return a function that makes an operator of store ``s``."""
     return lambda: operator_of("s", key or ("k",), compute, order_by, rows)
 
 
 def counted(**columns: Any) -> Made:
-    """Return what makes aggregates by ``k``."""
+    """Return a function that makes aggregates by ``k``."""
     return keyed(aggregate(**columns))
 
 
@@ -53,11 +53,11 @@ def kept(
     not_null: bool = False,
     **told: Any,
 ) -> Made:
-    """Return what makes a function that counts a key's rows in its state, and gives out ``times`` the count."""
+    """Return a function that makes an operator that counts the rows of a key, and outputs ``times`` the count."""
     columns = pa.schema([pa.field(name, kind, nullable=not not_null) for name, kind in state.items()])
 
     def call(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Count them."""
+        """Count the rows of each key."""
         before = {row["k"]: row for row in old.to_pylist()}
         new = {key: {**before.get(key, {}), "k": key} for key in rows["k"].to_pylist()}
         for key in rows["k"].to_pylist():
@@ -77,7 +77,7 @@ def kept(
 
 
 class Counting(StatefulProcessor):
-    """Counts a key's rows in the variable that it is given the name and the kind of."""
+    """Counts the rows of a key in a variable of the given name and kind."""
 
     def __init__(self, name: str = "seen", kind: str = "value", field: str = "n long", **told: Any) -> None:
         self.name, self.kind, self.field, self.told = name, kind, field, told
@@ -95,7 +95,7 @@ class Counting(StatefulProcessor):
             handle.getValueState(more, "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Count them, and give out the count."""
+        """Count the rows and output the count."""
         added = len(list(rows))
         if self.kind == "value":
             total = (self.seen.get() or (0,))[0] + added
@@ -112,7 +112,7 @@ class Counting(StatefulProcessor):
 
 
 def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", output: str = "", **told: Any) -> Made:
-    """Return what makes an operator of the processor."""
+    """Return a function that makes an operator of the processor."""
     columns = output or "k string, seen long"
 
     def make() -> Operator:
@@ -126,9 +126,10 @@ def processed(*of: str, key: Sequence[str] = ("k",), time_mode: str = "None", ou
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit: the operator before and after it, and the columns of the row that key ``a`` has then. Where it is
-    ``refused``, the message has that, and the row is what there is once the column or store in ``accept`` is accepted.
-    ``warns`` is in a warning of the first batch after it.
+    """The operator before and after an edit, and the expected output row of key ``a``.
+
+    If the edit is ``refused``, the error contains that text, and the row is expected after the column or store in
+    ``accept`` is accepted. ``warns`` is in a warning of the first batch after the edit.
     """
 
     before: Made
@@ -141,7 +142,7 @@ class Edit:
 
 
 def timed(mode: str = "EventTime", due: str = "until") -> Mapping[str, Any]:
-    """Return what a function is told of time."""
+    """Return the arguments that make a function expire keys."""
     return {"due": due, "time_mode": mode}
 
 
@@ -288,12 +289,12 @@ EDITS = {
 
 
 def beside() -> Operator:
-    """Return another operator of the same job, which nobody edits."""
+    """Return another operator of the same job, which is not edited."""
     return operator_of("beside", ["k"], aggregate(all=count()), (), ROWS)
 
 
 def feed(world: World, version: int, row: Mapping[str, object]) -> list[str]:
-    """Run a batch of one row, in the columns of the operator's input; return its warnings."""
+    """Run a batch of one row with the columns of the operator's input, and return its warnings."""
     table = pa.Table.from_pylist([dict(row)], schema=world.operators[0].input)
     return list(world.batch(version, table).warnings)
 
@@ -306,7 +307,7 @@ def answered(world: World, store: str = "s") -> dict[str, object]:
 
 
 def edited(world: World, operators: list[Operator], **settings: Any) -> None:
-    """Start the query again, with other operators and settings."""
+    """Start the query again with other operators and settings."""
     world.operators = operators
     world.settings = Settings(**{**world.settings.given(), **settings})
     world.start()
@@ -314,7 +315,9 @@ def edited(world: World, operators: list[Operator], **settings: Any) -> None:
 
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
-    """Two batches with a restart between, from which no local copy is left. A refusal changes nothing in the root."""
+    """A query continues after an edit and the loss of all copies with the expected state, or is refused. A refusal
+    changes no object.
+    """
     edit = EDITS[name]
     world = World(tmp_path, operators=[edit.before(), beside()])
     feed(world, 0, BEFORE)
@@ -331,7 +334,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
         if not edit.accept:
             return
         assert f"accept = {edit.accept!r}" in caught.value.remedy
-        edited(world, [edit.after(), beside()], accept=edit.accept)  # as the remedy prints it, split at commas
+        edited(world, [edit.after(), beside()], accept=edit.accept)  # as the remedy prints it
     warnings = feed(world, 1, AFTER)
     assert edit.row is not None
     assert {column: answered(world)[column] for column in edit.row} == edit.row
@@ -339,12 +342,12 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
     assert [edit.warns in line for line in warnings] == ([True] if edit.warns else []), warnings
     assert answered(world, "beside")["all"] == 2
     edited(world, [edit.after(), beside()], accept=[])
-    assert feed(world, 2, AFTER) == [], "what was accepted is what the state is from then on"
+    assert feed(world, 2, AFTER) == [], "the accepted change is stored"
 
 
 @pytest.mark.parametrize("change", [("u", 1_000), ("t", 600_000), ("t", 0)], ids=["column", "longer", "shorter"])
 def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Path) -> None:
-    """As in Spark: the watermark itself never goes back, and the state does not depend on it."""
+    """State does not depend on the watermark column and delay, as in Spark."""
     world = World(tmp_path, operators=[with_watermark(counted(**TOTAL)(), Watermark("t", 1_000))])
     feed(world, 0, BEFORE)
     edited(world, [with_watermark(counted(**TOTAL)(), Watermark(*change))])
@@ -353,7 +356,7 @@ def test_another_watermark_keeps_the_state(change: tuple[str, int], tmp_path: Pa
 
 
 def test_a_store_under_another_name_starts_empty_with_a_warning(tmp_path: Path) -> None:
-    """Nobody can tell it from a new one: the warning has both names."""
+    """A renamed store starts empty. A warning has both names."""
     world = World(tmp_path, operators=[counted(**TOTAL)()])
     feed(world, 0, BEFORE)
     world.sinks["renamed"] = SimSink()
@@ -364,7 +367,7 @@ def test_a_store_under_another_name_starts_empty_with_a_warning(tmp_path: Path) 
 
 
 def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_path: Path) -> None:
-    """As Spark's configuration has it."""
+    """With case-sensitive names, a column that differs only in case is another column."""
     rows = pa.schema([*ROWS, ("V", pa.int64())])
     one, other = (
         operator_of("s", ["k"], aggregate(total=sum_(name)), (), rows, case_sensitive=True) for name in ("v", "V")
@@ -377,7 +380,9 @@ def test_a_column_that_differs_in_case_alone_is_another_where_case_counts(tmp_pa
 
 
 def test_a_root_that_says_nothing_of_results_is_continued(tmp_path: Path) -> None:
-    """As earlier versions wrote it: every declaration that can read the columns is taken, and recorded from then on."""
+    """For a root of an earlier version, which has no declarations, any declaration that can read the columns is
+    accepted. Later records have the declaration.
+    """
     world = World(tmp_path, operators=[counted(**TOTAL)()])
     feed(world, 0, BEFORE)
     log = world.log()

@@ -1,4 +1,4 @@
-"""What becomes of the batch that Spark hands over: every rule of Enter, with its remedy."""
+"""The driver runs, repeats or refuses each batch of Spark. Every refusal has its remedy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, 
 
 
 def incoming(version: int, **changes: Any) -> IncomingBatch:
-    """Return what Spark would say of a batch."""
+    """Return a batch as Spark hands it over."""
     return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)
 
 
 def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
-    """Return the refusal."""
+    """Return the error that refuses a batch."""
     with pytest.raises(ConflictError) as caught:
         decide(tail, given, ROOT, Settings())
     assert caught.value.where == ROOT
@@ -45,19 +45,23 @@ SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
     ("stored", "before"), [(SPARKS, SPARKS), (SPARKS, SPARKS.replace(":1", ":2")), (None, SPARKS), (SPARKS, None)]
 )
 def test_the_next_batch_runs_where_both_ended_alike(stored: str | None, before: str | None) -> None:
-    """Each source's offsets are the same, whatever Spark notes beside them, or one of both is not known."""
+    """The next batch runs if state and checkpoint have the same offsets, or if one of them is unknown. Other fields of
+    the offset log are ignored.
+    """
     assert decide(replace(TAIL, offsets=stored), incoming(6, offsets_before=before), ROOT, Settings()) is Decision.RUN
 
 
 def test_the_next_batch_of_another_line_is_refused() -> None:
-    """A rollback left batch 5 behind and another one came: one of state and checkpoint is from a backup of before."""
+    """The next batch is refused if state and checkpoint have different offsets of the last batch, because one of them
+    is from a backup.
+    """
     error = conflict(replace(TAIL, offsets=SPARKS), incoming(6, offsets_before=SPARKS.replace("5", "7")))
     assert error.id == "RIFFLE-0211"
     assert printed(error.remedy)[0][-2] == "5"
 
 
 def test_the_heads_own_batch_is_a_repeat() -> None:
-    """The same id, query and offsets: committed before, skipped."""
+    """A batch with the id, query and offsets of the last committed batch is skipped."""
     assert decide(TAIL, incoming(5), ROOT, Settings()) is Decision.REPEAT
 
 
@@ -65,7 +69,9 @@ def test_the_heads_own_batch_is_a_repeat() -> None:
     ("store", "delivers", "rows"), [("new", True, 1), ("old", False, 1), ("old", True, 1), ("new", True, 0)]
 )
 def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, delivers: bool, rows: int) -> None:
-    """It has another name now, or no sink, and the batch may not have been delivered: the next one frees its rows."""
+    """A repeat is refused if the committed batch has sealed output of a store that was renamed or has no sink any more.
+    The next batch is accepted.
+    """
     link = Link(Head(5, f"1-{5:032x}"), 0, 9, 0, rows)
     sealed = replace(TAIL, delivers_after_commit=True, outputs=(("old", link),))
     given = [replace(totals(store), delivers=delivers)]
@@ -80,7 +86,7 @@ def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, d
 
 @pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
 def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked: str) -> None:
-    """From key-groups on it takes a function of the user's, without which the printed command would be refused."""
+    """The remedy for another dispatch has a complete command. From key-group dispatch on it has `--partition-of`."""
     with pytest.raises(ConfigError, match="RIFFLE-0218") as caught:
         check_matches_stored_state(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
     assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
@@ -88,13 +94,13 @@ def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked
 
 
 def test_another_number_of_key_groups_is_refused() -> None:
-    """A key's state would be looked for in the key-group of another key."""
+    """Another number of key-groups is refused, because keys would be in other key-groups."""
     with pytest.raises(ConfigError, match="RIFFLE-0219"):
         check_matches_stored_state(TAIL, Settings(key_groups=16), [], ROOT)
 
 
 def test_a_later_batch_on_an_empty_root_is_refused() -> None:
-    """A running checkpoint whose state is gone, or a wrong root: an explicit start is asked for."""
+    """A later batch on an empty root is refused, because the root may be wrong. The remedy is an explicit start."""
     error = conflict(None, incoming(7))
     assert error.id == "RIFFLE-0209"
     assert printed(error.remedy)[0][0] == "adopt"
@@ -103,7 +109,7 @@ def test_a_later_batch_on_an_empty_root_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 6])
 def test_another_query_is_refused(version: int) -> None:
-    """A new checkpoint on old state, whatever its batch: adopt it, or use another root."""
+    """Another query is refused, whatever its batch. The remedy is to adopt the state or to use another root."""
     error = conflict(TAIL, incoming(version, query_id="another"))
     assert error.id == "RIFFLE-0210"
     assert "riffle adopt s3://bucket/state" in error.remedy
@@ -111,14 +117,14 @@ def test_another_query_is_refused(version: int) -> None:
 
 @pytest.mark.parametrize("version", [7, 100])
 def test_a_gap_is_refused(version: int) -> None:
-    """Batches are missing in the state: take Spark's offsets back to it."""
+    """A batch after a gap is refused. The remedy takes Spark's offsets back to the last batch."""
     error = conflict(TAIL, incoming(version))
     assert error.id == "RIFFLE-0212"
     assert printed(error.remedy)[0][-2] == "5"
 
 
 def test_the_same_batch_with_other_input_is_refused() -> None:
-    """Same id, other offsets: the state holds rows that the checkpoint does not know of."""
+    """The last batch with other offsets is refused, because the state has rows that the checkpoint does not know."""
     error = conflict(TAIL, incoming(5, offsets="other"))
     assert error.id == "RIFFLE-0214"
     assert printed(error.remedy)[0][-2] == "4"
@@ -126,7 +132,7 @@ def test_the_same_batch_with_other_input_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 4])
 def test_an_older_batch_is_refused(version: int) -> None:
-    """A restored older checkpoint: take the state back, or restore the newer one."""
+    """An older batch is refused, because the checkpoint is older than the state. The remedy takes the state back."""
     error = conflict(TAIL, incoming(version))
     assert error.id == "RIFFLE-0215"
     assert printed(error.remedy)[0][-2] == str(version - 1)
@@ -138,7 +144,9 @@ def test_an_older_batch_is_refused(version: int) -> None:
 def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
     stored: str | None, given: str | None, repeat: bool
 ) -> None:
-    """Without Spark's offset log a repeat must have the same rows; unknown is never the same."""
+    """Without Spark's offset log, a repeat must have the digest of the committed rows. An unknown digest differs from
+    all.
+    """
     tail = replace(TAIL, offsets=None, input_digest=stored)
     again = incoming(5, offsets=None, input_digest=given)
     if repeat:
@@ -148,7 +156,7 @@ def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
 
 
 def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
-    """A restarted query finds the head's offsets behind its predecessor's claim."""
+    """A claim keeps the offsets of the last batch, so that a restarted query recognises a repeat."""
     world = World(tmp_path, operators=[totals()])
     world.batch(0, rows_of(("a", 1, 0)))
     for _ in range(3):
@@ -156,7 +164,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
         assert world.batch(0, rows_of(("a", 1, 0))).decision == "repeat"
         assert world.work.drained == 1
     assert [record.kind for record in _records(world)] == ["claim", "batch", "claim", "claim", "claim"]
-    assert [record.epoch for record in _records(world)] == [1, 1, 2, 3, 4], "each claim has an epoch of its own (I4)"
+    assert [record.epoch for record in _records(world)] == [1, 1, 2, 3, 4], "each claim has a new epoch (I4)"
     with pytest.raises(ConflictError, match="RIFFLE-0214"):
         world.batch(0, rows_of(("a", 1, 0)), offsets="other")
 
@@ -171,7 +179,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
     ],
 )
 def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: dict[str, Any], error: str) -> None:
-    """No claim, no run, no sink: the root is as it was, and the right batch still runs."""
+    """A refused batch writes no object and calls no sink. The correct batch still runs."""
     world = World(tmp_path, operators=[totals()])
     for done in range(2):
         world.batch(done, rows_of(("a", 1, 0)))
@@ -184,7 +192,7 @@ def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: 
 
 
 def test_every_batch_gets_a_record_empty_ones_too(tmp_path: Path) -> None:
-    """An empty batch commits nothing but its number and offsets."""
+    """Every batch has a record. The record of an empty batch changes only the batch id and the offsets."""
     world = World(tmp_path, operators=[totals()])
     for version in range(3):
         report = world.batch(version, rows_of())
@@ -201,7 +209,7 @@ def _records(world: World) -> list[Record]:
 
 
 def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
-    """Two drivers on it would undo each other's commits: the start says so. Once the store is mended, it runs."""
+    """A store that overwrites objects is refused before a batch runs, because drivers would undo others' commits."""
     world.store.script(Fault("overwrites", times=None))
     with pytest.raises(ConfigError, match="RIFFLE-0459"):
         world.batch(0, rows_of(("a", 1, 0)))
@@ -214,7 +222,7 @@ def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -
 
 @pytest.mark.parametrize("name", ["status.json", "status.html", "requests.json", "queries"])
 def test_a_new_store_with_the_name_of_another_object_is_refused(tmp_path: Path, name: str) -> None:
-    """On files its folder would be in the way of that object. A root that has such a store already continues."""
+    """A new store is refused if its folder would have the name of another object. An existing store continues."""
     world = World(tmp_path, operators=[totals(name)], root=f"file://{tmp_path}/state")
     with pytest.raises(ConfigError, match="RIFFLE-1471") as raised:
         world.batch(0, rows_of(("a", 1, 0)))

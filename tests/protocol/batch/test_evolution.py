@@ -1,4 +1,4 @@
-"""State that was written with other columns is read by a query that declares new ones, or the query is refused."""
+"""A query with changed columns reads state that was written with the old columns, or is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SMALL = pa.schema([("n", pa.int32()), ("last", pa.string())])
 
 
 def keeping(state: pa.Schema) -> Operator:
-    """Return an operator that gives out each key's state as it found it, and sets ``n`` of new keys to their value."""
+    """Return an operator that outputs the state of each key before the batch, and sets ``n`` of new keys to their
+    value.
+    """
     output = pa.schema([("k", pa.string()), *state])
 
     def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -55,7 +57,9 @@ CHANGED = {
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.sample(step=2)
 def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
-    """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
+    """A query with changed columns reads deltas and snapshots with the old columns, from the store or beside local
+    copies.
+    """
     links = 2 if snapshots else 1000
     world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links)
     keys = [f"key-{number}" for number in range(20)]
@@ -92,18 +96,20 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
     ids=["moved, another life", "less, and wider", "one more", "another kind", "another map key", "timers gone"],
 )
 def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
-    """A variable may come, go or move, its fields change as columns; its kind, a map's key and timers stay."""
+    """Variables may be added, removed or reordered, and their fields change like columns. Kinds, map keys and timers
+    must stay.
+    """
     assert VariableColumns("s", KEY, variables, indexed).can_read(VARIABLES.to_text()) is allowed
 
 
 def test_one_kind_of_store_never_becomes_the_other() -> None:
-    """Columns cannot be read as variables, nor variables as columns."""
+    """A store of columns cannot be read as variables, nor variables as columns."""
     assert not VARIABLES.can_read(PlainColumns("s", KEY, N).to_text())
     assert not PlainColumns("s", KEY, N).can_read(VARIABLES.to_text())
 
 
 def test_times_to_be_due_may_come_and_never_go() -> None:
-    """State without them is read by a processor with timers; what has them keeps them."""
+    """A processor with timers reads state without timers. A processor without timers cannot read state with timers."""
     untimed = VariableColumns("s", KEY, VARIABLES.variables, indexed=False)
     assert VARIABLES.can_read(untimed.to_text())
     assert not untimed.can_read(VARIABLES.to_text())

@@ -1,4 +1,4 @@
-"""Named initial states in records: which are due after one, and what the remedies make of them."""
+"""Records list the loaded initial states. The driver loads missing ones, also after a rollback or adoption."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ COLUMNS = pa.schema([("k", pa.string())])
 
 
 def given(name: str, store: str = "totals") -> Operator:
-    """Return an operator that is given an initial state."""
+    """Return an operator with an initial state."""
     return replace(totals(store), initial=COLUMNS, initial_name=name)
 
 
 def after(*names: str, stores: tuple[str, ...] = ("totals",)) -> Record:
-    """Return the record of a batch after which these were loaded."""
+    """Return the record of a batch after which these initial states were loaded."""
     schemas = {store: {"text": ""} for store in stores}
     return replace(PLAIN, schemas=schemas, initial_states={"totals": names} if names else {})
 
 
 def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is() -> None:
-    """By store; an operator without initial state is never due."""
+    """An initial state is due until a record lists its name for the store. One without a name is due until the store
+    exists.
+    """
     assert is_initial_state_due(after(), given("a"))
     assert is_initial_state_due(after("a"), given("b"))
     assert not is_initial_state_due(after("a", "b"), given("a"))
@@ -47,7 +49,7 @@ def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is()
 
 
 def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
-    """Stores that are not run now keep theirs, and a name is listed once."""
+    """A record lists each earlier and new initial state once, also of stores that do not run."""
     tail = after("a")
     assert loaded_names(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
     assert loaded_names(tail, [given("a")]) == {"totals": ("a",)}
@@ -56,7 +58,7 @@ def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
 
 @pytest.mark.parametrize("dispatch", ["partition", "hashed"])
 def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: str) -> None:
-    """Before there is a record everything is."""
+    """With partition or hashed dispatch, an initial state is refused if no record lists it."""
     for tail in (None, after("a")):
         with pytest.raises(ConfigError, match="RIFFLE-0807"):
             check_initial(tail, dispatch, [given("b")])
@@ -65,14 +67,14 @@ def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: st
 
 
 def test_an_aggregate_takes_none() -> None:
-    """It has nobody to call."""
+    """An aggregate refuses an initial state, because it has no function to handle it."""
     with pytest.raises(ConfigError, match="RIFFLE-0804"):
         with_initial_state(totals(), COLUMNS, "a")
     assert with_initial_state(totals(), None, "a") == totals()
 
 
 def test_batches_without_initial_state_keep_what_is_listed(tmp_path: Path) -> None:
-    """Over restarts too."""
+    """Batches without initial state keep the list of the previous record, also after a restart."""
     world = World(tmp_path)
     log = world.log()
     tail = log.append(replace(PLAIN, query_id="query", initial_states={"gone": ("a",)}), Manifest())
@@ -85,7 +87,7 @@ def test_batches_without_initial_state_keep_what_is_listed(tmp_path: Path) -> No
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Spark's checkpoint of a query of two batches."""
+    """Return a Spark checkpoint of a query of two batches."""
     folder = tmp_path / "checkpoint"
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True)
@@ -96,7 +98,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_rollback_forgets_what_was_loaded_since_and_adopted_state_nothing(checkpoint: Path) -> None:
-    """What is not in the state any more is due again; under a new checkpoint it is still there."""
+    """After a rollback, initial states that were loaded later are due again. An adopted query keeps its list."""
     store = MemoryStore(uuid.uuid4().hex)
     root = f"memory://{store.name}"
     log = Log(store, root)

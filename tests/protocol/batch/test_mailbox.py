@@ -1,4 +1,4 @@
-"""Requests from outside: each is applied once and answered, also with crashes, restarts and races."""
+"""The driver applies each request of another process once and answers it, also after crashes, restarts and races."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOUR_MS = 3_600_000
 
 
 class Operator:
-    """Someone who makes requests from another machine, whose clock is the query's."""
+    """An operator who makes requests from another machine, with the clock of the query."""
 
     def __init__(self, world: World, objects: ObjectStore | None = None, user: str = "ann") -> None:
         self.world = world
@@ -63,7 +63,7 @@ class Operator:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of two executors that reads requests, after two batches."""
+    """Return a query of two executors that reads requests, after two batches."""
     query = World(tmp_path, control="on")
     query.batch(0, one(1))
     query.batch(1, one(2))
@@ -72,7 +72,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def operator(world: World) -> Operator:
-    """An operator of the query."""
+    """Return an operator of the query."""
     return Operator(world)
 
 
@@ -89,12 +89,12 @@ def drained(world: World) -> tuple[str, ...]:
 
 
 class TestApplied:
-    """Requests of each kind take effect, and the next record answers."""
+    """A request takes effect, and the next record has its answer."""
 
     def test_a_drain_is_applied_by_the_next_batch_and_answered_in_its_record(
         self, world: World, operator: Operator
     ) -> None:
-        """The member is drained once the batch has ended, in the record and in the driver."""
+        """After the batch, the record and the driver have the drained member."""
         operator.ask("drain", member="1")
         world.batch(2, one(3))
         assert operator.states() == [("ann-1", "applied")]
@@ -104,7 +104,7 @@ class TestApplied:
     def test_an_idle_query_answers_within_a_second_by_a_record_of_its_own(
         self, world: World, operator: Operator
     ) -> None:
-        """It needs one look, and no batch."""
+        """An idle query applies and answers a request within a second, in a record without a batch."""
         operator.ask("drain", member="1")
         world.rest()
         tail = world.log().tail
@@ -113,7 +113,7 @@ class TestApplied:
         assert drained(world) == (member_of(world, "1"),)
 
     def test_requests_are_applied_in_their_order(self, world: World, operator: Operator) -> None:
-        """A drain that a pin forbids is refused if it comes later, and applied after the pin's end."""
+        """Requests are applied in order: a drain of a pinned member is refused, and succeeds after the unpin."""
         operator.ask("pin", key_group=3, member="1")
         operator.ask("drain", member="1")
         operator.ask("unpin", key_group=4)
@@ -125,7 +125,7 @@ class TestApplied:
         assert operator.states()[3:] == [("ann-4", "applied"), ("ann-5", "applied")]
 
     def test_a_live_setting_is_set_and_another_is_refused(self, world: World, operator: Operator) -> None:
-        """The answer has the error's id and text."""
+        """A live setting is changed. For any other setting, the answer has the id and text of the error."""
         operator.ask("set", num_standbys="1", retained_for="2 h")
         operator.ask("set", key_groups="16")
         operator.ask("set", num_standby="1")
@@ -138,7 +138,7 @@ class TestApplied:
         assert (third.state, "num_standbys" in third.text) == ("refused", True)
 
     def test_a_rebalance_computes_an_assignment(self, world: World, operator: Operator) -> None:
-        """It counts as an operator's request."""
+        """A rebalance request starts an assignment."""
         before = world.driver.operations.requests.revision
         operator.ask("rebalance")
         world.rest()
@@ -146,7 +146,7 @@ class TestApplied:
         assert world.driver.operations.requests.revision == before + 1
 
     def test_a_query_is_paused_and_resumed(self, world: World, operator: Operator) -> None:
-        """The driver calls the holder of the batches. A query without one refuses."""
+        """Pause and resume requests call the driver's `hold`. A query without `hold` refuses them."""
         operator.ask("pause")
         world.rest()
         assert operator.answers()[-1].error_id == "RIFFLE-1353"
@@ -161,7 +161,7 @@ class TestApplied:
 
 
 class TestRefused:
-    """Requests that cannot be applied are answered."""
+    """A request that cannot be applied gets an answer."""
 
     @pytest.mark.parametrize(
         ("command", "arguments", "error_id"),
@@ -180,7 +180,7 @@ class TestRefused:
     def test_the_answer_has_the_id_of_the_error(
         self, world: World, operator: Operator, command: str, arguments: dict[str, Any], error_id: str
     ) -> None:
-        """Nothing else changes, and later requests are applied."""
+        """A refused request changes nothing, and later requests are applied."""
         operator.ask(command, **arguments)
         operator.ask("rebalance")
         world.rest()
@@ -189,14 +189,14 @@ class TestRefused:
         assert drained(world) == ()
 
     def test_an_expired_request_is_not_applied(self, world: World, operator: Operator) -> None:
-        """The driver saw it too late."""
+        """A request that the driver reads after its expiry is not applied."""
         operator.ask("drain", expires_ms=500, member="1")
         world.batch(2, one(3))
         assert operator.states() == [("ann-1", "expired")]
         assert drained(world) == ()
 
     def test_a_request_that_a_later_one_replaced_names_it(self, world: World, operator: Operator) -> None:
-        """Two operators pin the same key-group before the driver looks: the first learns of the second."""
+        """If two operators pin one key-group, the answer of the first one names the second."""
         operator.ask("pin", key_group=3, member="1")
         Operator(world, user="bob").ask("pin", key_group=3, member="2")
         world.rest()
@@ -206,7 +206,7 @@ class TestRefused:
         assert list(world.driver.operations.requests.pins.values()) == [member_of(world, "2")]
 
     def test_a_refused_request_replaces_nothing(self, world: World, operator: Operator) -> None:
-        """The earlier pin stays in effect."""
+        """A refused pin does not end an earlier one."""
         operator.ask("pin", key_group=3, member="1")
         operator.ask("pin", key_group=3, member="absent")
         world.rest()
@@ -218,7 +218,7 @@ class TestOnce:
     """Each request is applied exactly once."""
 
     def test_an_answered_request_is_not_applied_again(self, world: World, operator: Operator) -> None:
-        """Neither by the same driver nor by the next, although it is still in the mailbox."""
+        """No driver applies an answered request again, although it is still in the mailbox."""
         operator.ask("drain", member="1")
         world.rest()
         world.driver.operations.undrain("1")
@@ -235,7 +235,7 @@ class TestOnce:
     def test_a_crash_between_applying_and_recording_applies_it_once(
         self, world: World, operator: Operator, step: str
     ) -> None:
-        """The next driver has both the effect and the answer, or neither, and then applies it."""
+        """After a crash the next driver has both the effect and the answer, or neither. It then applies the request."""
         operator.ask("drain", member="1")
         world.crash_at = step
         with pytest.raises(Crash):
@@ -251,7 +251,7 @@ class TestOnce:
 
     @pytest.mark.parametrize("step", ["before requests", "after requests"])
     def test_a_crash_of_an_idle_driver_applies_it_once(self, world: World, operator: Operator, step: str) -> None:
-        """The same for a record without a batch."""
+        """A crash at the record of an idle query loses and repeats no request."""
         operator.ask("drain", member="1")
         world.crash_at = step
         with pytest.raises(Crash):
@@ -264,7 +264,7 @@ class TestOnce:
 
     @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
     def test_a_lost_answer_of_the_store_changes_nothing(self, world: World, operator: Operator, kind: str) -> None:
-        """The record with the answer may have been committed or not; the request is applied once."""
+        """If the answer of the store is lost, the record may be committed or not. The request is applied once."""
         operator.ask("drain", member="1")
         world.store.script(Fault(kind, name="log/", times=5))  # type: ignore[arg-type]
         with pytest.raises(UnavailableError):
@@ -274,7 +274,7 @@ class TestOnce:
         assert operator.states() == [("ann-1", "applied")]
 
     def test_a_fenced_driver_answers_nothing_and_sends_nothing(self, world: World, operator: Operator) -> None:
-        """It reads a request before it knows that it is fenced. The new driver answers, and the old one stays still."""
+        """A fenced driver answers no requests. The new driver answers them, and the old one sends no more."""
         old = world.driver
         world.start()
         world.batch(2, one(3))
@@ -292,7 +292,7 @@ class TestOnce:
         assert operator.states() == [("ann-1", "applied")]
 
     def test_a_request_waits_for_the_first_assignment(self, world: World, operator: Operator) -> None:
-        """A driver that knows no members yet neither refuses nor reads."""
+        """A driver without an assignment neither reads nor refuses requests."""
         world.start()
         operator.ask("drain", member="1")
         before = world.store.requests["get"]
@@ -304,10 +304,10 @@ class TestOnce:
 
 
 class TestCost:
-    """What reading requests costs."""
+    """The requests to the store that a mailbox costs."""
 
     def test_a_batch_sends_one_get_more(self, tmp_path: Path) -> None:
-        """With control on exactly one, with and without requests; off none."""
+        """With `control = on` each batch sends one get more."""
         sent = {}
         for control in ("on", "off"):
             query = World(tmp_path / control, control=control, snapshot_chain_links=1000, retained_for=3600)
@@ -317,7 +317,7 @@ class TestCost:
         assert all("get" not in requests for requests in sent["off"])
 
     def test_a_repeated_batch_reads_no_requests(self, world: World, operator: Operator) -> None:
-        """It commits nothing, so nothing could be answered. The next batch reads them."""
+        """A repeated batch commits nothing, so it reads no requests. The next batch reads them."""
         world.batch(2, one(3))
         operator.ask("drain", member="1")
         before = world.store.calls.count(("get", MAILBOX))
@@ -327,7 +327,7 @@ class TestCost:
         assert operator.states() == [("ann-1", "applied")]
 
     def test_an_idle_driver_sends_one_get_per_look(self, world: World, operator: Operator) -> None:
-        """And nothing else. With control off nothing at all."""
+        """An idle driver sends one get per look, and none with `control = off`."""
         world.rest(5)
         before = dict(world.store.requests)
         world.rest(10)
@@ -342,7 +342,7 @@ class TestCost:
         assert world.store.requests == {name: before[name] + sent_by_operator[name] for name in before}
 
     def test_control_off_ignores_requests(self, tmp_path: Path) -> None:
-        """And the record does not list the query as steerable."""
+        """With `control = off` requests are ignored, and the record says so."""
         query = World(tmp_path)
         query.batch(0, one(1))
         Operator(query).ask("drain", member="1")
@@ -354,7 +354,7 @@ class TestCost:
         assert Operator(query).answers() == ()
 
     def test_the_record_says_whether_the_driver_reads_requests_now(self, world: World, operator: Operator) -> None:
-        """So a command that the driver would not answer is refused, and accepted once control is on again."""
+        """The record says whether the driver reads requests. If not, commands that make requests are refused."""
 
         def is_read() -> bool:
             tail = world.log().tail
@@ -374,7 +374,7 @@ class TestCost:
         assert is_read()
 
     def test_the_mailbox_and_the_answers_stay_small(self, world: World, operator: Operator) -> None:
-        """After 100 requests both hold the newest ones only."""
+        """After 100 requests the mailbox and the record have only the newest requests and answers."""
         for number in range(50):
             operator.ask("drain" if number % 2 == 0 else "undrain", member="1")
             operator.ask("rebalance")
@@ -388,11 +388,11 @@ class TestCost:
 
 
 class TestTrouble:
-    """A mailbox or store that is broken does not fail a batch."""
+    """A broken mailbox or store does not fail a batch."""
 
     @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b'{"format": 9, "last": 0, "requests": []}', b"[" * 9999])
     def test_an_unreadable_mailbox_is_a_warning(self, world: World, data: bytes) -> None:
-        """Once, not with each batch. A command says so, too."""
+        """An unreadable mailbox is one warning, not one per batch. Commands refuse it."""
         world.memory.put_if_absent(MAILBOX, data)
         reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
         warnings = [warning for report in reports for warning in report.warnings if "RIFFLE-1354" in warning]
@@ -402,7 +402,7 @@ class TestTrouble:
         assert caught.value.id == "RIFFLE-1350"
 
     def test_a_store_that_does_not_answer_is_a_warning(self, world: World, operator: Operator) -> None:
-        """The request is applied later."""
+        """If the store does not answer, the request is applied later."""
         operator.ask("drain", member="1")
         world.store.script(Fault("unavailable", name=MAILBOX, times=2))
         reports = [world.batch(version, one(3)) for version in (2, 3, 4)]
@@ -411,7 +411,7 @@ class TestTrouble:
         assert operator.states() == [("ann-1", "applied")]
 
     def test_one_unreadable_request_is_refused_alone(self, world: World, operator: Operator) -> None:
-        """The requests around it are applied."""
+        """An unreadable request is refused, and the other requests are applied."""
         operator.ask("rebalance")
         operator.ask("rebalance")
         stored = read_mailbox(world.memory)
@@ -428,7 +428,7 @@ class TestTrouble:
         assert world.store.requests["put"] == sent
 
     def test_a_deleted_mailbox_starts_after_the_last_answer(self, world: World, operator: Operator) -> None:
-        """A new request is not mistaken for an old one."""
+        """After the mailbox was deleted, a new request gets a number after the last answer."""
         operator.ask("drain", member="1")
         world.rest()
         world.memory.delete([MAILBOX])
@@ -453,12 +453,12 @@ REQUESTS = st.builds(
 
 
 class TestFormat:
-    """The object itself, without a query."""
+    """The format of the mailbox."""
 
     @given(st.lists(st.tuples(REQUESTS, st.integers(0, 40)), max_size=40))
     @settings(deadline=None, max_examples=60)
     def test_a_mailbox_survives_encoding_and_stays_bounded(self, steps: list[tuple[MailboxRequest, int]]) -> None:
-        """Numbers only grow, no live request without an answer is lost, and a full mailbox refuses."""
+        """Numbers only grow, no live request without an answer is lost, and a full mailbox refuses requests."""
         box = Mailbox()
         answered = 0
         for request, more in steps:
@@ -477,12 +477,12 @@ class TestFormat:
             box = added
 
     def test_of_two_operators_that_race_none_loses_a_request(self) -> None:
-        """The second one's write finds another tag, and is repeated on what the first wrote."""
+        """If two operators write at the same time, the second write is repeated, and no request is lost."""
         store = MemoryStore()
         first = MailboxRequest(0, "first", "rebalance", {}, "ann", "a", 0, 10)
 
         class Racing(FaultyStore):
-            """A store in which another operator is faster, once."""
+            """A store in which another operator writes first, once."""
 
             raced = False
 
@@ -497,7 +497,7 @@ class TestFormat:
 
     @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
     def test_a_lost_answer_adds_a_request_once(self, kind: str) -> None:
-        """Whether the first attempt succeeded or not."""
+        """If the answer of the store is lost, the request is added once, whether or not the write succeeded."""
         faulty = FaultyStore(MemoryStore(), [Fault(kind, method="put", skip=1)])  # type: ignore[arg-type]
         for name in ("first", "second"):
             add_request(faulty, MailboxRequest(0, name, "rebalance", {}, "ann", "a", 0, 10), lambda: 0)
@@ -509,31 +509,31 @@ def _request(number: int, expires_ms: int = HOUR_MS, **arguments: object) -> Mai
 
 
 class TestContent:
-    """What the object keeps."""
+    """The content of the mailbox."""
 
     def test_the_newest_requests_with_an_answer_stay(self) -> None:
-        """The older ones are removed by the next command."""
+        """A new request removes the oldest answered requests."""
         box = Mailbox(20, tuple(map(_request, range(1, 21)))).add(_request(0), answered=20)
         assert [each.number for each in box.requests] == [*range(21 - ANSWERS_KEPT, 21), 21]
 
     def test_the_oldest_expired_requests_make_room(self) -> None:
-        """One record can answer all that stay."""
+        """A new request removes the oldest expired requests, so that one record can answer all."""
         box = Mailbox(PENDING_MAX, tuple(_request(number, 0) for number in range(1, PENDING_MAX + 1)))
         assert [each.number for each in box.add(_request(0), answered=0).requests] == [*range(2, PENDING_MAX + 2)]
 
     def test_requests_are_read_in_their_order(self) -> None:
-        """Whatever wrote the object."""
+        """Requests are read in the order of their numbers, whatever their order in the object."""
         box = Mailbox(2, (_request(2), _request(1)))
         assert [each.number for each in Mailbox.decode(box.encode()).requests] == [1, 2]
 
     def test_pins_of_two_stores_do_not_replace_each_other(self) -> None:
-        """Key-group 3 of one co-location group is not that of another."""
+        """A pin of key-group 3 of one co-location group does not replace that of another group."""
         first, second = (_request(1, store=store, key_group=3) for store in ("a", "b"))
         assert first.subject != second.subject
         assert first.subject == _request(2, store="a", key_group=3).subject
 
     def test_a_request_expires_at_its_time(self, world: World, operator: Operator) -> None:
-        """Not a moment later."""
+        """A request is expired at its expiry time."""
         operator.ask("rebalance", expires_ms=0)
         world.rest()
         assert operator.states() == [("ann-1", "expired")]

@@ -1,6 +1,6 @@
-"""A column or variable that leaves the declaration and comes back begins empty, whatever copies and objects still hold.
+"""A column or variable that is removed and declared again starts empty, whatever local copies and objects still have.
 
-Queries are started again with drawn declarations, rolled back, and lose their copies; a dictionary says what is kept.
+Queries restart with random declarations, roll back and lose their copies. A dictionary has the expected state.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from tests.kit.simulated.world import ROWS, Crash, World, rows_of
 KEYS = ("a", "b", "c", "d", "e")
 TYPES = {"long": pa.int64(), "string": pa.string()}
 FIELDS = {"value long": 1, "two long": 2}
-"""Kinds that may become each other."""
+"""Kinds that can be changed to each other."""
 KINDS = ("value long", "value string", "list long", "map long", "map string", "two long")
 Declared = Mapping[str, str]
-"""What is declared: names, and a type or kind of each."""
+"""The declared names with a type or kind of each."""
 
 PADDING = "x" * 12_000
-"""Some rows of these, and stacks are merged."""
+"""A text so long that a few rows cause a merge of the stack."""
 PAD = pa.field("pad", pa.string())
 COLUMNS_OUT = pa.schema([("k", pa.string()), ("seen", pa.string())])
 
 
 def of_type(kind: str, value: int) -> int | str:
-    """Return a value as one of a column's type."""
+    """Return a value in a column's type."""
     return str(value) if kind.endswith("string") else value
 
 
 def columns(declared: Declared) -> Operator:
-    """Return an operator that tells what it finds of each key in the declared columns, and writes each row's value into
-    all of them unless it is negative.
+    """Return an operator that outputs the state of each key before the batch, and writes each value that is not
+    negative to all declared columns.
     """
     state = pa.schema([*((name, TYPES[kind]) for name, kind in declared.items()), PAD])
 
@@ -68,13 +68,13 @@ def columns(declared: Declared) -> Operator:
 
 
 class Keeping(StatefulProcessor):
-    """Does the same with variables; of a variable of two fields one is written alone, by what else is declared."""
+    """A processor that does the same with variables. It writes one or both fields of a variable, as declared."""
 
     def __init__(self, declared: Declared) -> None:
         self.declared = dict(declared)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare."""
+        """Declare the variables."""
         self.states: dict[str, Any] = {}
         for name, kind in self.declared.items():
             what, kept = kind.split()
@@ -88,7 +88,7 @@ class Keeping(StatefulProcessor):
         self.pad = handle.getListState("pad", "n string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], _times: Any) -> Iterator[Row]:
-        """Tell, then write."""
+        """Output the state, then write the value."""
         (row,) = rows
         yield Row(k=key[0], seen=json.dumps({name: self.seen(name) for name in sorted(self.declared)}))
         if row.v >= 0:
@@ -97,7 +97,7 @@ class Keeping(StatefulProcessor):
                 self.write(name, kind, row.v)
 
     def seen(self, name: str) -> object:
-        """Return what a variable holds."""
+        """Return the content of a variable."""
         state, (what, _) = self.states[name], self.declared[name].split()
         if what == "list":
             return [row[0] for row in state.get()] or None
@@ -107,7 +107,7 @@ class Keeping(StatefulProcessor):
         return None if found is None else list(found)
 
     def write(self, name: str, kind: str, value: int) -> None:
-        """Write a value."""
+        """Write a value to a variable."""
         state, what = self.states[name], kind.split(maxsplit=1)[0]
         if what == "list":
             state.put([(value,)])
@@ -118,17 +118,17 @@ class Keeping(StatefulProcessor):
             state.update((of_type(kind, value),) * (2 if what == "two" else 1))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def held(kind: str, value: int) -> object:
-    """Return what a variable shows after a value was written."""
+    """Return the content of a variable after a value was written."""
     what, kept = kind.split(maxsplit=1)[0], of_type(kind, value)
     return {"list": [value], "map": [[kept, value]], "two": [kept, kept]}.get(what, [kept])
 
 
 def carried(kind: str, before: object) -> object:
-    """Return what a variable shows that was written with or without its second field, and goes on with one or none."""
+    """Return the content of a variable that now has more or fewer fields than when it was written."""
     if isinstance(before, list) and kind in FIELDS:
         return [*before, None][: FIELDS[kind]]
     return before
@@ -142,7 +142,7 @@ def variables(declared: Declared) -> Operator:
 
 @dataclass
 class Walk:
-    """One query's life, and what is to be kept after each batch."""
+    """The batches and restarts of one query, with the expected state after each batch."""
 
     folder: Path
     of_variables: bool
@@ -157,11 +157,11 @@ class Walk:
         )  # fmt: skip
 
     def operator(self) -> Operator:
-        """Return the operator of what is declared."""
+        """Return the operator with the current declaration."""
         return variables(self.declared) if self.of_variables else columns(self.declared)
 
     def declare(self, declared: Declared) -> None:
-        """Start the query again with other names; one that was there in the newest batch keeps its type."""
+        """Restart the query with other names. A name of the newest batch keeps its type."""
         known = self.history[self.version][0] if self.version >= 0 else {}
         self.declared = {
             name: kind if {kind, known.get(name, kind)} <= FIELDS.keys() else known.get(name, kind)
@@ -171,7 +171,7 @@ class Walk:
         self.world.start()
 
     def crash(self, declared: Declared) -> None:
-        """Have a query with other names die in its first batch, before the commit."""
+        """Let a query with other names crash in its first batch, before the commit."""
         before = self.declared
         self.declare(declared)
         self.world.crash_at = "after seal"
@@ -180,7 +180,7 @@ class Walk:
         self.declare(before)
 
     def batch(self, keys: frozenset[str], value: int) -> None:
-        """Run a batch that writes some keys and reads all, and compare."""
+        """Run a batch that writes some keys and reads all, and compare its output."""
         kinds = self.declared.items()
         self.model = {key: {n: carried(kind, of.get(n)) for n, kind in kinds} for key, of in self.model.items()}
         self.version += 1
@@ -195,13 +195,13 @@ class Walk:
         self.history[self.version] = self.declared, {key: dict(of) for key, of in self.model.items()}
 
     def lose(self) -> None:
-        """Lose all copies."""
+        """Lose all local copies."""
         for executor in self.world.cluster.executors():
             self.world.cluster.lose(executor.id, disk=True)
             self.world.cluster.add(f"{executor.id}x")
 
     def back(self, by: int) -> None:
-        """Go back some batches, and go on with what was declared then."""
+        """Roll back some batches, and continue with the declaration of that time."""
         if self.version < by:
             return
         self.version -= by
@@ -243,7 +243,7 @@ PHASES = st.lists(
 @given(first=KINDS_DRAWN, phases=PHASES)
 @pytest.mark.sample("columns")
 def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
-    """Whatever was merged, lost, rolled back or given up meanwhile."""
+    """The output depends on the declarations only, whatever was merged, lost, rolled back or crashed."""
     with tempfile.TemporaryDirectory() as folder:
         walk = Walk(Path(folder), of_variables=" " in kinds[0])
         for names, drawn, batches, then, extra in [(("x", "y"), first, [frozenset(KEYS)] * 5, "go on", 0), *phases]:
@@ -264,7 +264,7 @@ def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: 
 
 @pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
 def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, tmp_path: Path) -> None:
-    """It was taken when another one had that name, and is fetched by a query that knows only the new one."""
+    """A snapshot with an earlier column of the same name does not fill the new column."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)
     walk.declare({"x": kind, "y": kind})
@@ -283,7 +283,7 @@ def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, 
 def test_upkeep_of_a_driver_that_is_gone_takes_no_snapshot_of_what_a_newer_one_wrote(
     of_variables: bool, tmp_path: Path
 ) -> None:
-    """It does not know the newer declaration: what it merged would lack the new names, and become the truth."""
+    """Late upkeep of a fenced driver, which does not know the new columns, does not snapshot newer state."""
     kind = "value long" if of_variables else "long"
     walk = Walk(tmp_path, of_variables)
     walk.declare({"y": kind})

@@ -1,4 +1,4 @@
-"""Stores that are not durable: caches that go with their member, beside durable ones in the same commit."""
+"""Caches: stores without objects, whose state is lost with their member, beside durable stores in the same commit."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def seen() -> Operator:
-    """Count the rows of each key in a cache."""
+    """Return an operator that counts the rows of each key in a cache."""
     return replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
 
 
 def mixed(tmp_path: Path, **settings: Any) -> Elastic:
-    """Return a query with a cache beside its durable store."""
+    """Return a query with a cache and a durable store."""
     return Elastic(tmp_path, operators=[totals(), seen()], **settings)
 
 
 def counts(world: Elastic) -> dict[str, int]:
-    """Return what the cache delivered with the newest batch: the count of each key that was touched."""
+    """Return the output of the cache in the newest batch: the count of each key with rows."""
     table = world.sinks["seen"].by_id[f"query/0/{world.version}"]
     return dict(zip(table["k"].to_pylist(), table["count"].to_pylist(), strict=True))
 
 
 def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
-    """Its owner keeps it, over snapshots of the others and many batches."""
+    """The owner of a cache keeps its state over many batches and snapshots of the durable store."""
     world = mixed(tmp_path, snapshot_chain_links=3)
     world.feed(12)
     touched = world.of_groups(set(range(6)))
@@ -54,25 +54,25 @@ def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
 
 
 def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge that another worker is late with comes between the look of a batch and what that puts on top."""
+    """A late merge of a cache by another worker, in the middle of a batch, loses no state."""
     world = mixed(tmp_path)
     world.feed(5)
-    merged, gather = list[int](), StackKeeper._parts_of  # private: between the look and the switch
+    merged, gather = list[int](), StackKeeper._parts_of  # private: between reading and replacing the stack
 
     def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> tuple[dict[Link, StackedPart], set[Link]]:
         found = gather(keeper, links)
-        stacks = keeper._folder.stacks("seen")  # private: as another process has it
-        is_cache = keeper._schema.store == "seen"  # private: whose it is
+        stacks = keeper._folder.stacks("seen")  # private: as another process
+        is_cache = keeper._schema.store == "seen"  # private: the store
         for key_group in stacks.key_groups() if is_cache else ():
             now = stacks.read(key_group)
             assert now is not None
             if len(now.parts) > 1:
-                parts = StackParts(keeper._folder, keeper._schema, stacks, keeper._reader.keys)  # private: the same
-                parts._merge(key_group, now.parts, None, bottom=True)  # private: the same
+                parts = StackParts(keeper._folder, keeper._schema, stacks, keeper._reader.keys)  # private: a merge
+                parts._merge(key_group, now.parts, None, bottom=True)  # private: as above
                 merged.append(key_group)
         return found
 
-    monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)  # private: the same
+    monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)  # private: as above
     world.feed(1)
     monkeypatch.undo()
     assert merged
@@ -82,7 +82,7 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
 
 
 def test_nothing_of_a_cache_is_ever_put(tmp_path: Path) -> None:
-    """No object, no entry in the log; the durable store's objects are as large as without it."""
+    """A cache has no objects and no entries in the log, and does not change the objects of the durable store."""
     world, plain = (
         mixed(tmp_path / "mixed", snapshot_chain_links=3),
         Elastic(tmp_path / "plain", snapshot_chain_links=3),
@@ -95,7 +95,7 @@ def test_nothing_of_a_cache_is_ever_put(tmp_path: Path) -> None:
 
 
 def test_a_cache_reads_what_it_read_when_a_batch_runs_again(tmp_path: Path) -> None:
-    """A lost block: the slot runs twice, and counts the rows once."""
+    """If Spark computes a slot again because its block was lost, the cache counts the rows once."""
     world = mixed(tmp_path)
     world.feed(3)
     world.feed(perform=twice)
@@ -107,13 +107,13 @@ def test_a_cache_reads_what_it_read_when_a_batch_runs_again(tmp_path: Path) -> N
 
 
 def twice(attempt: Attempt) -> pa.Table:
-    """Run a slot twice; the second answer counts."""
+    """Run a slot twice and return the second result."""
     attempt.run()
     return attempt.run()
 
 
 def test_a_moved_cache_begins_empty(tmp_path: Path) -> None:
-    """The new owner has nothing of it; the durable store beside it moved warm."""
+    """If a key-group moves, its cache starts empty on the new owner. The durable store is caught up."""
     world = mixed(tmp_path)
     world.feed(4)
     world.cluster.add("3")
@@ -132,7 +132,7 @@ def test_a_moved_cache_begins_empty(tmp_path: Path) -> None:
 
 
 def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> None:
-    """Where their copies were is known for one driver's life."""
+    """Caches start empty after a restart of the driver."""
     world = mixed(tmp_path)
     world.feed(3)
     world.start()
@@ -144,7 +144,7 @@ def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> Non
 
 
 def test_what_was_lost_of_a_cache_does_not_come_back(tmp_path: Path) -> None:
-    """A slot that ran elsewhere once found nothing to forget; its owner still has the key, and does not use it."""
+    """If a slot ran elsewhere for one batch, the owner does not use its old cache again."""
     cache = replace(tails(), durable=False)
     world = World(tmp_path, operators=[cache])
     world.batch(0, rows_of(("a", 1, 0)))
@@ -158,7 +158,7 @@ def test_what_was_lost_of_a_cache_does_not_come_back(tmp_path: Path) -> None:
 
 
 def back_to(world: Elastic, tmp_path: Path, version: int) -> None:
-    """Take the query back to a batch and start it again in the same process."""
+    """Roll the query back to a batch and start it again in the same process."""
     checkpoint = tmp_path / "checkpoint"
     for name in ("offsets", "commits"):
         (checkpoint / name).mkdir(parents=True)
@@ -168,7 +168,7 @@ def back_to(world: Elastic, tmp_path: Path, version: int) -> None:
 
 
 def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_path: Path) -> None:
-    """The batches that come again find an empty cache, as after a restart of the driver, not the one they filled."""
+    """After a rollback in the same process the cache starts empty, so that no row counts twice."""
     world = mixed(tmp_path, retained_versions=10)
     world.feed(4)
     back_to(world, tmp_path, 1)
@@ -181,7 +181,7 @@ def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_pa
 
 
 def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: Path) -> None:
-    """A query that is started again in a process begins its caches anew: others may have been at work on the rows."""
+    """A query that starts again in the same process has empty caches, because another driver may have run."""
     world = mixed(tmp_path)
     world.feed(3)
     world.run_id = "started again"
@@ -192,7 +192,7 @@ def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: P
 
 @pytest.mark.parametrize("same_run", [True, False])
 def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run: bool) -> None:
-    """A batch whose commit is found later left nothing in the cache: that begins anew, and goes on from there."""
+    """If a commit is found later, the cache starts empty after that batch."""
     world = mixed(tmp_path)
     world.feed(3)
     record = paths.record_name(world.log().tail.sequence + 1)  # type: ignore[union-attr]
@@ -210,7 +210,7 @@ def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run
 
 
 def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:
-    """Nothing of a cache is followed, snapshotted or dropped, with standbys and without a clean-up delay."""
+    """Upkeep does not follow, snapshot or drop caches."""
     world = mixed(tmp_path, num_standbys=1, state_cleanup_delay=0, snapshot_chain_links=3)
     world.start(InlineBackground())
     warnings = [warning for _ in range(9) for warning in world.feed().warnings]
@@ -220,7 +220,7 @@ def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:
 
 
 def test_a_query_of_caches_alone_moves_at_once(tmp_path: Path) -> None:
-    """Nothing can be warmed up: a newcomer owns its share with the next batch."""
+    """In a query with only caches, a new member owns its share with the next batch."""
     world = Elastic(tmp_path, operators=[seen()])
     world.feed(2)
     world.cluster.add("3")

@@ -1,5 +1,7 @@
-"""A member whose local disk refuses: its slots say so, others take over in the same batch, and it comes back by itself.
-Disks are real and really full, or read-only.
+"""If the local disk of a member refuses writes, other members take over in the same batch, and the member is set aside
+until its disk works.
+
+The disks are real file systems that are full or read-only.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 BATCH_SECONDS = 15
 GROWN = 3_000
-"""So many new keys make every copy take more of the disk, when the batch after folds them."""
+"""Number of new keys that make every copy take more disk space."""
 
 
 @pytest.fixture
 def disks() -> Iterator[ExitStack]:
-    """The file systems of a test, until its end."""
+    """Return the file systems of a test, and unmount them at its end."""
     with ExitStack() as mounted:
         yield mounted
 
 
 def disk_of(world: Elastic, executor: str, disks: ExitStack, way: Way = "full") -> RefusingDisk:
-    """Put an executor's folder on a disk of its own."""
+    """Put the folder of an executor on a separate file system."""
     return disks.enter_context(on_a_disk_of_its_own(world.folder_of(executor), way))
 
 
 def grow(world: Elastic) -> BatchReport:
-    """Commit so many new keys that copies have to grow: a full disk still takes what fits into the files there are."""
+    """Commit new keys, so that copies grow. A full disk still takes data that fits into existing files."""
     world.clock.advance(BATCH_SECONDS - 1)
     return world.feed(keys=[f"grown-{n}" for n in range(GROWN)])
 
@@ -53,7 +55,7 @@ def grow(world: Elastic) -> BatchReport:
 def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     tmp_path: Path, disks: ExitStack, way: Way, standbys: int
 ) -> None:
-    """The batch runs again elsewhere, once; no other batch notices for a quarter of an hour; then it is back."""
+    """The batch runs again once on other members. Later batches run once, and the member returns with its disk."""
     world = Elastic(tmp_path, num_standbys=standbys)
     world.feed_every(BATCH_SECONDS, 4)
     owned = world.owned("1")
@@ -68,7 +70,7 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
     assert {tuple(report.owners) for report in reports} == {("2",)}
-    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "asked later and later"
+    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "censuses are repeated less and less often"
     disk.recover()
     world.clock.advance(600)
     reports = world.feed_every(BATCH_SECONDS, 12)
@@ -78,7 +80,7 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
 
 
 def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Path, disks: ExitStack) -> None:
-    """The census tries the disk, so the first batch runs once already."""
+    """After a restart the census checks the disk, so that the first batch runs once."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     disk_of(world, "1", disks).refuse()
@@ -93,7 +95,7 @@ def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Pa
 def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh_one(
     tmp_path: Path, disks: ExitStack
 ) -> None:
-    """Both disks refuse: one run, an error with the remedy; with space freed the same driver, and a new one, go on."""
+    """If all disks refuse, the batch fails with a remedy. When they work again, the query continues."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
@@ -116,7 +118,7 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
 def test_whose_disk_refused_in_an_earlier_batch_is_tried_again_before_the_query_gives_up(
     tmp_path: Path, disks: ExitStack
 ) -> None:
-    """The first one's disk is well again before it is its turn, and the second one's refuses."""
+    """If the disk of the last member refuses, a member that was set aside earlier is tried again."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
@@ -131,7 +133,7 @@ def test_whose_disk_refused_in_an_earlier_batch_is_tried_again_before_the_query_
 
 
 def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_path: Path) -> None:
-    """A function that runs out of space in a file of its own, and a store that is away: nobody is set aside."""
+    """If a user function has no disk space or the store is unavailable, no member is set aside."""
 
     def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         if rows["v"][0].as_py() == 3:
@@ -154,7 +156,7 @@ def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_pat
 
 
 def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing(tmp_path: Path) -> None:
-    """They are in the store: the next batch gets them from there."""
+    """If a delta cannot be kept on the local disk, nothing fails, and the next batch fetches it."""
     world = Elastic(tmp_path)
     world.feed_every(BATCH_SECONDS, 3)
     for executor in ("1", "2"):
@@ -168,7 +170,7 @@ def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing
 
 
 def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: ExitStack) -> None:
-    """Two operators share their slots: both move together, and both are right."""
+    """If the disk of a member refuses, both operators run on the other member, and their state is correct."""
     world = Elastic(tmp_path, operators=[totals(), tails()])
     world.feed_every(BATCH_SECONDS, 3)
     disk_of(world, "2", disks, "read-only").refuse()
@@ -180,7 +182,7 @@ def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: Exi
 def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
     tmp_path: Path, disks: ExitStack
 ) -> None:
-    """Its time is not over, but nobody else is there: it is asked at once, and its disk is well by now."""
+    """A member that was set aside takes over at once if the last other member is lost."""
     world = Elastic(tmp_path)
     for _ in range(4):
         world.feed()
@@ -197,7 +199,7 @@ def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
 def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor_in(
     tmp_path: Path, disks: ExitStack
 ) -> None:
-    """Spark had run a newcomer's slot already: it joins when its time is over."""
+    """An executor whose disk refused joins only after its time is over, also if its census succeeded before."""
     world, background = Elastic(tmp_path), InlineBackground(deferred=True)
     world.start(background)
 
@@ -206,7 +208,7 @@ def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor
         return attempt.run() if again else replace(attempt, executor="3").run()
 
     def joined(seconds: int) -> bool:
-        """Feed after so many seconds, and tell whether the newcomer is a member by now."""
+        """Run a batch after the given seconds, and return whether the new executor is a member."""
         background.run()
         world.feed_every(seconds, 1)
         return world.ownership.membership.of_executor("3") is not None

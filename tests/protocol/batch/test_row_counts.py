@@ -1,4 +1,4 @@
-"""The log counts the state rows of each store exactly: over deletes, restarts and rollbacks of the process."""
+"""The log counts the state rows of each store exactly, over deletes and restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES = 12
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.sample(step=2)
 def test_a_record_counts_the_keys_of_each_store(tmp_path: Path, seed: int) -> None:
-    """Keys that are added, changed, deleted and added again count once, also after the driver has started again."""
+    """Keys that are added, changed, deleted and added again count once, also after a restart of the driver."""
     world = World(tmp_path, operators=two_stores(), seed=seed)
     oracle = Oracle()
     chance = random.Random(seed)
@@ -49,7 +49,9 @@ def test_a_failed_run_counts_nothing(world: World) -> None:
 
 
 def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> None:
-    """Its records have no count. A key counts once per part that has it, and stores that begin now are counted."""
+    """For a store of an earlier version, whose records have no count, the count is an upper bound. New stores are
+    counted exactly.
+    """
     world = World(tmp_path, operators=[totals()])
     for version in range(3):
         world.batch(version, one(version))
@@ -71,7 +73,7 @@ def test_a_store_of_an_earlier_version_has_an_upper_bound(tmp_path: Path) -> Non
 
 @dataclass(frozen=True)
 class WithNotes(Alarms):
-    """Has one more variable, which is never written."""
+    """Alarms with one more variable, which is never written."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare the variables of ``Alarms`` and the additional one."""
@@ -83,7 +85,7 @@ class WithNotes(Alarms):
 
 
 def test_the_count_is_unknown_after_a_change_of_the_variables(tmp_path: Path) -> None:
-    """Elements of a variable that is dropped are no longer state, and nothing counts them."""
+    """After a change of the variables the count is unknown, because elements of dropped variables are not counted."""
     before = operator_of("alarms", ["k"], Alarms(), (), ROWS)
     after = operator_of("alarms", ["k"], WithNotes(), (), ROWS)
     world = World(tmp_path, operators=[before])

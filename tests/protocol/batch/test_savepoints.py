@@ -1,4 +1,4 @@
-"""Savepoints beside a running query: whatever else happens, nothing of one is deleted before it is."""
+"""Nothing that a savepoint needs is deleted while the query runs, until the savepoint is deleted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("short_cycles")
 
 
 def keys(version: int, count: int = 6) -> Sequence[tuple[str, int, int]]:
-    """Return a row of each of so many keys."""
+    """Return a row for each of ``count`` keys."""
     return [(f"k{n}", version, version * 100 + n) for n in range(count)]
 
 
@@ -43,7 +43,7 @@ class Query(World):
         self.requested = 0
 
     def feed(self, first: int, last: int) -> list[str]:
-        """Run the batches from ``first`` to ``last``; return their warnings."""
+        """Run the batches from ``first`` to ``last`` and return their warnings."""
         warnings: list[str] = []
         for version in range(first, last + 1):
             warnings += self.batch(version, rows_of(*keys(version))).warnings
@@ -62,7 +62,7 @@ class Query(World):
 
     @property
     def tail(self) -> Record:
-        """The newest record."""
+        """Return the newest record."""
         tail = self.log().tail
         assert tail is not None
         return tail
@@ -72,7 +72,7 @@ class Query(World):
         return [(answer.state, answer.error_id) for answer in read_requests(self.tail.orders).answers]
 
     def missing(self) -> list[str]:
-        """Return what is gone of the savepoints in the newest record, and of that record."""
+        """Return the missing objects of the savepoints in the newest record, and of that record."""
         needed = self.log().manifest.object_names()
         for savepoint in self.tail.savepoints:
             needed |= savepoint_objects(read_savepoint(self.memory, savepoint))
@@ -82,7 +82,7 @@ class Query(World):
 
 @pytest.fixture
 def query(tmp_path: Path) -> Query:
-    """A query after four batches, whose retention keeps two records and sweeps every other."""
+    """Return a query after four batches, which retains two records."""
     world = Query(tmp_path, snapshot_chain_links=2)
     world.history = History(world)
     world.feed(0, 3)
@@ -90,7 +90,9 @@ def query(tmp_path: Path) -> Query:
 
 
 def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None:
-    """The next record lists it; twelve batches later its objects are there and the records around it are not."""
+    """The next record lists the savepoint. Twelve batches later its objects exist, and the records around it are
+    deleted.
+    """
     query.ask("create_savepoint", name="before-release")
     query.feed(4, 4)
     (savepoint,) = query.tail.savepoints
@@ -105,7 +107,7 @@ def test_a_savepoint_keeps_its_batch_while_the_log_goes_on(query: Query) -> None
 
 
 def test_the_answers_name_the_batch_that_is_kept_and_released(query: Query) -> None:
-    """An operator reads in `riffle requests` what happened."""
+    """The answers of both requests have the batch."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 4)
     query.ask("delete_savepoint", name="a")
@@ -115,7 +117,7 @@ def test_the_answers_name_the_batch_that_is_kept_and_released(query: Query) -> N
 
 
 def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: Query) -> None:
-    """What the newest record does not promise may be half deleted."""
+    """A retained batch can be kept. A batch before the promise, a missing one and one of another log are refused."""
     promised = query.tail.promised
     kept = query.log().read(promised)
     query.ask("create_savepoint", name="old", sequence=promised, commit_id=kept.commit_id)
@@ -150,7 +152,7 @@ def test_an_older_retained_batch_is_kept_and_one_that_is_gone_is_refused(query: 
 def test_requests_that_cannot_be_are_refused_and_write_nothing(
     query: Query, arguments: dict[str, object], error_id: str
 ) -> None:
-    """The answer names the reason, and no object is left behind."""
+    """A refused request has an error id in its answer and leaves no object."""
     query.ask("create_savepoint", name="taken")
     query.feed(4, 4)
     before = query.memory.list(paths.SAVEPOINTS)
@@ -161,7 +163,7 @@ def test_requests_that_cannot_be_are_refused_and_write_nothing(
 
 
 def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record lists all of them."""
+    """A query has a maximum number of savepoints, because each record lists all of them."""
     monkeypatch.setattr("riffle_spark.state.log.savepoints.SAVEPOINTS_MAX", 2)
     for name in "abc":
         query.ask("create_savepoint", name=name)
@@ -171,7 +173,7 @@ def test_a_query_has_at_most_so_many_savepoints(query: Query, monkeypatch: pytes
 
 
 def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
-    """A scan is due at once, although the last one was just now: what stays is what retained records list."""
+    """After a savepoint is deleted, a scan is due at once. Only objects of retained records stay."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 16)
     kept = savepoint_objects(read_savepoint(query.memory, query.tail.savepoints[0]))
@@ -190,7 +192,7 @@ def test_a_deleted_savepoint_leaves_nothing_behind(query: Query) -> None:
 
 
 def test_an_idle_query_creates_one_with_a_record_of_its_own(query: Query) -> None:
-    """No batch is needed."""
+    """An idle query creates a savepoint in a record without a batch."""
     query.ask("create_savepoint", name="a")
     query.rest(2)
     assert query.tail.kind == "orders"
@@ -198,7 +200,7 @@ def test_an_idle_query_creates_one_with_a_record_of_its_own(query: Query) -> Non
 
 
 def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
-    """The requests of a batch are the same with and without; only a sweep reads each savepoint, once."""
+    """Batches send the same requests with and without savepoints."""
     counts = []
     for names in ((), ("a", "b")):
         query = Query(tmp_path / f"{len(names)}", retained_versions=1000)
@@ -213,7 +215,7 @@ def test_a_savepoint_costs_no_request_of_later_batches(tmp_path: Path) -> None:
 
 
 def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Query) -> None:
-    """The driver first finds out what became of the record."""
+    """While an append is unclear, a request for a savepoint waits until the driver knows whether the record exists."""
     query.driver.operations.pin(0, "1")
     query.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
     with pytest.raises(UnavailableError, match="RIFFLE-0421"):
@@ -229,7 +231,7 @@ def test_a_request_beside_an_unclear_append_is_answered_by_what_happens(query: Q
 
 
 def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(query: Query) -> None:
-    """The record that may have been written may promise less than the one before it."""
+    """While an append is unclear, no savepoint is created, because the new record may have a later promise."""
     store = FaultyStore(query.memory, sleep=lambda _: None)
     log = Log(store, "")
     tail = log.open()
@@ -245,7 +247,9 @@ def test_nothing_is_kept_while_it_is_unknown_what_the_newest_record_promises(que
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink", "before requests", "after record"])
 @pytest.mark.sample(step=2)
 def test_a_crash_at_any_step_loses_neither_the_request_nor_the_savepoint(query: Query, step: str) -> None:
-    """The next driver applies what no record answers; the object that the first one put goes."""
+    """After a crash the next driver applies each request without an answer. The unused object of the first driver is
+    deleted.
+    """
     query.ask("create_savepoint", name="a")
     query.crash_at = step
     for _ in range(2):
@@ -268,7 +272,7 @@ def test_a_crash_at_any_step_loses_neither_the_request_nor_the_savepoint(query: 
 
 
 def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(query: Query) -> None:
-    """The same process starts again: its claim lists what it has told no record yet, as it keeps the answer."""
+    """If the batch after a savepoint fails and the process starts again, its claim lists the savepoint."""
     query.ask("create_savepoint", name="a")
 
     def fail(_: object) -> object:
@@ -283,12 +287,12 @@ def test_a_batch_that_fails_after_the_savepoint_was_applied_does_not_lose_it(que
 
 
 def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> None:
-    """What it keeps is unknown, so everything stays; deleting the savepoint ends it."""
+    """If a savepoint is damaged, nothing is deleted until the savepoint is deleted. The query runs."""
     query.ask("create_savepoint", name="a")
     query.feed(4, 4)
     query.memory.delete([paths.savepoint_name(query.tail.savepoints[0].id)])
     before = {*query.memory.list("delta/")}
-    query.history = None  # it would say so, too
+    query.history = None  # it would fail too
     warnings = query.feed(5, 14)
     assert before <= {*query.memory.list("delta/")}
     assert any("RIFFLE-1577" in warning for warning in warnings)
@@ -301,7 +305,9 @@ def test_a_damaged_savepoint_stops_deletes_and_never_the_query(query: Query) -> 
 
 @pytest.mark.parametrize("points", [1, pytest.param(60, marks=pytest.mark.long)])
 def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path: Path, points: int) -> None:
-    """At any request of the deletes and scans that wait, a batch commits a savepoint of a retained record."""
+    """If a batch commits a savepoint at any request of the waiting deletes and scans, no object of the savepoint is
+    deleted.
+    """
     accepted = 0
     calls = Waiting(tmp_path / "counted", 0).work(-1)
     assert calls > 20
@@ -311,11 +317,11 @@ def test_no_delete_or_scan_beside_a_new_savepoint_takes_anything_of_it(tmp_path:
             waiting.work(at)
             assert waiting.query.missing() == [], f"record {back} before the newest, at request {at} of {calls}"
             accepted += bool(waiting.query.tail.savepoints)
-    assert accepted >= points, "hardly any savepoint was accepted: the test shows nothing"
+    assert accepted >= points, "too few savepoints were accepted to show anything"
 
 
 class Waiting:
-    """A query after some batches, none of whose deletes and scans has run, and an operator who wants a savepoint."""
+    """A query after some batches whose deletes and scans are waiting, and an operator who requests a savepoint."""
 
     def __init__(self, folder: Path, back: int) -> None:
         self.back = back
@@ -329,7 +335,9 @@ class Waiting:
             self.pieces += self.query.work_but_deletes()
 
     def work(self, at: int) -> int:
-        """Let the deletes and scans run, and at request ``at`` of them create the savepoint. Return their requests."""
+        """Run the deletes and scans, and create the savepoint at their request ``at``. Return the number of their
+        requests.
+        """
         self.store.calls, self.store.stop_at, self.store.at_call = 0, at, self.create
         for piece in self.pieces:
             piece()
@@ -339,7 +347,7 @@ class Waiting:
         return calls
 
     def create(self) -> None:
-        """Ask for a savepoint of a record before the newest, and let a batch commit it."""
+        """Request a savepoint of an earlier record, and run a batch that commits it."""
         record = self.query.log().find(self.query.tail.sequence - self.back)
         if record is not None:
             self.query.ask("create_savepoint", name="a", sequence=record.sequence, commit_id=record.commit_id)
@@ -347,7 +355,7 @@ class Waiting:
 
 
 def test_a_scan_that_is_repeated_with_an_old_record_sees_newer_savepoints(tmp_path: Path) -> None:
-    """It reads the records after its own; the savepoint's own record may be gone by then."""
+    """A repeated scan of an old record reads the later records, and so keeps newer savepoints."""
     query = Query(tmp_path, snapshot_chain_links=2)
     query.start(InlineBackground(deferred=True))
     query.feed(0, 3)
@@ -367,7 +375,7 @@ def test_a_scan_that_is_repeated_with_an_old_record_sees_newer_savepoints(tmp_pa
 
 
 def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path: Path) -> None:
-    """Its own deletes and scans wait until another driver has created a savepoint and released the record."""
+    """Deletes and scans of a fenced driver keep a savepoint that another driver has created."""
     waiting = Waiting(tmp_path, 0)
     query = waiting.query
     background = query.background
@@ -376,7 +384,7 @@ def test_a_fenced_driver_deletes_nothing_of_a_savepoint_of_the_next_one(tmp_path
     query.ask("create_savepoint", name="a")
     query.feed(14, 26)
     for piece in waiting.pieces:
-        with suppress(RiffleError):  # it finds that it is fenced, or records that are gone
+        with suppress(RiffleError):  # the driver is fenced, or records are deleted
             piece()
     background.run()
     assert [savepoint.version for savepoint in query.tail.savepoints] == [13]

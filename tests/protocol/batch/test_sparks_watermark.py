@@ -1,4 +1,4 @@
-"""Spark's own watermark: what is late and what is due in each batch, as Spark's own aggregate has it."""
+"""With Spark's watermark, the late and the due rows of each batch are those of Spark's aggregate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.kit.simulated.world import World
 
 
 class Step(NamedTuple):
-    """A batch of Spark's: its watermark, its rows (second, key), what came out (end, key, count) and how many keys were
-    dropped.
+    """A recorded batch of Spark: its watermark, its input rows (second, key), its output (end, key, count) and the
+    number of late keys.
     """
 
     watermark: int
@@ -42,7 +42,7 @@ APPEND = (
     Step(31, [(80, "a")], []),
     Step(70, [], [(50, "a", 2)]),
 )
-AT_ONCE = (  # AvailableNow, windows of five seconds: batch follows batch, and the last has no rows
+AT_ONCE = (  # AvailableNow with windows of five seconds; the last batch has no rows
     Step(0, [(15, "x")], []),
     Step(5, [(0, "x")], [(5, "x", 1)]),
     Step(5, [(30, "x")], []),
@@ -67,7 +67,9 @@ def windows(mode: Mode, *, per_key_group: bool = False) -> Stateful:
     [("update", UPDATE, True), ("append", APPEND, False), ("append", AT_ONCE, False), ("append", LATE, True)],
 )
 def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[Step], restarts: bool) -> None:
-    """What was seen of Spark: a window closes by its batch's watermark, and takes rows by that of the batch before."""
+    """A window closes by the watermark of the batch, and takes rows by the watermark of the previous batch, as in
+    Spark.
+    """
     with Harness(windows(mode), KEY, late=ENDS) as query:
         for number, step in enumerate(steps):
             query.advance_watermark(step.watermark * 1000)
@@ -82,7 +84,9 @@ def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[S
 
 @pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
 def test_a_batch_that_runs_again_closes_and_leaves_out_the_same(step: str) -> None:
-    """Wherever the driver died: what is late is decided by the record before, what is due by the batch's own entry."""
+    """After a crash the repeated batch has the same late and due rows, because the last record and Spark's offset log
+    decide.
+    """
     with Harness(windows("append"), KEY, late=ENDS) as query:
         query.feed(rows_of((0, "a"), (40, "a")))
         query.advance_watermark(30_000)
@@ -97,12 +101,12 @@ def test_a_batch_that_runs_again_closes_and_leaves_out_the_same(step: str) -> No
 
 
 def counted(late: LateRule | None = ENDS, shift_ms: int = 0, mode: Mode = "append") -> Operator:
-    """Return the count of windows as an operator."""
+    """Return the window count as an operator."""
     return with_late(operator_of("windows", ("end", "k"), CountedWindows(mode), (), KEY), late, shift_ms)
 
 
 def order_of(world: World, version: int, watermark_ms: int | None, rows: pa.Table) -> Order:
-    """Run a batch by Spark's watermark; return what its slots were told."""
+    """Run a batch with Spark's watermark, and return the order of its slots."""
     seen: list[Order] = []
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -114,7 +118,7 @@ def order_of(world: World, version: int, watermark_ms: int | None, rows: pa.Tabl
 
 
 def test_a_record_keeps_the_watermark_of_its_batch(tmp_path: Path) -> None:
-    """No time of any row is asked for, and there is no last pass: another batch may follow in the same run."""
+    """A record keeps the watermark of its batch. No event times are reported, and there is no last pass."""
     world = World(tmp_path, operators=[counted()])
     given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([None, 7_000, 7_000, 9_000])]
     told_of = [(order.late_watermark_ms, order.watermark_ms, order.last_pass_ms) for order in given]
@@ -125,14 +129,16 @@ def test_a_record_keeps_the_watermark_of_its_batch(tmp_path: Path) -> None:
 
 
 def test_what_is_behind_a_join_has_an_earlier_watermark(tmp_path: Path) -> None:
-    """Late and due are moved by the same, and never before 1970."""
+    """Behind a join, the watermarks for late and due rows are earlier by the same time, and not before 1970."""
     world = World(tmp_path, operators=[counted(shift_ms=-5_000)])
     given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([2_000, 20_000, 30_000])]
     assert [(one.late_watermark_ms, one.watermark_ms) for one in given] == [(None, 0), (0, 15_000), (15_000, 25_000)]
 
 
 def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
-    """By processing time, as of the last commit; what goes by the watermark is not asked."""
+    """The driver returns the earliest due time of processing-time expiry at the last commit. Event-time expiry is not
+    included.
+    """
     output = pa.schema([("k", pa.string())])
 
     def kept(rows: pa.Table, _state: pa.Table, _context: Context) -> tuple[pa.Table, pa.Table]:
@@ -159,7 +165,7 @@ def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
     ],
 )
 def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:
-    """Of the key where keys are late, else of the input."""
+    """A late rule names a timestamp column: of the key for late keys, of the input for late rows."""
     rows = pa.schema([*KEY, ("at", pa.timestamp("ms"))])
     operator = operator_of("windows", ("end", "k"), CountedWindows(), (), rows)
     assert with_late(operator, LateRule("at")).rows.names == [*KEY.names, "at"]
@@ -169,7 +175,9 @@ def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:
 
 @pytest.mark.parametrize(("per_key_group", "executors"), [(False, 1), (True, 3)])
 def test_the_whole_store_is_answered_in_each_batch(per_key_group: bool, executors: int) -> None:
-    """Keys without rows too, each once and from the newest of its parts, also where nothing came and after a loss."""
+    """In complete mode each batch outputs all keys once with their newest state, also without rows and after the loss
+    of copies.
+    """
     query = windows("complete", per_key_group=per_key_group)
     model: dict[tuple[int, str], int] = {}
     with Harness(query, KEY, executors=executors) as complete:

@@ -1,4 +1,4 @@
-"""Changes of state that operators request from a running query: each applied once, between two batches."""
+"""A running query applies each requested change of state once, between two batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "secret-key"  # noqa: S105 - a key of rows
 
 
 def ask(world: World, action: str, expires_ms: int = HOUR_MS, **arguments: object) -> MailboxRequest:
-    """Make a request to delete a key, or to set its value."""
+    """Request to delete a key or to set its value."""
     now_ms = world.clock.wall_ms()
     value: list[object] = [arguments.pop("value")] if action == "set" else []
     every = {"store": "totals", "key": SECRET, "variable": "", "reason": "ticket 7", "value": value, **arguments}
@@ -59,7 +59,7 @@ def keys(world: World) -> set[object]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query of two executors that reads requests, after two batches."""
+    """Return a query of two executors that reads requests, after two batches."""
     query = World(tmp_path, control="on", retained_versions=100)
     query.batch(0, one(1, SECRET))
     query.batch(1, one(2, "b"))
@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_requested_deletion_is_applied_before_the_next_batch(world: World) -> None:
-    """Its record has the operator and no key, and the mailbox loses the key."""
+    """The record of the change has the operator, but not the key, which is also removed from the mailbox."""
     ask(world, "delete")
     world.batch(2, one(5, SECRET))
     world.batch(3, one(6, "b"))
@@ -85,7 +85,7 @@ def test_a_requested_deletion_is_applied_before_the_next_batch(world: World) -> 
 
 
 def test_requests_are_applied_in_their_order(world: World) -> None:
-    """Two changes of one key are two records, and the second sees the first."""
+    """Two changes of one key are two records, and the second change sees the first."""
     ask(world, "delete")
     ask(world, "delete")
     ask(world, "delete", key="b")
@@ -109,7 +109,7 @@ def test_requests_are_applied_in_their_order(world: World) -> None:
 def test_requests_that_do_not_fit_are_refused_without_their_text(
     world: World, arguments: dict[str, Any], error_id: str
 ) -> None:
-    """The log's answer does not show the key or the value."""
+    """A request that does not fit is refused. The answer in the log does not have the key or the value."""
     ask(world, "delete", **arguments)
     world.batch(2, one(5, "c"))
     (answer,) = answers(world)
@@ -119,7 +119,7 @@ def test_requests_that_do_not_fit_are_refused_without_their_text(
 
 
 def test_a_request_that_has_expired_loses_its_key_too(world: World) -> None:
-    """It is not applied."""
+    """An expired request is not applied, and its key is removed from the mailbox."""
     ask(world, "delete", expires_ms=0)
     world.batch(2, one(5, "c"))
     world.batch(3, one(5, "c"))
@@ -130,7 +130,7 @@ def test_a_request_that_has_expired_loses_its_key_too(world: World) -> None:
 
 @pytest.mark.parametrize("step", ["before change", "after change", "before run", "after seal", "after record"])
 def test_a_crash_anywhere_applies_a_change_once(world: World, step: str) -> None:
-    """Before its record nothing has happened, and the next driver applies it."""
+    """After a crash a change is applied once: if it has no record, the next driver applies it."""
     ask(world, "delete")
     world.crash_at = step
     with pytest.raises(Crash):
@@ -147,7 +147,7 @@ def test_a_crash_anywhere_applies_a_change_once(world: World, step: str) -> None
 
 
 def test_a_fenced_driver_changes_nothing(world: World) -> None:
-    """Its record is not appended; the newer driver applies the request."""
+    """A fenced driver appends no record of a change. The new driver applies the request."""
     older = world.driver
     world.start()
     world.batch(2, one(5, "c"))
@@ -166,7 +166,7 @@ def test_a_fenced_driver_changes_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("kind", ["answer_lost", "request_lost"])
 def test_a_lost_answer_of_the_store_applies_a_change_once(world: World, kind: Kind) -> None:
-    """It is unknown whether the record was written. No request is read until that is known."""
+    """If the answer of the store is lost, no request is read until it is known whether the record exists."""
     ask(world, "delete")
     world.at_step = {"before change": lambda: world.store.script(Fault(kind, name="log/", times=9))}
     with pytest.raises(UnavailableError):
@@ -181,7 +181,7 @@ def test_a_lost_answer_of_the_store_applies_a_change_once(world: World, kind: Ki
 
 
 def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
-    """It waits for no batch. A set value is what the next batch continues with, on copies that are there."""
+    """An idle query applies a change without a batch. The next batch continues with the set value."""
     ask(world, "set", value={"total": 40})
     world.rest()
     assert world.state("totals")[SECRET] == (1, 40)
@@ -191,7 +191,7 @@ def test_an_idle_query_applies_a_change_at_once(world: World) -> None:
 
 
 def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It checks key and value first, and `riffle requests` lists the request without them."""
+    """`riffle state` checks the key and the value. `riffle requests` lists the request without them."""
     monkeypatch.setattr(state_edits, "_WAIT_SECONDS", 0.0)  # private: no answer arrives during the command
     common = (world.home.root, "--store", "totals", "--key", SECRET, "--request")
     assert run_command("state", "delete", *common, "--reason", f"of {SECRET}").exit_code == 2
@@ -211,7 +211,7 @@ def test_the_command_requests_a_change_and_shows_no_key(world: World, monkeypatc
 
 
 def test_a_change_whose_record_is_refused_has_no_answer(world: World) -> None:
-    """The same driver makes it again, once the store accepts the record."""
+    """If the store refuses the record of a change, the request has no answer and is applied later."""
 
     def refuse() -> None:
         raise RefusedError("No rights.", remedy="Grant them.")

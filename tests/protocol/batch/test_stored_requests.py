@@ -1,4 +1,6 @@
-"""What was asked of a query outlives its driver: in the record of a batch, or in one of its own where none comes."""
+"""Requests of operators survive the driver: they are stored in the record of the next batch, or of an idle query in a
+record without a batch.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +64,18 @@ WILLS = st.builds(
 
 
 class BehindClock(ManualClock):
-    """A clock that another driver's was three hours ahead of."""
+    """A clock that is three hours behind that of another driver."""
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch, as this machine believes."""
+        """Return the milliseconds since the epoch by this clock."""
         return super().wall_ms() - 3 * 3_600_000
 
 
 @given(WILLS)
 def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
-    """What a later version keeps beside it included; what nobody asked for takes no byte."""
+    """Stored requests are equal after encoding and decoding, with fields of later versions. Without requests they take
+    no bytes.
+    """
     assert read_requests(will.to_json()) == will
     assert StoredRequests().to_json() == {}
     assert not will.differs_from(replace(will, prior_owners={}))
@@ -79,14 +83,16 @@ def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
 
 @given(st.sampled_from(OURS), JSON)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
-    """With our error, and never another one; what is read is written back as it was."""
+    """Any content of stored requests is either read and written back unchanged, or refused with CorruptStateError."""
     with contextlib.suppress(CorruptStateError):
         read = read_requests({name: drawn}).to_json()
         assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
 
 
 def test_settings_are_those_that_differ_and_come_back_checked() -> None:
-    """What this version does not know or allow is kept aside, not obeyed and not lost."""
+    """Only changed settings are stored, and they are checked when read. Settings that this version does not know or
+    allow are kept, but not applied.
+    """
     started = Settings(num_standbys=1, key_groups=4)
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
     told = changed_settings(started, now)
@@ -97,14 +103,14 @@ def test_settings_are_those_that_differ_and_come_back_checked() -> None:
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
-    """Return a query in the middle of its life."""
+    """Return a query after some batches."""
     world = Elastic(tmp_path, executors=executors, **{"retained_versions": 100, **changed})
     world.feed(4)
     return world
 
 
 def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> None:
-    """They ride in the batch's record, are obeyed by the next driver's first batch, and told in its report."""
+    """Requests are stored in the record of a batch. The first batch of the next driver applies and reports them."""
     world = Elastic(tmp_path, executors=(), retained_versions=100)
     for name in THREE:
         world.cluster.add(name, cores=2)
@@ -129,7 +135,7 @@ def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> 
 
 
 def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
-    """Undrained, unpinned, set back to what the driver was started with: nothing is left for the next driver."""
+    """Requests that were undone are not in the next record, and the next driver has none."""
     world = running(tmp_path)
     asked, started = world.driver.operations, world.driver.settings
     asked.drain("1")
@@ -153,7 +159,7 @@ def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
 
 
 def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> None:
-    """Once, within the look after it was asked; a look that finds nothing new sends nothing. Members stand in it."""
+    """Without a batch, stored requests are one record of one put. A later look sends nothing."""
     world = running(tmp_path, retained_for=3600)
     world.rest(3)
     sent = dict(world.memory.requests)
@@ -177,7 +183,7 @@ def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> No
 
 
 def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
-    """The will's record is of the same batch: it comes again, and nothing runs; the state is what it was."""
+    """After a record of requests, the last batch is recognised as a repeat."""
     world = running(tmp_path, deliver_after_commit=True)
     world.driver.operations.drain("1")
     world.rest()
@@ -194,7 +200,7 @@ def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["before requests", "after requests"])
 def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Path, step: str) -> None:
-    """Before the put the log is as it was; after it the next driver obeys, though this one never used it."""
+    """If the driver crashes at a record of requests, the next driver applies all or none of them."""
     world = running(tmp_path)
     owned = world.owned("1")
     world.driver.operations.drain("1")
@@ -209,7 +215,7 @@ def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Pa
 
 
 def test_a_fenced_driver_cannot_leave_a_will(tmp_path: Path) -> None:
-    """A newer driver has claimed: the put is refused, the old one is fenced, and looks no more."""
+    """A fenced driver stores no requests, because the new driver's claim refuses its put."""
     world = running(tmp_path)
     old = world.driver
     world.start()
@@ -227,7 +233,9 @@ def test_a_fenced_driver_cannot_leave_a_will(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
 def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, kind: Any) -> None:
-    """The store stays away in mid-put: later looks wait longer, and a batch finds out first; all is said once."""
+    """If the put of the record is unclear, later looks wait longer, and a look or batch finds out whether it was
+    committed.
+    """
     world = running(tmp_path)
     world.driver.operations.drain("1")
     world.store.script(Fault(kind, "put", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))
@@ -235,7 +243,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
         world.rest()
     puts = world.store.calls.count(("put", paths.record_name(5)))
     world.rest(1, 0.5)
-    assert world.store.calls.count(("put", paths.record_name(5))) == puts, "it is not tried at once"
+    assert world.store.calls.count(("put", paths.record_name(5))) == puts, "the put is not repeated at once"
     world.store.heal()
     if kind == "unavailable":
         world.rest(1, 2)
@@ -248,7 +256,9 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
 
 
 def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
-    """A new driver waits on for what is left of the delay: nobody warms up, and the member gets its own back."""
+    """A new driver waits for a lost member for the rest of the delay. No member warms up, and the member gets its tasks
+    back.
+    """
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
     owned, member = world.owned("1"), world.member("1")
     world.cluster.lose("1")
@@ -270,7 +280,7 @@ def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
 
 
 def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
-    """The time that no driver lived counts: what was lost is shared out for good, and forgotten."""
+    """The time without a driver counts for the wait. When it is over, the lost tasks are distributed and forgotten."""
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY, num_standbys=1)
     world.cluster.lose("1")
     world.feed()
@@ -283,7 +293,7 @@ def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
 
 
 def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
-    """A new driver whose clock is hours behind waits for the delay, and not for these hours."""
+    """A new driver whose clock is behind waits for the delay only."""
     world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
     world.cluster.lose("1")
     world.feed()
@@ -297,7 +307,9 @@ def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
 
 
 def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_path: Path) -> None:
-    """What the log says is older than what this driver was told; where another driver was at work, it is newer."""
+    """If a query starts again in the same process, requests that this driver got since the last record stay in effect.
+    If another driver ran in between, its record applies.
+    """
     world = running(tmp_path)
     world.driver.operations.drain("1")
     world.feed()
@@ -316,7 +328,7 @@ def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_pat
 
 
 def test_full_records_tell_the_will_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every record does: members, standbys, drains and pins stand in it."""
+    """A full record has all members, standbys, drains and pins."""
     full_record_every(4, monkeypatch)
     world = running(tmp_path, num_standbys=1)
     world.driver.operations.drain("1")
@@ -332,7 +344,7 @@ def test_full_records_tell_the_will_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def files(tmp_path: Path, version: int) -> str:
-    """Return a checkpoint that has the query's batches up to this one."""
+    """Return a checkpoint with the batches of the query up to ``version``."""
     checkpoint = tmp_path / "checkpoint"
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True)
@@ -343,7 +355,7 @@ def files(tmp_path: Path, version: int) -> str:
 
 
 def test_a_rollback_keeps_the_newest_will(tmp_path: Path) -> None:
-    """State goes back, what operators want does not: it was not a batch that asked for it."""
+    """A rollback keeps the newest requests, because no batch made them."""
     world = running(tmp_path, root=f"file://{tmp_path}/root")
     fed = dict(world.fed)
     world.feed(2)
@@ -358,7 +370,9 @@ def test_a_rollback_keeps_the_newest_will(tmp_path: Path) -> None:
 
 
 def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
-    """Numbers of key-groups stand for other keys then; a rollback over the switch does not bring pins back."""
+    """A change of the dispatch removes pins, because the key-groups have other keys, and keeps drains. A rollback does
+    not restore the pins.
+    """
     world = running(tmp_path, root=f"file://{tmp_path}/root")
     member = world.member("1")
     world.driver.operations.drain("1")
@@ -381,7 +395,9 @@ def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
 
 
 def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path) -> None:
-    """With the remedy, before the log is claimed: who can read it is not fenced."""
+    """Stored requests that this version cannot read are refused with a remedy, before the claim. So a newer version is
+    not fenced.
+    """
     world = running(tmp_path)
     log = world.log()
     assert log.tail is not None
@@ -394,7 +410,7 @@ def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path
 
 
 def test_what_a_later_version_asked_for_is_carried_on(tmp_path: Path) -> None:
-    """This one does not obey it, says so of settings, and loses nothing of it, whatever is asked besides."""
+    """Requests of a later version are stored unchanged and not applied. A warning lists its settings."""
     world = running(tmp_path)
     log, later = world.log(), {"include": {"zone": ["a"]}, "settings": {"of_tomorrow": [1], "num_standbys": 1}}
     assert log.tail is not None

@@ -1,4 +1,4 @@
-"""A store that some batches ran without lacks their rows: it returns only where that is accepted."""
+"""A store that was absent in some batches lacks their rows. It can return only if `accept` names it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def restarted(world: World, operators: list[Operator], **changes: object) -> Non
 
 
 def with_a_gap(tmp_path: Path, without: Without, **settings: Any) -> World:
-    """Return a query that ran batches 0 to 3 with store ``totals``, and 4 to 6 without it."""
+    """Return a query that ran batches 0 to 3 with store ``totals``, and batches 4 to 6 without it."""
     world = World(tmp_path, operators=two_stores(), **settings)
     for version in range(4):
         world.batch(version, one(1))
@@ -59,7 +59,7 @@ def with_a_gap(tmp_path: Path, without: Without, **settings: Any) -> World:
 
 
 def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
-    """Return Spark's checkpoint of a query that has committed so many batches."""
+    """Return the Spark checkpoint of a query with the given number of committed batches."""
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True)
     for batch in range(batches):
@@ -71,7 +71,7 @@ def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
 
 @pytest.mark.parametrize("without", ["not durable", "left out"])
 def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: Path) -> None:
-    """The message names the store and both batches; nothing is written, and the job without it runs on."""
+    """The error names the store, nothing is written, and the job without the store continues."""
     world = with_a_gap(tmp_path, WITHOUT[without])
     restarted(world, two_stores())
     before = world.memory.list("")
@@ -85,7 +85,7 @@ def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: P
 
 @pytest.mark.parametrize(("without", "lost"), [("not durable", False), ("left out", True)])
 def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, tmp_path: Path) -> None:
-    """Four batches and those since its return, not what a cache of its name held; a warning says so once."""
+    """An accepted store continues with its own earlier batches, with one warning."""
     world = with_a_gap(tmp_path, WITHOUT[without])
     if lost:
         for executor in ("1", "2"):
@@ -103,7 +103,7 @@ def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, 
 
 @pytest.mark.parametrize("without", WITHOUT)
 def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> None:
-    """The first batch without it names it, and the way back."""
+    """The first batch without a store has a warning with the store and the batch to return to."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     restarted(world, WITHOUT[without]())
@@ -114,7 +114,7 @@ def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> 
 
 
 def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
-    """Batches without any row, or with rows of other keys, leave every store of the job complete."""
+    """Batches without rows, or without rows of some keys, leave every store complete."""
     world = World(tmp_path, operators=two_stores())
     world.batch(0, one(1))
     for version in range(1, 4):
@@ -127,7 +127,7 @@ def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
 
 
 def test_a_new_store_lacks_nothing(tmp_path: Path) -> None:
-    """It begins with the batch in which the job first has it, and counts as complete from there."""
+    """A new store is complete from its first batch on."""
     world = World(tmp_path, operators=[tails()])
     world.batch(0, one(1))
     restarted(world, [tails(), totals()])
@@ -138,7 +138,7 @@ def test_a_new_store_lacks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_cache_never_lacks_a_batch(tmp_path: Path) -> None:
-    """It has nothing in the root: it comes and goes."""
+    """A cache can be removed and added again, because it has no state in the root."""
     cache = [replace(totals(), durable=False), tails()]
     world = World(tmp_path, operators=cache)
     for version, operators in enumerate(([tails()], cache, [tails()], cache)):
@@ -148,7 +148,7 @@ def test_a_cache_never_lacks_a_batch(tmp_path: Path) -> None:
 
 
 def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: Path) -> None:
-    """Claims, batches and full records alike."""
+    """Every record lists the store as incomplete until it returns."""
     world = with_a_gap(tmp_path, WITHOUT["left out"])
     for version in range(7, 30):
         world.batch(version, one(1))
@@ -159,7 +159,7 @@ def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: P
 
 
 def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
-    """What the message proposes: the batches come again, for this store too."""
+    """After a rollback to before the store was absent, the store is complete again."""
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
     rollback(world.home.root, 3, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
     restarted(world, two_stores())
@@ -169,7 +169,7 @@ def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
-    """Some batches come again, others are lacking still."""
+    """After a rollback to a batch without the store, the store is still refused."""
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
     rollback(world.home.root, 5, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
     restarted(world, two_stores())
@@ -178,7 +178,7 @@ def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
 
 
 def test_verify_notes_the_gap(tmp_path: Path) -> None:
-    """A note: the query runs, and the root is whole."""
+    """`riffle verify` has a note about the incomplete store."""
     world = with_a_gap(tmp_path, WITHOUT["left out"])
     (note,) = verify(world.home.root).findings
     assert note.level == "note"
@@ -186,7 +186,7 @@ def test_verify_notes_the_gap(tmp_path: Path) -> None:
 
 
 def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
-    """The new query numbers its batches anew: the store lacks rows from before its first one."""
+    """The adopted store lacks rows from before the first batch of the new query, and must be accepted."""
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"])
     adopt(world.home.root, checkpoint_in(tmp_path / "checkpoint", "another", 1), execute=True)
     world.query_id = "another"
@@ -204,14 +204,14 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
 
 
 def warnings_of(world: World, version: int, *accepted: str, operators: Sequence[Operator] = ()) -> tuple[str, ...]:
-    """Start the query again with names in ``accept``; return the warnings of its next batch."""
+    """Start the query again with names in ``accept``, and return the warnings of its next batch."""
     restarted(world, list(operators) or two_stores(), accept=list(accepted))
     return world.batch(version, one(1)).warnings
 
 
 @pytest.mark.parametrize("name", ["totals", "count", "nonsense"])
 def test_an_accepted_name_that_nothing_needs_is_a_warning_once_at_the_start(name: str, tmp_path: Path) -> None:
-    """A name that stays in the configuration would let a later gap or change pass."""
+    """An accepted name that nothing needs is a warning, because it would accept a later change."""
     world = World(tmp_path, operators=two_stores())
     for version in range(2):
         (warning,) = warnings_of(world, version, name)
@@ -220,12 +220,14 @@ def test_an_accepted_name_that_nothing_needs_is_a_warning_once_at_the_start(name
 
 
 def named(name: str, function: Accumulator) -> Operator:
-    """Return an operator with one result of a name."""
+    """Return an operator with one result of the given name."""
     return operator_of("totals", ["k"], aggregate(**{name: function}), (), ROWS)
 
 
 def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Path) -> None:
-    """It has both meanings. Once the batch is committed, nothing needs the name any longer."""
+    """A result that continues with another function has a warning. After that batch, the accepted name is no longer
+    needed.
+    """
     world = World(tmp_path, operators=[named("a, b", sum_("v")), tails()])
     world.batch(0, one(1))
     (warning,) = warnings_of(world, 1, "a, b", operators=[named("a, b", max_("v")), tails()])
@@ -235,7 +237,7 @@ def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Pat
 
 
 def test_a_needed_name_with_a_comma_may_contain_another_needed_name(tmp_path: Path) -> None:
-    """The setting is split at commas, so ``a, b`` arrives as two names."""
+    """Accepted names are split at commas, and a name with a comma is matched all the same."""
 
     def both(function: Callable[[str], Accumulator]) -> Operator:
         return operator_of("totals", ["k"], aggregate(**{"a": function("v"), "a, b": function("v")}), (), ROWS)

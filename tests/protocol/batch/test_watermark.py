@@ -1,4 +1,4 @@
-"""The query's watermark: made of receipts, kept in the log, and what slots are told of it."""
+"""The watermark of a query is computed from receipts, kept in the log and sent to slots."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ DELAY_MS = 1_000
 
 
 class ByEventTime:
-    """A count per key that says that its timers go by event time; it has none."""
+    """A count per key in a time mode, without timers."""
 
     def __init__(self, mode: TimeMode = "EventTime") -> None:
         self._count: BlockComputation = aggregate(rows=count())
         self._mode = mode
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare what a count does, and the mode."""
+        """Declare the columns of a count with the time mode."""
         return replace(self._count.declare(key, rows), time_mode=self._mode)
 
     def __call__(self, batch: Batch) -> Update:
-        """Count."""
+        """Count the rows of each key."""
         return self._count(batch)
 
 
@@ -54,20 +54,20 @@ def counted(
 
 
 def events(*times: int | None, key: str = "a", other: int | None = None) -> pa.Table:
-    """Return a row of one key for each time (ms)."""
+    """Return a row of one key for each time in ms."""
     rows = [[key] * len(times), [1] * len(times), [t and t * 1000 for t in times], [other] * len(times)]
     return pa.table([pa.array(column, f.type) for column, f in zip(rows, EVENTS, strict=True)], schema=EVENTS)
 
 
 def tail(world: World) -> Record:
-    """Return the log's newest record."""
+    """Return the newest record."""
     found = world.log().tail
     assert found is not None
     return found
 
 
 def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
-    """Run a batch; return the orders that its slots got, one an operator."""
+    """Run a batch and return the order of each operator."""
     seen: dict[str, Order] = {}
 
     def perform(attempt: Attempt) -> pa.Table:
@@ -79,12 +79,12 @@ def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Ord
 
 
 def times_of(order: Order) -> tuple[int | None, int | None, int | None]:
-    """Return the three times that an order tells."""
+    """Return the three times of an order."""
     return order.late_watermark_ms, order.watermark_ms, order.last_pass_ms
 
 
 def test_a_batch_counts_for_the_next_and_its_rows_are_late_one_later(tmp_path: Path) -> None:
-    """Spark's two watermarks: timers go by what all earlier batches brought, late rows by what one less did."""
+    """Timers use the watermark of all earlier batches, and late rows that of one batch less, as in Spark."""
     world = World(tmp_path, operators=[counted()])
     given = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
     assert given == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
@@ -93,7 +93,9 @@ def test_a_batch_counts_for_the_next_and_its_rows_are_late_one_later(tmp_path: P
 
 
 def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> None:
-    """Neither older rows, nor rows without a time, nor an empty batch change it; the late one catches up."""
+    """Older rows, rows without a time and empty batches do not change the watermark. The watermark for late rows
+    catches up.
+    """
     world = World(tmp_path, operators=[counted()])
     seen = []
     for version, rows in enumerate([events(9_000), events(3_000), events(), events(None)]):
@@ -104,7 +106,7 @@ def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seed", range(2))
 def test_late_rows_are_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
-    """A model of Spark's rule in plain Python says which rows count, over batches, restarts and several slots."""
+    """The late rows equal those of a model of Spark's rule, over batches, restarts and several slots."""
     chance = random.Random(seed)
     world = World(tmp_path, operators=[counted()], seed=seed)
     newest, watermark, late, kept = None, 0, 0, dict.fromkeys("abcdef", 0)
@@ -125,7 +127,7 @@ def test_late_rows_are_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
 
 
 def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
-    """Spark's default policy: a row that one operator's delay allows is late for none of them."""
+    """With several operators the minimum watermark applies, as in Spark's default policy."""
     world = World(tmp_path, operators=[counted("quick", delay_ms=100), counted("slow", delay_ms=4_000)])
     world.batch(0, events(10_000))
     assert tail(world).watermark_ms == 6_000
@@ -133,7 +135,7 @@ def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
 
 
 def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
-    """Where several have one, each keeps the newest time it ever saw, and the slowest of these decides."""
+    """Each operator keeps its latest event time, and older rows do not lower it."""
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
     world.batch(0, events(20_000, other=5_000))
     world.batch(1, events(3_000, other=30_000))
@@ -142,7 +144,9 @@ def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> None:
-    """And one that saw some long ago lets them come as far as it came: Spark keeps what each of them reached."""
+    """An operator without any event time holds the watermark back. One with old event times holds it at its latest one,
+    as in Spark.
+    """
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
     reached = []
     for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (20_000, 30_000)]):
@@ -152,7 +156,7 @@ def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> No
 
 
 def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
-    """Nobody is waited for, also not by a last pass; what is late is so by the one watermark for all of them."""
+    """With policy `max` the maximum watermark applies to all operators, also in the last pass."""
     world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", column="other")])
     reached = []
     for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (2_000, 3_000)]):
@@ -167,7 +171,7 @@ def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
 
 
 def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
-    """A longer one counts from where the watermark is, a shorter one at once."""
+    """With a longer delay the watermark stays until event times catch up. A shorter delay applies at once."""
     world = World(tmp_path, operators=[counted()])
     reached = []
     for version, delay_ms in enumerate([1_000, 5_000, 100]):
@@ -179,7 +183,7 @@ def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> 
 
 
 def test_an_operator_without_a_watermark_drops_nothing(tmp_path: Path) -> None:
-    """It shares the query's watermark, and gets all rows."""
+    """An operator without a watermark column drops no rows, and gets the watermark of the query."""
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain, counted()])
     for version, time in enumerate([50_000, 50_000, 1_000]):
@@ -190,7 +194,7 @@ def test_an_operator_without_a_watermark_drops_nothing(tmp_path: Path) -> None:
 
 
 def test_without_any_watermark_the_record_has_sparks_own(tmp_path: Path) -> None:
-    """As before there were operators with one: what Spark gave, one batch later, and never back."""
+    """Without a watermark column, records have Spark's watermark. It applies one batch later and never decreases."""
     plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
     world = World(tmp_path, operators=[plain])
     assert told(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
@@ -200,7 +204,7 @@ def test_without_any_watermark_the_record_has_sparks_own(tmp_path: Path) -> None
 
 
 def test_where_no_batch_may_follow_a_last_pass_goes_by_the_batch_itself(tmp_path: Path) -> None:
-    """Its watermark is the one that the record then has, and rows of a later run are late by it at once."""
+    """With AvailableNow the last pass uses the watermark of the batch itself. Rows of a later run are late by it."""
     world = World(tmp_path, operators=[counted(mode="EventTime")])
     world.batch(0, events(10_000))
     assert times_of(told(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
@@ -211,7 +215,7 @@ def test_where_no_batch_may_follow_a_last_pass_goes_by_the_batch_itself(tmp_path
 
 
 def test_a_last_pass_is_for_timers_of_event_time_alone(tmp_path: Path) -> None:
-    """Others are told of none, and without such an operator the input is not read for it."""
+    """Only operators with event-time timers have a last pass. Without any, the input is not read for it."""
     world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", delay_ms=3_000)])
     orders = told(world, 0, events(10_000), available_now=True)
     assert [order.last_pass_ms for order in orders] == [7_000, None]
@@ -222,7 +226,7 @@ def test_a_last_pass_is_for_timers_of_event_time_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
 def test_a_batch_that_runs_again_has_the_same_times(tmp_path: Path, step: str) -> None:
-    """Late is decided by the record before, so a crash anywhere changes neither what is late nor what is committed."""
+    """A repeated batch has the same late rows and watermark, because the last record decides."""
     world = World(tmp_path, operators=[counted(mode="EventTime")])
     for version in range(2):
         world.batch(version, events(10_000 * (version + 1)))
@@ -237,7 +241,7 @@ def test_a_batch_that_runs_again_has_the_same_times(tmp_path: Path, step: str) -
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Spark's checkpoint of the query, three batches committed; its own watermark is none of ours."""
+    """Return a Spark checkpoint of the query with three committed batches and another watermark."""
     folder = tmp_path / "checkpoint"
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True)
@@ -249,7 +253,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_rollback_takes_the_watermark_back(tmp_path: Path, checkpoint: Path) -> None:
-    """What the later batches brought is gone; the commit that Spark's checkpoint lacks has Spark's own watermark."""
+    """A rollback also takes the watermark back. The commit file that it adds to Spark's checkpoint has Spark's
+    watermark.
+    """
     world = World(tmp_path, operators=[counted()])
     offsets = 'v1\n{"batchWatermarkMs":77}\n{"logOffset":1}'
     for version in range(3):
@@ -261,7 +267,7 @@ def test_a_rollback_takes_the_watermark_back(tmp_path: Path, checkpoint: Path) -
 
 
 def test_adopted_state_begins_with_no_watermark_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
-    """Another query reads its input from where it will, so no row of it is late. Spark's watermark is another one."""
+    """Adopted state has no watermark, so that no row of the new query's input is late."""
     world = World(tmp_path, operators=[counted()])
     (checkpoint / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":77}\n{"logOffset":1}')
     for version in range(3):
@@ -275,7 +281,9 @@ def test_adopted_state_begins_with_no_watermark_of_its_own(tmp_path: Path, check
 def test_a_query_with_sparks_watermark_continues_with_that_of_its_checkpoint(
     tmp_path: Path, checkpoint: Path, spark_ms: int, adopted_ms: int | None
 ) -> None:
-    """Spark drops the late rows of its next batch by the watermark of its last one. 0 means that there is none."""
+    """A query with Spark's watermark continues with the watermark of the adopted checkpoint, as Spark does. 0 means
+    none.
+    """
     world = World(tmp_path, operators=[operator_of("seen", ["k"], aggregate(rows=count()), (), EVENTS)])
     world.batch(0, events(10_000), watermark_source="spark", watermark_ms=50)
     (checkpoint / "metadata").write_text('{"id": "another"}')
@@ -285,7 +293,7 @@ def test_a_query_with_sparks_watermark_continues_with_that_of_its_checkpoint(
 
 
 def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
-    """A part says when its key-group's next timer is due, or that there is none; other key-groups keep theirs."""
+    """A part sets or removes the next timer of its key-group. Other key-groups keep theirs."""
     before = Manifest({("seen", 1): Entry(timer_ms=10), ("seen", 2): Entry(timer_ms=20), ("seen", 3): Entry()})
     parts = (Part(1, 0, 5, 7, 1, timer_ms=None), Part(3, 5, 5, 7, 1, timer_ms=30), Part(4, 9, 5, 7, 1, timer_ms=40))
     receipt = Receipt("seen", 0, "1-aa", 6, "m", "1", parts=parts)
@@ -295,13 +303,13 @@ def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
 
 
 def test_a_cache_has_timers_too() -> None:
-    """Its entries live in the driver, and tell when to visit its key-groups."""
+    """The entries of a cache are in the driver and have the next timer of its key-groups."""
     caches = CacheEntries()
     caches.replace_entries([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
     assert caches.entries["seen", 3].timer_ms == 30
 
 
 def test_the_event_time_column_reaches_the_slots_and_no_other_does(tmp_path: Path) -> None:
-    """Columns that nobody asks for are dropped before the shuffle, but not this one."""
+    """The event-time column is sent to the slots, although the function does not use it."""
     assert counted().rows.names == ["k", "ts"]
     assert operator_of("seen", ["k"], ByEventTime(), (), EVENTS).rows.names == ["k"]

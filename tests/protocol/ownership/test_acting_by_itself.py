@@ -1,4 +1,4 @@
-"""What a running query does by itself: racks, work that cannot be levelled, standbys that fall behind, full disks."""
+"""A running query reacts to racks, uneven work, standbys that fall behind and full disks without a request."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 PARTED = ROWS.append(pa.field("partition", pa.int64()))
 RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
-"""Of four partitions, each with one replica."""
+"""Four partitions with one replica each."""
 
 
 class Counting:
-    """The default assignor; counts how often it is asked."""
+    """The default assignor with a count of its calls."""
 
     asked = 0
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
-        """Answer as the default does."""
+        """Return the default assignment and count the call."""
         Counting.asked += 1
         return assign(before, replace(settings, assignor="high_availability"))
 
 
 class Racked(Elastic):
-    """Four executors in two racks; ``partition_of`` says from which partition each key-group's next row comes."""
+    """Four executors in two racks. ``partition_of`` returns the partition of the next row of a key-group."""
 
     partition_of: Callable[[int], int]
 
@@ -75,7 +75,7 @@ class Racked(Elastic):
         *args: Any,
         **said: Any,
     ) -> BatchReport:
-        """Hand one batch to the driver, with the partition of each row."""
+        """Run a batch with the partition of each row."""
         groups = keygroups.key_groups([rows.column("k")], self.settings.key_groups).tolist()
         column = pa.array([self.partition_of(group) for group in groups], pa.int64())
         return super().batch(version, rows.append_column("partition", column), perform, *args, **said)
@@ -85,21 +85,21 @@ class Racked(Elastic):
         return str(self.ownership.membership.live[member].rack)
 
     def across(self) -> set[int]:
-        """Return the key-groups whose owner reads from the other rack, where each has rows of one partition."""
+        """Return the key-groups whose rows all come from another rack than that of their owner."""
         owners = self.owners().items()
         return {group for group, owner in owners if self.rack(owner) not in RACKS[self.partition_of(group)]}
 
 
 def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> None:
-    """Nobody asks: within a few batches nothing is read across racks any more, standbys are in the other rack, and that
-    is all that is ever assigned.
+    """Within a few batches each owner is in the rack that its rows come from, and each standby in the other rack. Then
+    no assignment is computed any more.
     """
     world = Racked(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
     world.feed()
     assert len(world.across()) >= 4
     reports = [world.feed() for _ in range(12)]
     assert world.across() == set()
-    assert sum(report.restores for report in reports[1:]) == 0, "who takes over has a copy"
+    assert sum(report.restores for report in reports[1:]) == 0, "a new owner has a copy"
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
     present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
@@ -112,8 +112,8 @@ def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> Non
 @pytest.mark.parametrize("rows", ["of any partition", "of one rack"])
 @pytest.mark.sample(step=2)
 def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Path, rows: str) -> None:
-    """Rows of a key-group that come from everywhere move nothing; where all come from one rack but balance holds half
-    of the owners in the other, that is found once.
+    """If rows of a key-group come from all racks, nothing moves. If all rows come from one rack but balance needs
+    owners in both, one assignment finds that.
     """
     chance = random.Random(1)
     world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "of any partition" else lambda _: 0)
@@ -125,7 +125,7 @@ def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Pa
 
 
 def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> None:
-    """In ``partition`` dispatch it is known from the start where rows come from, so nothing has to move later."""
+    """With `partition` dispatch the racks of the rows are known before the first batch, so no owner moves later."""
     world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
     racks = {number: "ab"[number % 4 // 2] for number in range(8)}
     world.ownership.placement.weights.set_partition_racks(
@@ -144,7 +144,9 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> None:
-    """What can be moved away from it is, then a warning names its key-group; until the load changes that is all."""
+    """Other key-groups leave the member with a hot key, and one warning names its key-group. While the load is the
+    same, no more assignments are computed.
+    """
     world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
     world.feed()
     hot = [world.keys[3][0]] * 500
@@ -161,12 +163,12 @@ def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> N
     cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
     for _ in range(10):
         world.feed(keys=cool)
-    assert Counting.asked > asked, "another load is looked at"
+    assert Counting.asked > asked, "another load starts an assignment"
     world.check_state()
 
 
 def behind(world: Elastic, most: int = 40) -> list[BatchReport]:
-    """Feed until a standby has been seen to fall behind; return the reports."""
+    """Run batches until a standby falls behind, and return the reports."""
     reports = [world.feed()]
     while not warnings(reports, "RIFFLE-0762"):
         assert len(reports) < most
@@ -175,7 +177,9 @@ def behind(world: Elastic, most: int = 40) -> list[BatchReport]:
 
 
 def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Path) -> None:
-    """One executor does no upkeep: after ten batches a warning names it, its standbys and their lag, and they move."""
+    """After ten batches a warning has the executor without upkeep, its standbys and their lag. Other members take the
+    standbys over.
+    """
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), key_groups=8, num_standbys=1, retained_versions=100)
     world.feed(4)
     kept = world.holds("1")[1]
@@ -194,7 +198,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     world.cluster.stalled = set()
     world.driver.operations.request_rebalance()
     world.settle()
-    assert world.holds("1")[1], "who asks has it tried again"
+    assert world.holds("1")[1], "a requested rebalance tries the standbys again"
     world.check_state()
 
 
@@ -202,14 +206,14 @@ SIZE = 10**9
 
 
 def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None:
-    """Give an executor a disk that ``others`` fill so far, and every copy on it so much more."""
+    """Give an executor a disk of which ``others`` is used, and ``each`` more per copy."""
     world.cluster.disks[executor] = lambda: (min(1.0, others + each * len(world.copies_of(executor))), SIZE)
 
 
 @pytest.mark.long
 def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: Path) -> None:
-    """Two key-groups at a time leave a member beyond the high mark, warm, their copies at once behind them; with room
-    again it gets its share back.
+    """Two key-groups at a time leave a member whose disk is above the limit, and their copies are deleted. With space
+    again the member gets its share back.
     """
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
     world.feed(4)
@@ -220,7 +224,7 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
         world.clock.advance(11)
         reports.append(world.feed())
         held.append(len(set.union(*world.holds("1")[:2])))
-    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two go at a time"
+    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two leave at a time"
     on_a_disk(world, "1", 0.91, 0.0)
     for _ in range(60):
         world.clock.advance(11)
@@ -240,7 +244,7 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
 
 
 def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path) -> None:
-    """Standbys leave in the next batch, owners when others are warm."""
+    """On a nearly full disk, standbys leave with the next batch. Owned tasks leave when other members are caught up."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
     world.feed(4)
     on_a_disk(world, "1", 0.97, 0.0)
@@ -257,8 +261,8 @@ def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path
 
 
 def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time in the user's code counts, though nobody measured it alone: the others leave its member, and then it is
-    named; one batch that takes long moves nothing. Time is this test's, not that of a busy machine.
+    """A key-group with few but slow rows is found by its time in user code. Other key-groups leave its member, and a
+    warning names it. A single slow batch moves nothing. The test sets the clock.
     """
     slow, now = [""], [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -286,7 +290,7 @@ def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path, monkeypatch: p
 
 
 def test_sticky_gives_a_member_that_is_back_what_it_had(tmp_path: Path) -> None:
-    """Nothing is restored: it has its copies, and misses some changes only."""
+    """With the sticky assignor a returned member gets its tasks back and restores nothing."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), assignor="sticky")
     world.feed(3)
     mine = world.owned("2")

@@ -1,4 +1,4 @@
-"""What can be asked of a running query: filters live, assignors of one's own, where keys are, loads and lags."""
+"""Requests to a running query: live filters, custom assignors, the location of keys, loads and lags."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ THREE = ("1", "2", "3")
 
 
 def reconfigured(world: Elastic, **changes: object) -> None:
-    """Change live settings, and let the query settle."""
+    """Change live settings and run batches until the query settles."""
     world.driver.operations.reconfigure(world.driver.settings, changes)
     world.settle()
 
 
 def test_members_are_excluded_and_included_while_a_query_runs(tmp_path: Path) -> None:
-    """By any attribute, warm: nobody restores; drained members stay drained whatever is excluded."""
+    """Members are excluded and included by attributes without a restore. Drained members stay drained."""
     world = Elastic(tmp_path, executors=THREE)
     world.feed(4)
     before = world.version
@@ -54,7 +54,7 @@ def test_members_are_excluded_and_included_while_a_query_runs(tmp_path: Path) ->
 
 
 def test_rebalancing_is_switched_off_and_on_while_a_query_runs(tmp_path: Path) -> None:
-    """A newcomer gets nothing as long as it is off; an assignor that wraps ours may let one key-group move at once."""
+    """With `rebalance_enable = none` a new member gets nothing. A custom assignor can limit the moves to one."""
 
     def one_at_once(view: View, settings: AssignSettings) -> Assignment:
         return assign(view, replace(settings, assignor="high_availability", moves_at_once=1))
@@ -73,7 +73,7 @@ def test_rebalancing_is_switched_off_and_on_while_a_query_runs(tmp_path: Path) -
 
 
 class Tenants:
-    """An assignor that remembers how often it was made, and what it saw."""
+    """An assignor that counts its instances and records the tasks."""
 
     made = 0
 
@@ -82,13 +82,13 @@ class Tenants:
         self.seen: list[tuple[Task, ...]] = []
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
-        """Answer as the default does."""
+        """Return the default assignment and record the tasks."""
         self.seen.append(before.tasks)
         return assign(before, replace(settings, assignor="high_availability"))
 
 
 def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
-    """Two queries of one process share none; a query's own is asked with every assignment."""
+    """Each query has one instance of the assignor class, which computes all its assignments."""
     Tenants.made = 0
     worlds = [Elastic(tmp_path / name, assignor=f"{__name__}.Tenants") for name in ("one", "two")]
     for world in worlds:
@@ -102,19 +102,19 @@ def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
 
 
 class Hears(RebalanceListener):
-    """Keeps what it hears."""
+    """Records the assigned moves."""
 
     def __init__(self) -> None:
         self.heard: list[MoveFields] = []
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
-        """Hear."""
+        """Record the moves."""
         self.heard += moves
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
 def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, dispatch: str) -> None:
-    """Where a key-group's number stands for a (topic, partition), these are told."""
+    """With partition and hashed dispatch, listeners and assignors get topics and partitions."""
     seen = Tenants()
     world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
     world.driver.ownership.placement.listener = listener
@@ -137,7 +137,9 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
 
 
 def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
-    """Key-group, owner, executor, host and standbys; while nobody owns it there is no answer."""
+    """The location of a key has the key-group, owner, executor, host and standbys. It is unknown before the first
+    assignment.
+    """
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
     assert world.ownership.placement.place_of(task(0)) is None
     world.feed(6)
@@ -158,13 +160,13 @@ def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [7, ("a", "b"), {"other": "a"}, {"k": 7}])
 def test_what_is_no_key_is_refused_with_its_columns(key: object) -> None:
-    """A value, or of several columns a tuple or a mapping."""
+    """A key must be a value, or for several columns a tuple or mapping."""
     with pytest.raises(ConfigError, match="RIFFLE-0232"):
         totals().key_group_of(key, 6)
 
 
 def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
-    """Load is rows a batch of what a member owns; a standby whose copies stand still falls behind, and it shows."""
+    """The load of a member is its rows per batch. If copies of a member do not follow the log, its lag grows."""
     world = Elastic(tmp_path, num_standbys=1, acceptable_recovery_lag=1_000_000)
     world.feed(4)
     states = {state.executor: state for state in world.ownership.member_states()}
@@ -189,7 +191,7 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
 
 
 def test_rows_of_all_stores_count_as_the_same_work() -> None:
-    """Measured work is that of all stores of a key-group together."""
+    """The measured work of a key-group is that of all stores together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
     weights.record_batch(receipts, Manifest({}), ONE_GROUP)
@@ -198,7 +200,7 @@ def test_rows_of_all_stores_count_as_the_same_work() -> None:
 
 @pytest.mark.parametrize("odd", [True, "3"])
 def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> None:
-    """A record could not be read again that names it. Numbers of NumPy are numbers."""
+    """Only integers, also of NumPy, can be pinned, because records must be readable."""
     world = Elastic(tmp_path)
     world.feed()
     with pytest.raises(ConfigError, match="RIFFLE-0242"):
@@ -207,7 +209,7 @@ def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> N
 
 
 def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
-    """Where dispatch is by partition a number is one of a partition that was read."""
+    """With `partition` dispatch only numbers of known partitions can be pinned."""
     world = World(tmp_path, dispatch="partition", key_groups=16)
     world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
     read = len(world.driver.ownership.placement.shards or ())
@@ -217,7 +219,7 @@ def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
 
 
 def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_path: Path) -> None:
-    """That one has nothing is what was asked for, and neither a trigger nor a warning."""
+    """Excluded members do not count as unbalanced, and cause neither moves nor warnings."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=0)
     world.feed(2)
     reconfigured(world, exclude=f"id={world.member('1')}")
@@ -228,7 +230,7 @@ def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_p
 
 
 def test_a_request_made_during_an_assignment_is_still_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests come from other threads, and the assignment that runs does not know them."""
+    """A request from another thread during an assignment stays pending for the next one."""
     world = Elastic(tmp_path, key_groups=4)
     world.feed()
     operations = world.driver.operations

@@ -1,4 +1,4 @@
-"""I9: the cleaner never removes a copy whose lag was reported and not yet answered by an assignment."""
+"""I9: the cleaner never removes a copy that was reported but not yet included in an assignment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ACTS = st.lists(
 
 
 class Interleaved:
-    """Reports, assignments and clean-up times in any order, with what was reported and not answered beside."""
+    """Reports, assignments and clean-ups in any order, with the reported copies that no assignment has answered."""
 
     def __init__(self) -> None:
         self.idle = IdleCopies()
@@ -43,7 +43,7 @@ class Interleaved:
         self.needed: set[tuple[str, int]] = set()
 
     def census(self, member: str, groups: set[int]) -> None:
-        """Count a member that joins or returns."""
+        """Add a member that joins or returns."""
         if member in self.members.live:
             return
         found = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
@@ -52,13 +52,13 @@ class Interleaved:
         self.unanswered |= {(member, group) for group in groups}
 
     def report(self, member: str, group: int) -> None:
-        """Note a copy that upkeep or a slot reports."""
+        """Record a copy that upkeep or a slot reports."""
         if member in self.members.live and group not in {at for _, at in self.copies.of_member(member)}:
             self.copies.record_copies(member, [("s", group, 1, "1-a")])
             self.unanswered.add((member, group))
 
     def assign(self, member: str, keeps: bool) -> None:
-        """Answer everything: one member owns all, and the next one keeps all."""
+        """Record an assignment with one owner of all tasks and, if ``keeps``, another member with all standbys."""
         others = [name for name in MEMBERS if name != member]
         kept = {task(group): (others[0],) for group in range(3)} if keeps else {}
         present = Assignment({task(group): member for group in range(3)}, kept)
@@ -67,7 +67,7 @@ class Interleaved:
         self.needed = {(name, group) for group in range(3) for name in (member, *kept.get(task(group), ()))}
 
     def leave(self, member: str, _: None) -> None:
-        """Lose a member: nothing of it is known any more."""
+        """Remove a lost member."""
         self.members.remove(
             [living for name, living in self.members.live.items() if name == member], self.now, frozenset()
         )
@@ -75,7 +75,7 @@ class Interleaved:
         self.unanswered = {(name, group) for name, group in self.unanswered if name != member}
 
     def due(self, seconds: int, _: None) -> set[tuple[str, int]]:
-        """Let time pass and clean up; return what goes."""
+        """Let time pass and clean up. Return the removed copies."""
         self.now += seconds
         drops = self.idle.take_due(self.copies, self.members.live, self.now, DELAY)
         return {(member, drop.key_group) for member, gone in drops.items() for drop in gone}
@@ -83,7 +83,7 @@ class Interleaved:
 
 @given(ACTS)
 def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str, object, object]]) -> None:
-    """Nor one that has a place in the assignment in force; what goes is forgotten at once and goes once."""
+    """No removed copy was unanswered or has a place in the current assignment, and each copy is removed once."""
     world = Interleaved()
     for what, one, other in acts:
         gone = getattr(world, what)(one, other) or set()
@@ -94,7 +94,7 @@ def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str
 
 @given(ACTS)
 def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]]) -> None:
-    """After an assignment and the delay, exactly the copies with a place in it are left."""
+    """After an assignment and the delay, only copies with a place in the assignment are left."""
     world = Interleaved()
     for what, one, other in acts:
         getattr(world, what)(one, other)
@@ -106,15 +106,15 @@ def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]])
 
 @pytest.mark.usefixtures("names_in_order")
 def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_answered(tmp_path: Path) -> None:
-    """The race, forced: its copies were idle and their time is over as it returns; the assignment that answers its
-    census makes it owner again, the copies are there, and nothing is fetched but what it missed.
+    """A member returns when the clean-up time of its idle copies is over. The assignment makes it the owner again
+    before its copies are removed, and nothing is restored.
     """
     world = Elastic(tmp_path, executors=("1", "2", "3"), state_cleanup_delay=60, num_standbys=0)
     world.feed(4)
     lost, member = world.owned("1"), world.member("1")
     world.driver.operations.drain("1")
     world.settle()
-    assert world.copies_of("1") == lost, "idle, and not yet due"
+    assert world.copies_of("1") == lost, "idle copies stay until the delay is over"
     world.cluster.lose("1")
     world.feed()
     world.clock.advance(61)
@@ -131,14 +131,14 @@ def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_an
 
 @pytest.mark.usefixtures("names_in_order")
 def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
-    """An order to drop names the head where the copy was seen: one that is used again meanwhile stays."""
+    """A drop names the head of the copy, so a copy that is in use again stays."""
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
     world.feed(4)
     world.cluster.stalled = {"1", "2"}
     world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
     world.feed()
     dropped = world.copies_of("1") - world.owned("1")
-    assert dropped, "ordered to go, and not gone yet"
+    assert dropped, "drops are ordered, but not done"
     for group in sorted(dropped):
         world.driver.operations.pin(group, "1")
     world.feed()
@@ -149,7 +149,7 @@ def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
 
 
 def test_all_copies_can_be_removed_between_batches(tmp_path: Path) -> None:
-    """``clean_up``: every folder is empty afterwards, and the next batch restores what it needs and is right."""
+    """After ``clean_up`` every folder is empty, and the next batch restores what it needs."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(4)
     world.driver.clean_up()

@@ -1,4 +1,4 @@
-"""Machines that were copied with their local disks: the folders of their executors have one name."""
+"""Machines that are copies of one machine have member folders with the same name."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ KEYS = [f"key-{number}" for number in range(20)]
 
 
 class Machines(SimCluster):
-    """Executors each of which has a disk of its own, below a folder named after it."""
+    """Executors with a separate local disk each, which is a folder."""
 
     def on(self, home: Home, executor: str) -> Home:
-        """Return where an executor finds its copies."""
+        """Return the home with the local disk of an executor."""
         return replace(home, local_dir=f"{home.local_dir}/host-{executor}")
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """Ask each on its own disk."""
+        """Take each census on the disk of its executor."""
         told = [(replace(order, home=self.on(order.home, one.id)), one.id) for one in executors]
         return [take_census(CensusOrder.from_json(asked.to_json()), name) for asked, name in told]
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run each piece on its own disk."""
+        """Run each piece of upkeep on the disk of its executor."""
         told = [(replace(order, home=self.on(order.home, name)), name) for name, order in sorted(orders.items())]
         return [run_upkeep(order, name, self.random_bytes) for order, name in told]
 
     def perform(self, attempt: Attempt) -> pa.Table:
-        """Run a slot on its own disk."""
+        """Run a slot on the disk of its executor."""
         home = self.on(attempt.order.home, attempt.executor)
         return replace(attempt, order=replace(attempt.order, home=home)).run()
 
@@ -49,7 +49,7 @@ def batch_of(version: int) -> pa.Table:
 
 
 def copied(tmp_path: Path) -> tuple[World, Machines]:
-    """Return a query on two machines that were made of the disk of the one that it ran on before."""
+    """Return a query on two machines whose disks are copies of the disk that it ran on before."""
     world = World(tmp_path, executors=[])
     machines = world.cluster = Machines(world.home, world.store, world.chance.randbytes)
     machines.clock = world.clock
@@ -67,7 +67,9 @@ def copied(tmp_path: Path) -> tuple[World, Machines]:
 
 
 def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_removed(tmp_path: Path) -> None:
-    """The refused executor gets no key-groups and is asked again later and later. State stays right throughout."""
+    """The second executor with the same member id gets no key-groups, and its census is repeated less and less often.
+    State stays correct.
+    """
     world, machines = copied(tmp_path)
     asked: list[str] = []
     census = machines.census
@@ -90,7 +92,7 @@ def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_remov
 
 
 def test_a_refused_executor_takes_over_when_the_other_one_is_lost(tmp_path: Path) -> None:
-    """It returns as the member whose folder it has."""
+    """When the other executor is lost, the refused one becomes the member."""
     world, machines = copied(tmp_path)
     reports = [world.batch(version, batch_of(version), machines.perform) for version in range(3, 6)]
     ((member, working),) = reports[-1].members.items()
@@ -103,7 +105,7 @@ def test_a_refused_executor_takes_over_when_the_other_one_is_lost(tmp_path: Path
 
 
 def test_of_three_executors_on_copied_disks_one_takes_part(tmp_path: Path) -> None:
-    """Membership settles on one of them instead of passing from each to the next for ever."""
+    """Of three executors with the same member id, the same one stays the member."""
     world, machines = copied(tmp_path)
     shutil.copytree(tmp_path / "host-11", tmp_path / "host-13")
     machines.add("13")

@@ -1,4 +1,6 @@
-"""Dispatch by partition and by a partition's hash: the same results, numbers that stay, owners that follow."""
+"""With partition and hashed dispatch, results equal those of key-group dispatch, partitions keep their numbers, and
+each has an owner.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.kit.simulated.world import World, one, two_stores
 @pytest.mark.parametrize("dispatch", [*BY_PARTITION, "key_group"])
 @pytest.mark.sample(step=2)
 def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str) -> None:
-    """Where keys stay in their partitions, state and output are the same in every mode, lost executors and all."""
+    """If keys stay in their partitions, state and output are the same with every dispatch, also after a lost executor
+    and a restart.
+    """
     played = Played(World(tmp_path, operators=two_stores(), dispatch=dispatch, key_groups=16))
     played.batches(4)
     played.world.cluster.lose("1", disk=True)
@@ -31,7 +35,7 @@ def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
 def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: str) -> None:
-    """Slots that have no shard are left out, no shard is, and state survives that half of the executors go."""
+    """With 16 partitions and 32 slots, every partition has a slot. State survives the loss of half of the executors."""
     world = World(tmp_path, executors=(), dispatch=dispatch, key_groups=128)
     for name in range(8):
         world.cluster.add(str(name), cores=4)
@@ -48,7 +52,7 @@ def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: s
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
 def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch: str) -> None:
-    """New partitions come after all that are known; state and addresses of the old ones do not change."""
+    """New partitions get the next numbers, so that state of the old ones stays in place."""
     world = World(tmp_path, dispatch=dispatch)
     world.batch(0, of_partition(one(1), 1, topic="orders"))
     world.batch(1, of_partition(one(2, "b"), 0, topic="events"))
@@ -64,7 +68,7 @@ def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch
 
 
 def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
-    """State is the partition's: the same key in another one begins anew there."""
+    """State belongs to a partition: the same key in another partition has other state."""
     world = World(tmp_path, operators=two_stores(), dispatch="partition")
     for version, partition in enumerate([0, 1, 0]):
         world.batch(version, of_partition(one(10), partition))
@@ -76,8 +80,8 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
 def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     tmp_path: Path, dispatch: str, told: bool
 ) -> None:
-    """The same values keep the state. Other values in the columns of topic and partition start without state, and the
-    warning has both partitions and the way back.
+    """With the same topic and partitions the state continues. Other values start without state, and a warning has both
+    partitions and the batch to return to.
     """
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
@@ -98,7 +102,7 @@ def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
 
 
 def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
-    """With Kafka's offsets no job looks for partitions, and all of them are registered; else one a batch does."""
+    """With Kafka's offsets all partitions are known without a job. Otherwise one job per batch finds them."""
     world = World(tmp_path, dispatch="partition")
     world.batch(0, of_partition(one(1), 1), offsets=offsets(0, 5, 0))
     assert world.work.partition_reads == 0
@@ -111,7 +115,7 @@ def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)
 def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> None:
-    """Without any partition there is one slot that serves none; the first partition then gets its place."""
+    """A query without any partition runs one slot. The first partition then gets an owner."""
     world = World(tmp_path, dispatch=dispatch)
     empty = world.batch(0, of_partition(one(1).slice(0, 0), 0))
     assert (empty.slots, empty.rows, owners(world)) == (1, 0, {})
@@ -120,7 +124,7 @@ def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> No
 
 
 def test_what_hashes_do_not_ask_about_is_said_where_it_is_changed_live(tmp_path: Path) -> None:
-    """Once, in the next report; what does count there is no matter of a warning."""
+    """If a live change has no effect with hashed dispatch, the next report has one warning."""
     world = World(tmp_path, dispatch="hashed", key_groups=16)
     world.batch(0, of_partition(one(1), 0), offsets=offsets(0))
     world.driver.operations.reconfigure(world.driver.settings, {"exclude": "id=x", "retained_for": 7})

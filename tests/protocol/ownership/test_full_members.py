@@ -1,4 +1,4 @@
-"""Members whose disk or memory is full lose copies, and get none."""
+"""Members whose disk or memory is full lose copies and get none."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GB = 10**9
 
 
 def on_disks(used: Mapping[str, float], owners: str) -> Situation:
-    """Return key-groups of 100 MB, each owned by the member of a letter, on members with disks of 1 GB, so far in use;
-    each key-group takes 100 MB of memory, too.
+    """Return key-groups of 100 MB each, owned by members with disks of 1 GB, of which ``used`` is used. Each key-group
+    takes 100 MB of memory too.
     """
     members, sizes = Membership(), dict.fromkeys(range(len(owners)), GB // 10)
     for name, share in used.items():
@@ -36,14 +36,14 @@ def on_disks(used: Mapping[str, float], owners: str) -> Situation:
 def quarantined_as(
     quarantine: Quarantine, used: Mapping[str, float], owners: str = "abc"
 ) -> dict[int, tuple[str, ...]]:
-    """Look at disks; return who should have no copy of which key-group."""
+    """Update the marks and return the members that should have no copy of each key-group."""
     situation = on_disks(used, owners)
     quarantine.update_marks(situation, Settings())
     return {t.key_group: members for t, members in quarantine.members_without_copies(situation).items()}
 
 
 def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
-    """What wavers about a mark sets off nothing each time."""
+    """A disk that was above a mark must be some way below it before it counts as free."""
     quarantine = Quarantine()
     seen = [quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
     full = {1: ("a",), 2: ("a",)}
@@ -51,7 +51,7 @@ def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
 
 
 def test_memory_is_below_its_mark_again_only_some_way_below_it() -> None:
-    """A share that wavers about the mark changes nothing, whatever the marks of the disk are."""
+    """Memory that was above a mark must be some way below it before it counts as free."""
     quarantine = Quarantine()
     limit = Settings().local_memory_limit
     changed = []
@@ -63,21 +63,25 @@ def test_memory_is_below_its_mark_again_only_some_way_below_it() -> None:
 
 
 def test_where_all_disks_are_beyond_the_low_mark_copies_go_anywhere() -> None:
-    """Else nothing could be placed any more; a member that is to be emptied is still avoided."""
+    """If all disks are above the low mark, copies may go to any of them, except to a member that is being emptied."""
     assert quarantined_as(Quarantine(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
     assert quarantined_as(Quarantine(), {"a": 0.92, "b": 0.85, "c": 0.85}) == {0: ("a",)}
 
 
 def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None:
-    """A copy may take twice its state; a member over the mark tells no room, its marks say what leaves it."""
+    """The space of a member is what is free below the mark, and what its copies use. A copy may take twice its state. A
+    member above the mark has no figure.
+    """
     room, needs = room_of(on_disks({"a": 0.7, "b": 0.1, "c": 0.9}, "aaab"), Settings())
     assert room == {"a": 700_000_000, "b": 900_000_000}
     assert needs == dict.fromkeys(map(task, range(4)), 200_000_000)
-    assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all fit on each"
+    assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all key-groups fit on each member"
 
 
 def test_room_in_memory_is_what_is_left_below_its_mark_and_what_its_own_key_groups_take() -> None:
-    """Where each could take twice its share, memory bounds nothing."""
+    """The memory of a member is what is free below the mark, and what its key-groups use. If each member could take
+    twice its share, memory is no limit.
+    """
     situation = on_disks({"a": 0.0, "b": 0.0}, "aab")
     situation.members.memories.update(a=(400_000_000, 100_000_000), b=(100_000_000, 9 * GB))
     room, needs = room_of(situation, Settings())

@@ -1,4 +1,4 @@
-"""Several co-location groups in a query: a key-group of the same number has an owner in each."""
+"""With several co-location groups, a key-group has an owner in each group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = st.sampled_from([GROUP, "heavy", "7"])
 
 
 def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY, **settings: Any) -> Elastic:
-    """Return a query of two stores in two groups on two executors, with an odd number of key-groups."""
+    """Return a query of two stores in two groups on two executors, with five key-groups."""
     operators = [totals(), totals("models")]
     return Elastic(folder, operators=operators, key_groups=5, store_groups=dict(groups), **settings)
 
@@ -34,41 +34,43 @@ def owners(world: Elastic) -> dict[str, dict[int, str]]:
 
 
 def restart(world: Elastic, **changes: object) -> None:
-    """Start the query again, with other settings."""
+    """Start the query again with other settings."""
     world.settings = world.settings.but(**changes)
     world.start()
 
 
 def check_states(world: Elastic) -> None:
-    """Compare both stores with what was fed."""
+    """Check both stores against the fed rows."""
     assert world.state("totals") == world.state("models") == world.fed
 
 
 @given(st.builds(task, st.integers(0, 32_767), NAMES))
 def test_a_task_is_found_by_its_name(found: TaskId) -> None:
-    """A group that is called like a number is no key-group; the usual group's names are those of ever."""
+    """A task is parsed from its name, also if its group is named like a number. Names of the default group are
+    key-group numbers.
+    """
     assert parse_task(task_name(found)) == found
     assert parse_task(str(found.key_group)) == task(found.key_group)
 
 
 @pytest.mark.parametrize("name", ["", "01", "-1", "²", "/3", "heavy/x", "query/3"])
 def test_what_names_no_task_is_refused(name: str) -> None:
-    """One task has one name."""
+    """Any other text is refused, so each task has one name."""
     with pytest.raises(ValueError, match="not a key-group"):
         parse_task(name)
 
 
 @pytest.mark.parametrize("said", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
 def test_groups_that_cannot_be_are_refused_as_settings(said: object) -> None:
-    """No slash, which stands between a group and a key-group, and one group a store."""
+    """A group name has no slash and is not empty, and a store has one group."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(store_groups=said)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("names_in_order")
 def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp_path: Path) -> None:
-    """Five key-groups of two stores on two members: three and two of each, and five each in all, which one group cannot
-    have. Rows of a store go to its own owners, also after a member was lost; one record commits both.
+    """Each group is balanced alone, so both members own five tasks in total. Rows go to the owners of their store's
+    group, also after a loss, and one record commits both stores.
     """
     world = in_groups(tmp_path)
     world.feed(3)
@@ -88,7 +90,7 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
     assert (tail.kind, tail.sequence) == ("batch", before.sequence + 1)
     world.cluster.lose("1", disk=True)
     report = world.feed()
-    assert report.restores == 5, "what the lost member owned of both groups, and nothing else"
+    assert report.restores == 5, "only tasks of the lost member are restored, of both groups"
     world.clock.advance(400)
     world.cluster.add("3")
     world.settle()
@@ -97,7 +99,7 @@ def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp
 
 
 def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tmp_path: Path) -> None:
-    """Copies and state know no groups: what is a task of its own from now on begins where its copies are."""
+    """Copies do not depend on groups, so a change of the groups restores nothing."""
     world = in_groups(tmp_path, {})
     world.feed(3)
     before = owners(world)[GROUP]
@@ -110,7 +112,7 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
     apart = owners(world)
     restart(world)
     assert world.feed().restores == 0
-    assert owners(world) == apart, "the record says the owners of both"
+    assert owners(world) == apart, "the record has the owners of both groups"
     restart(world, store_groups=())
     world.feed()
     assert owners(world).keys() == {GROUP}
@@ -119,7 +121,7 @@ def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tm
 
 @pytest.mark.usefixtures("names_in_order")
 def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path) -> None:
-    """The other store's key-group of the same number stays; without a store it is refused, and an unknown one too."""
+    """A pin applies to the key-group of one store's group. A missing or unknown store is refused."""
     world = in_groups(tmp_path)
     world.feed(3)
     before = owners(world)
@@ -147,7 +149,7 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
 
 
 def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path: Path) -> None:
-    """Work by which they were assigned is no load of any task that there is. Stores are known from a batch on."""
+    """After a return to one group, no weights of the other groups are stored."""
     world = in_groups(tmp_path, {"totals": "a", "models": "b"})
     with pytest.raises(ConfigError, match="RIFFLE-0758"):
         world.driver.operations.pin(0, "1", world.ownership.placement.task_of(0, "models").group)
@@ -166,8 +168,8 @@ def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path
 def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
     tmp_path: Path, groups: Mapping[str, str]
 ) -> None:
-    """Its group has tasks from its first batch on, also where no store was in it: so it has owners, whose slots serve
-    it, and who take snapshots of it. If it pauses for a batch and is accepted again, nothing is assigned anew.
+    """A group has owners, slots and snapshots from the first batch of its store on. If the store pauses for a batch,
+    owners stay the same.
     """
     world = in_groups(tmp_path, groups, accept=["models"])
     late = world.operators.pop()
@@ -198,7 +200,7 @@ def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
 
 
 def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path) -> None:
-    """Who has the copy takes them: no other executor is asked, or fetches one for that."""
+    """The owner in the store's group takes its snapshots, so no other member restores a copy for them."""
     world = in_groups(tmp_path)
     world.settle()
     upkeep, taken = world.cluster.upkeep, set[tuple[str, int, str]]()
@@ -213,7 +215,7 @@ def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path
     by_store = {"totals": owners(world)[GROUP], "models": owners(world)["heavy"]}
     apart = {kg for kg in range(5) if len({by_store[store][kg] for store in by_store}) > 1}
     assert {(store, kg) for store, kg, _ in taken} == {(store, kg) for store in by_store for kg in range(5)}
-    assert apart, "else both groups have the same owners"
+    assert apart, "the groups have different owners"
     assert {(store, kg): member for store, kg, member in taken} == {
         (store, kg): by_store[store][kg] for store in by_store for kg in range(5)
     }
@@ -222,7 +224,7 @@ def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path
 
 
 def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
-    """There the members alone say who owns what."""
+    """Groups are refused with hashed dispatch, because owners depend on the members only."""
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
     with pytest.raises(ConfigError, match="RIFFLE-0216"):
         world.batch(0, one(1))

@@ -1,4 +1,4 @@
-"""Owners by hash: a function of the members and nothing else."""
+"""With hashed dispatch, owners are a function of the members only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from riffle_spark.settings import Settings
 
 
 def living_members(**cores: int) -> dict[str, LiveMember]:
-    """Return members with so many cores, whose executors are named otherwise."""
+    """Return members with the given cores, whose executors have other names."""
     return {name: LiveMember(name, Executor(f"x{n}", "host", c)) for n, (name, c) in enumerate(reversed(cores.items()))}
 
 
@@ -26,7 +26,7 @@ SHARDS = Shards(tuple(("events", number) for number in range(40)))
 
 
 def test_hashed_owners_follow_from_the_members_alone() -> None:
-    """The hash names a slot, slots are counted over members by name; neither history nor executors matter."""
+    """Slots are numbered over members sorted by name. Earlier owners and executor names do not matter."""
     members = living_members(a=1, b=2, c=1)
     ring = ["a", "b", "b", "c"]
     dealt = SHARDS.shards_by_slot(4)
@@ -42,7 +42,7 @@ def test_hashed_owners_follow_from_the_members_alone() -> None:
 
 
 def test_a_drained_member_is_not_counted() -> None:
-    """A member that is to go gets nothing while others live; alone it keeps everything."""
+    """A drained member owns nothing while others live."""
     assert set(hashed_assignment(living_members(a=1, b=2), SHARDS, NOTHING, {"a"}).owners.values()) == {"b"}
     assert set(hashed_assignment(living_members(a=1), SHARDS, NOTHING, {"a"}).owners.values()) == {"a"}
 
@@ -54,8 +54,8 @@ CORES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), min_size=1
 def test_owners_and_layout_agree_whatever_was_before(
     cores: dict[str, int], before: dict[str, int], count: int, most: int | None
 ) -> None:
-    """Every shard has one slot, on its owner's executor; an executor has no more slots than cores, or than operators
-    want; moves are the owners that changed.
+    """Every shard has one slot on the executor of its owner. An executor has at most as many slots as cores or as
+    operators allow. Moves are the changed owners.
     """
     shards = Shards(tuple(("events", number) for number in range(count)))
     members, present = living_members(**cores), hashed_assignment(living_members(**before), shards, NOTHING)
@@ -74,7 +74,7 @@ def test_owners_and_layout_agree_whatever_was_before(
 
 
 def test_settings_of_the_assignor_have_no_effect_in_hashed() -> None:
-    """They are named, so that a job can say so; in the other modes none is."""
+    """With hashed dispatch, settings of the assignor that are set are listed as without effect."""
     said: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
     assert settings_without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
     assert settings_without_effect(Settings(dispatch="partition", **said)) == ()

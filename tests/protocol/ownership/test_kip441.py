@@ -1,7 +1,7 @@
-"""The three worked examples of KIP-441, with real copies: who owns, keeps and warms what after each rebalance.
+"""The three examples of KIP-441 with real copies: owners, standbys and warm-ups after each rebalance.
 
-Tasks T1, T2, ... are key-groups 0, 1, ...; what the proposal shows as a standby that catches up is a warm-up here where
-it is one more than ``num_standbys``.
+Tasks T1, T2, ... are key-groups 0, 1, ... A standby of the proposal that catches up is a warm-up here, if it is one
+more than ``num_standbys``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def everybody(world: Elastic) -> dict[str, tuple[set[int], set[int], set[int]]]:
-    """Return what each live executor owns, keeps and warms up."""
+    """Return the owned, standby and warm-up key-groups of each live executor."""
     return {executor.id: world.holds(executor.id) for executor in world.cluster.executors()}
 
 
 def test_scaling_out(tmp_path: Path) -> None:
-    """I3 joins two members with two and one tasks: it warms up both of I1's, then takes one over and keeps the
+    """I3 joins members with two tasks and one. It warms up both tasks of I1, then owns one and is the standby of the
     other.
     """
     world = Elastic(tmp_path, executors=("I1", "I2"), key_groups=GROUPS_OF_THREE, num_standbys=1)
@@ -45,7 +45,7 @@ def test_scaling_out(tmp_path: Path) -> None:
 
 
 def scale_in(tmp_path: Path) -> Elastic:
-    """Return the proposal's three members with four tasks, one standby each."""
+    """Return the proposal's three members with four tasks and one standby each."""
     world = Elastic(tmp_path, executors=("I1", "I2", "I3"), key_groups=GROUPS_OF_FOUR, num_standbys=1)
     world.feed()
     world.arrange({"I1": ({T1, T4}, {T3}), "I2": ({T2}, {T1, T4}), "I3": ({T3}, {T2})})
@@ -53,9 +53,7 @@ def scale_in(tmp_path: Path) -> Elastic:
 
 
 def test_scaling_in_with_standbys_in_sync(tmp_path: Path) -> None:
-    """I1 is brought down: in one rebalance standbys take over and one more task is revoked for balance. Nothing is
-    fetched, and at no time does anybody own more than its share.
-    """
+    """I1 is removed: in one rebalance its standbys take over and one more task moves. Nothing is fetched."""
     world = scale_in(tmp_path)
     world.cluster.lose("I1", planned=True)
     reports = [world.feed()]
@@ -69,7 +67,7 @@ def test_scaling_in_with_standbys_in_sync(tmp_path: Path) -> None:
 
 
 def test_scaling_in_with_standbys_that_lag(tmp_path: Path) -> None:
-    """I2 bears three tasks while I3's copies catch up; once they have, I3 takes one over, and that is all."""
+    """I2 owns three tasks until the copies of I3 catch up. Then I3 takes one over, and nothing else moves."""
     world = scale_in(tmp_path)
     world.cluster.stalled = {"I1", "I2", "I3"}
     world.feed(2)
@@ -77,10 +75,10 @@ def test_scaling_in_with_standbys_that_lag(tmp_path: Path) -> None:
     for _ in range(3):
         report = world.feed()
         assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}
-        assert report.probes_run == 0, "nothing is warm: there is nothing to look for"
+        assert report.probes_run == 0, "no copy has caught up, so no probe runs"
     world.driver.operations.request_rebalance()
     world.feed()
-    assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}, "nor to hand over"
+    assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}, "I3 still lags"
     world.cluster.stalled = set()
     world.feed()
     report = world.feed()

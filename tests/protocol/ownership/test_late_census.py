@@ -1,4 +1,4 @@
-"""What an executor found before its disk refused does not bring it back."""
+"""A census that was taken before an executor's disk refused does not end its time aside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from riffle_spark.testing import InlineBackground, SimCluster, home_of
 
 
 def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_later(tmp_path: Path) -> None:
-    """A slot ran there before it was counted, and its disk refused: others serve until its time is over."""
+    """An executor runs a slot before its census arrives, and its disk refuses. It joins only after its time aside and
+    another census.
+    """
     cluster = SimCluster(home_of("memory://late", tmp_path), MemoryStore("late"))
     background = InlineBackground(deferred=True)
     discovery = Discovery(Settings(), cluster, background, lambda _: {})
@@ -34,4 +36,4 @@ def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_lat
     assert live(3) == {"1"}
     assert live(60) == {"1"}
     background.run()
-    assert live(61) == {"1", "2"}, "it was asked once more, and is well"
+    assert live(61) == {"1", "2"}, "a second census succeeded"

@@ -1,4 +1,4 @@
-"""Members tell what memory their Python takes: who is short of it gets nothing new, and gives up what it owns."""
+"""Members report the memory of their Python workers. A member with little free memory gets no tasks and loses some."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int = 1000) -> None:
-    """Give an executor so many MB of memory: its worker takes some, and some more for each key-group that it owns."""
+    """Give an executor ``most`` MB of memory. Its worker takes ``worker`` MB and ``each`` MB per owned key-group."""
 
     def told() -> tuple[int, int]:
         member = world.ownership.membership.of_executor(executor)
@@ -27,7 +27,9 @@ def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int =
 
 
 def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path) -> None:
-    """Two key-groups at a time until it is below the mark, warm; nothing comes, and with room its share is back."""
+    """Two key-groups at a time leave the member, caught up, until its memory is below the mark. Nothing moves to it,
+    and with memory again it gets its share back.
+    """
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
     world.feed(4)
     before = world.owned("1")
@@ -38,9 +40,9 @@ def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path)
         world.clock.advance(11)
         reports.append(world.feed())
         owned.append(len(world.owned("1")))
-    assert owned[-1] == 2, "0.86 + 2 * 0.025 is below 0.95, and two go at a time"
-    assert world.owned("1") <= before, "above 0.9 nothing comes"
-    assert world.holds("1")[1] == set(), "who could not take over keeps no standby"
+    assert owned[-1] == 2, "0.86 + 2 * 0.025 is below 0.95, and two leave at a time"
+    assert world.owned("1") <= before, "above 0.9 a member gets no tasks"
+    assert world.holds("1")[1] == set(), "a member that cannot own tasks has no standbys"
     assert sum(report.restores for report in reports) == 0
     (told,) = warnings(reports, "960 MB, and 40 MB are free")
     assert world.member("1") in told
@@ -55,7 +57,7 @@ def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path)
 
 
 def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> None:
-    """It runs no slot that could tell; a short task beside the batches does."""
+    """A member without slots is measured by upkeep, and gets its share back when it has memory again."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
     world.feed(4)
     in_memory(world, "1", 990, 0)
@@ -72,7 +74,7 @@ def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> N
 
 
 def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Path) -> None:
-    """Rows share out what a worker takes among its key-groups, so each has a size; there is room for one more."""
+    """The memory of a worker is divided among its key-groups by rows. A small member gets only those that fit."""
     world = Elastic(tmp_path, executors=("2", "3"), key_groups=9)
     for name, most in (("1", 230), ("2", 5000), ("3", 5000)):
         in_memory(world, name, 50, 100, most)
@@ -90,7 +92,7 @@ def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Pa
 
 
 def test_a_new_driver_knows_from_censuses_who_is_full(tmp_path: Path) -> None:
-    """Its first assignment gives neither a full disk nor who is short of memory anything new, though no batch told."""
+    """A new driver knows full disks and memory from censuses. Its first assignment gives these members nothing new."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
     world.feed(4)
     before = [world.owned(name) for name in ("1", "2")]
@@ -106,7 +108,9 @@ def test_a_new_driver_knows_from_censuses_who_is_full(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_serves_two_stores_counts_once() -> None:
-    """Each slot has a worker, whichever stores it served; what is left is the least that one of them saw."""
+    """The memory of a worker counts once for all its stores. The free memory is the minimum over the workers of a
+    member.
+    """
 
     def told(member: str, store: str, slot: int, memory: tuple[int, int]) -> Receipt:
         return Receipt(store, slot, "", 0, member, "1", memory=memory)

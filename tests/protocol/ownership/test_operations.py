@@ -1,4 +1,4 @@
-"""What operators ask of a running query: drains, pins, rebalances, settings; done warm, or refused with a remedy."""
+"""Drains, pins, rebalances and settings of a running query are applied without a restore, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ THREE = ("1", "2", "3")
 
 
 def running(tmp_path: Path, **settings: Any) -> Elastic:
-    """Return three executors in the middle of a query's life."""
+    """Return a query with three executors after some batches."""
     world = Elastic(tmp_path, executors=THREE, **settings)
     world.feed(4)
     return world
 
 
 def orders(world: Elastic) -> RequestRegister:
-    """Return where operators ask."""
+    """Return the register of operator requests."""
     return world.driver.operations
 
 
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
-    """The member is empty in the end, no batch restores or fetches a snapshot, and it can go without loss."""
+    """A drained member ends without tasks and can be removed without loss. No batch restores or fetches a snapshot."""
     world = running(tmp_path, num_standbys=standbys, max_warmup_replicas=1)
     orders(world).drain("1")
     first = world.feed()
-    assert bool(world.owned("1")) == (standbys == 0), "its tasks stay where they are warm until others are"
+    assert bool(world.owned("1")) == (standbys == 0), "tasks stay until another member has caught up"
     reports = [first, *world.settle()]
     assert world.holds("1") == (set(), set(), set())
     assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)
@@ -53,7 +53,9 @@ def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
 
 
 def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
-    """It warms up where it was pinned to, moves, stays over losses of others, and is free again once unpinned."""
+    """A key-group warms up on its pinned member, moves, and stays when other members are lost. After the unpin it can
+    move.
+    """
     world = running(tmp_path)
     group = min(world.owned("1"))
     for _ in range(2):
@@ -79,7 +81,7 @@ def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
 
 
 def test_a_pin_to_a_lost_member_waits_for_it(tmp_path: Path) -> None:
-    """While the member is gone the key-group is processed elsewhere; it goes home when the member is back."""
+    """While the pinned member is lost, another member owns the key-group. It moves back when the member returns."""
     world = running(tmp_path)
     group = min(world.owned("1"))
     orders(world).pin(group, "2")
@@ -94,7 +96,7 @@ def test_a_pin_to_a_lost_member_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names(tmp_path: Path) -> None:
-    """Before executors have answered any they are known by their own ids alone."""
+    """Requests that name an executor apply to the member of its census, also if they were made before the census."""
     world = Elastic(tmp_path, executors=THREE)
     census = world.cluster.census
 
@@ -117,7 +119,7 @@ def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names
 
 
 def test_an_executor_that_has_become_a_member_meanwhile_is_called_that() -> None:
-    """Whoever asks may have seen it before its census."""
+    """A request for an executor that has become a member applies to the member."""
     asked = RequestRegister(8, "key_group", InlineBackground().lock())
     asked.set_members((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
     asked.drain("1")
@@ -131,17 +133,17 @@ def test_an_executor_that_has_become_a_member_meanwhile_is_called_that() -> None
 
 
 def refused(world: Elastic, name: str, *arguments: object) -> str:
-    """Ask for something that cannot be; return why."""
+    """Make a request that is refused, and return the error."""
     before = orders(world).requests
     with pytest.raises(ConfigError) as refusal:
         getattr(orders(world), name)(*arguments)
-    assert orders(world).requests == before, "nothing stands of what was refused"
+    assert orders(world).requests == before, "a refused request changes nothing"
     assert refusal.value.remedy
     return str(refusal.value)
 
 
 def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
-    """Every refusal says what is wrong and changes nothing."""
+    """Each refusal names the reason and changes nothing."""
     world = running(tmp_path)
     operations = orders(world)
     assert "RIFFLE-0756" in refused(world, "drain", "x")
@@ -161,21 +163,21 @@ def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_before_the_first_batch_orders_are_refused(tmp_path: Path) -> None:
-    """Nobody knows the members yet."""
+    """Before the first batch, requests are refused, because the members are unknown."""
     world = Elastic(tmp_path, executors=THREE)
     for name, arguments in (("drain", ("1",)), ("pin", (0, "1")), ("request_rebalance", ()), ("add_worker", ())):
         assert "RIFFLE-0758" in refused(world, name, *arguments)
 
 
 def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
-    """There the owner follows from the membership alone."""
+    """With hashed dispatch pins are refused, because the owner depends on the members only."""
     operations = RequestRegister(8, "hashed", InlineBackground().lock())
     with pytest.raises(ConfigError, match="RIFFLE-0237"):
         operations.pin(0, "1")
 
 
 def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> None:
-    """A balanced assignment is left alone by it (I8): the layout is a new one, and nothing moves."""
+    """A requested rebalance computes a new layout, and moves nothing in a balanced query (I8)."""
     world = running(tmp_path)
     layout = world.ownership.placement.layout
     world.feed()
@@ -190,7 +192,7 @@ def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> 
 
 
 def test_workers_are_slots_of_every_executor(tmp_path: Path) -> None:
-    """One slot less or more an executor, between one and its cores; nobody's owner changes."""
+    """The number of workers is the slots per executor, between one and its cores. Owners do not change."""
     world = Elastic(tmp_path, executors=())
     for name in ("1", "2"):
         world.cluster.add(name, cores=2)
@@ -204,7 +206,7 @@ def test_workers_are_slots_of_every_executor(tmp_path: Path) -> None:
 
 
 def test_the_number_of_standbys_changes_live(tmp_path: Path) -> None:
-    """Up: copies are warmed up. Down: they go once the clean-up delay is over."""
+    """More standbys are warmed up. With fewer, their copies are removed after the clean-up delay."""
     world = running(tmp_path, state_cleanup_delay=60)
     orders(world).reconfigure(world.driver.settings, {"num_standbys": 2})
     world.settle()
@@ -221,7 +223,7 @@ def test_the_number_of_standbys_changes_live(tmp_path: Path) -> None:
 
 
 def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
-    """With a lag above the whole state a newcomer counts as caught up and owns at once."""
+    """With an acceptable lag above the whole state, a new member owns tasks at once."""
     world = running(tmp_path)
     orders(world).reconfigure(world.driver.settings, {"acceptable_recovery_lag": 1_000_000})
     world.cluster.add("4")
@@ -232,7 +234,7 @@ def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
 
 
 def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """When it is set, live too; not when something else is."""
+    """A very short probing interval is a warning when it is set, also live."""
     job = JobOperations()
     job._driver = running(tmp_path).driver  # private: no session to begin in
     for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
@@ -242,7 +244,7 @@ def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog:
 
 
 def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
-    """And so are values out of range; what was in force stays."""
+    """Settings that cannot change live and values out of range are refused, and the settings stay as they were."""
     world = running(tmp_path)
     before = world.driver.settings
     assert "RIFFLE-0755" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
@@ -254,7 +256,7 @@ def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_drained_member_goes_on_where_all_others_are_lost(tmp_path: Path) -> None:
-    """It is the only one that lives, while the others are waited for: it owns everything until one is back."""
+    """If all other members are lost and awaited, a drained member owns all tasks until one returns."""
     world = Elastic(tmp_path)
     world.feed(3)
     orders(world).drain("1")
@@ -269,22 +271,22 @@ def test_a_drained_member_goes_on_where_all_others_are_lost(tmp_path: Path) -> N
 
 
 class AfterAnother:
-    """A lock that another thread always has first: it asks for something, then lets go."""
+    """A lock that another thread always takes first, to make a request."""
 
     def __init__(self) -> None:
         self.first: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
-        """Wait for the other thread."""
+        """Let the other thread make its request."""
         while self.first:
             self.first.pop()()
 
     def __exit__(self, *_: object) -> None:
-        """Let go."""
+        """Do nothing."""
 
 
 def test_orders_of_two_threads_are_checked_one_after_the_other() -> None:
-    """Whoever is second is checked against what the first has asked, and takes nothing of it back."""
+    """The request of the second thread is checked against that of the first one, and does not undo it."""
     lock = AfterAnother()
     asked = RequestRegister(8, "key_group", lock)
     asked.set_members((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))

@@ -1,4 +1,4 @@
-"""When a probing rebalance runs, is skipped or waits; what needs patience to become a trigger."""
+"""When a probing rebalance runs or is skipped, and how long measured triggers must last."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ LAGS = st.lists(st.integers(0, 30), max_size=5)
 
 
 def probing(assignment: Assignment = WAITING) -> Probes:
-    """Return probes that have just seen an assignment."""
+    """Return probes after an assignment."""
     probes = Probes()
     probes.record_assignment(assignment, 0.0)
     return probes
 
 
 def due(probes: Probes, lags: list[int], now: float, assignment: Assignment = WAITING) -> bool:
-    """Ask whether to probe."""
+    """Return whether a probe is due."""
     return probes.is_due(assignment, lags, (ACCEPTABLE, INTERVAL), now)
 
 
 @given(LAGS.filter(bool), st.floats(0, 500))
 def test_no_probe_runs_while_no_warm_up_is_warm(lags: list[int], now: float) -> None:
-    """However long it takes."""
+    """While no warm-up has caught up, no probe runs, however long it takes."""
     cold = [lag + ACCEPTABLE + 1 for lag in lags]
     assert not due(probing(), cold, now)
 
 
 @given(LAGS.filter(bool), st.floats(0, 500))
 def test_a_probe_runs_as_soon_as_all_warm_ups_are_warm(lags: list[int], now: float) -> None:
-    """No interval has to pass."""
+    """When all warm-ups have caught up, a probe runs before the interval has passed."""
     assert due(probing(), [lag % (ACCEPTABLE + 1) for lag in lags], now)
 
 
 @given(LAGS, st.floats(0, 500))
 def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None:
-    """An assignment that does not ask for one gets none."""
+    """An assignment that needs no probe gets none."""
     settled = Assignment({TASK: "a"})
     probes = probing(settled)
     assert not due(probes, lags, now, settled)
@@ -50,7 +50,7 @@ def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None
 
 
 def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
-    """One slow warm-up does not keep the others waiting for ever."""
+    """After the interval, one caught-up warm-up is enough, so that a slow one does not delay the others."""
     probes = probing()
     assert not due(probes, [0, 99], INTERVAL - 1)
     assert due(probes, [0, 99], INTERVAL)
@@ -59,7 +59,7 @@ def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
 
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60))
 def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None:
-    """Asked however often: at most one an interval is skipped, and at least one in every two."""
+    """At most one skipped probe counts per interval, and at least one per two intervals."""
     probes, now, skipped = probing(), 0.0, 0
     for step in steps:
         now += step
@@ -72,7 +72,7 @@ def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None
 
 
 def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
-    """Forced moves come first, what is level afterwards follows with the next batch; but only once."""
+    """After moves without warm-ups one probe runs with the next batch, to balance the rest."""
     probes = probing(MOVED)
     assert due(probes, [], 1.0, MOVED)
     probes.record_assignment(WAITING, 1.0)
@@ -81,7 +81,7 @@ def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
 
 
 def test_patience_starts_over_with_an_assignment() -> None:
-    """What counted against the old assignment does not count against the new one."""
+    """Counts of batches restart with each assignment."""
     patience = Patience()
     for n in range(10):
         patience.count_growing_lags({(TASK, "b"): n})
@@ -92,7 +92,7 @@ def test_patience_starts_over_with_an_assignment() -> None:
 
 
 def test_a_standby_that_is_left_out_lags_by_nothing() -> None:
-    """Only lagging standbys are counted, so the first batch with a lag is one in which it grew."""
+    """A standby that is not listed has no lag, so its first listed lag counts as growth."""
     patience = Patience()
     assert not patience.count_growing_lags({})
     for n in range(1, 10):
@@ -107,7 +107,7 @@ def test_a_standby_that_is_left_out_lags_by_nothing() -> None:
     st.floats(0.01, 0.9), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
 def test_the_band_is_around_the_mean_of_work_per_slot(weights: dict[int, float], band: float, a: int, b: int) -> None:
-    """By slots, not by members; work in proportion to slots is never outside."""
+    """Work is compared per slot. Work in proportion to the slots is never outside the band."""
     owners = {group: ("a" if group % 2 else "b") for group in weights}
     load = {name: sum(w for group, w in weights.items() if owners[group] == name) for name in ("a", "b")}
     found = is_outside_band(weights, owners, {"a": a, "b": b}, band)

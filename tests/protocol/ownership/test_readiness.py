@@ -1,4 +1,4 @@
-"""What reports say of standbys and warm-ups: how far each copy lags, and whether it is warm."""
+"""The readiness of standbys and warm-ups: how far each copy lags, and whether it has caught up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def test_a_copy_is_warm_until_it_lags_more_than_acceptable(tmp_path: Path) -> None:
-    """The standbys of an executor that does no upkeep lag more with each batch, and become cold at the setting."""
+    """Standbys without upkeep lag more with each batch, and are not warm above the acceptable lag."""
     world = Elastic(tmp_path, key_groups=2, num_standbys=1, acceptable_recovery_lag=2 * TOUCHED, retained_versions=100)
     world.feed(4)
     copies = world.ownership.copies

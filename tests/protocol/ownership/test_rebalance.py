@@ -1,4 +1,4 @@
-"""Owners change between batches only: nobody owns a task twice, and listeners hear of it first."""
+"""Owners change only between batches. No task has two owners, and listeners are called first."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 class Scribe(RebalanceListener):
-    """Writes down what it hears."""
+    """Records the calls of a listener."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, tuple[int, ...]]] = []
 
     def on_lost(self, moves: Sequence[MoveFields]) -> None:
-        """Hear of a loss."""
+        """Record lost tasks."""
         self._note("lost", moves)
 
     def on_revoked(self, moves: Sequence[MoveFields]) -> None:
-        """Hear of what is given up."""
+        """Record revoked tasks."""
         self._note("revoked", moves)
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
-        """Hear of what is taken over."""
+        """Record assigned tasks."""
         self._note("assigned", moves)
 
     def _note(self, what: str, moves: Sequence[MoveFields]) -> None:
@@ -38,15 +38,15 @@ class Scribe(RebalanceListener):
 
 
 class Broken(RebalanceListener):
-    """Raises whatever it hears."""
+    """Raises an error in `on_assigned`."""
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
-        """Fail."""
+        """Raise an error."""
         raise RuntimeError(f"cannot hear of {len(moves)} moves")
 
 
 def busy_life(world: Elastic) -> None:
-    """Let executors join, be drained, be lost and come back."""
+    """Let executors join, be drained, be lost and return."""
     world.feed(3)
     world.cluster.add("3")
     world.settle()
@@ -62,7 +62,7 @@ def busy_life(world: Elastic) -> None:
 
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_no_task_is_ever_owned_twice(tmp_path: Path, standbys: int) -> None:
-    """In every batch each key-group runs once, on its owner of that batch; an owner gives up before another begins."""
+    """In every batch each key-group runs once."""
     world = Elastic(tmp_path, num_standbys=standbys)
     busy_life(world)
     by_batch: dict[int, Counter[int]] = {}
@@ -74,7 +74,9 @@ def test_no_task_is_ever_owned_twice(tmp_path: Path, standbys: int) -> None:
 
 
 def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) -> None:
-    """A move of a living owner: revoked, assigned, then the batch runs on the new owner."""
+    """For a move of a live owner, `on_revoked` and then `on_assigned` are called before the batch runs on the new
+    owner.
+    """
     world, scribe = Elastic(tmp_path), Scribe()
     world.ownership.placement.listener = scribe
     world.at_step = {"before run": lambda: scribe.heard.append(("batch", ()))}
@@ -92,7 +94,7 @@ def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) 
 
 
 def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
-    """A lost owner gives nothing up: its tasks are lost, then assigned."""
+    """For tasks of a lost owner, `on_lost` and then `on_assigned` are called."""
     world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), Scribe()
     world.feed(3)
     world.ownership.placement.listener = scribe
@@ -103,7 +105,7 @@ def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
 
 
 def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
-    """The report tells of it; assignment and batch go on."""
+    """If a listener fails, the report has a warning, and the batch runs."""
     world = Elastic(tmp_path)
     world.ownership.placement.listener = Broken()
     report = world.feed()
@@ -116,7 +118,7 @@ def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
-    """Without a trigger the layout stays the same object, and no assignment is made."""
+    """Without a trigger no assignment is computed."""
     world = Elastic(tmp_path, num_standbys=1)
     world.settle()
     layout, present = world.ownership.placement.layout, world.ownership.placement.present
@@ -127,15 +129,15 @@ def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
 
 
 class Deaf:
-    """Hears of one thing alone."""
+    """Has only one method of a listener."""
 
     def on_assigned(self, moves: Sequence[MoveFields]) -> None:
-        """Hear."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize("listener", [Deaf(), print, Scribe])
 def test_what_cannot_hear_is_refused_as_it_is_given(listener: object) -> None:
-    """Not with the first batch, which it would end."""
+    """An object that is no listener is refused when it is set, not with the first batch."""
     with pytest.raises(ConfigError, match="RIFFLE-0238"):
         check_listener(listener)
     check_listener(None)

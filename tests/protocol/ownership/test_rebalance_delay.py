@@ -1,4 +1,6 @@
-"""A lost member that may come back: its tasks go on elsewhere, its standbys are replaced, and it gets its own back."""
+"""While a lost member is awaited, others process its tasks and replace its standbys. It gets its tasks back when it
+returns.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ DELAY = 300
 
 
 def three(tmp_path: Path, **settings: Any) -> Elastic:
-    """Return three executors with a copy of everything they own, and a wait for those that are lost."""
+    """Return a query with three executors and a rebalance delay."""
     world = Elastic(tmp_path, executors=THREE, scheduled_rebalance_max_delay=DELAY, **settings)
     world.feed(4)
     return world
 
 
 def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
-    """The lost tasks are processed at the next batch, and no other task moves and no warm-up begins."""
+    """During the delay the lost tasks have other owners, but no other task moves and no warm-up starts."""
     world = three(tmp_path)
     before, lost = world.owners(), world.owned("1")
     world.cluster.lose("1")
@@ -48,7 +50,7 @@ def standbys(world: Elastic) -> dict[int, tuple[str, ...]]:
 
 
 def four(tmp_path: Path) -> Elastic:
-    """Return four executors with eight key-groups and a standby of each."""
+    """Return a query with four executors, eight key-groups and one standby each."""
     executors = ("1", "2", "3", "4")
     world = Elastic(tmp_path, executors=executors, key_groups=8, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
     world.feed(4)
@@ -58,7 +60,7 @@ def four(tmp_path: Path) -> Elastic:
 
 
 def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(tmp_path: Path) -> None:
-    """KIP-441 demands the standbys in every assignment: only owners are waited for."""
+    """Lost standbys are replaced without a delay, as KIP-441 requires. So a second loss restores nothing."""
     world = four(tmp_path)
     before, lost = world.owners(), world.owned("1")
     world.cluster.lose("1")
@@ -79,7 +81,7 @@ def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(t
 
 @pytest.mark.parametrize("lost", ["1", "4"])
 def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_back(tmp_path: Path, lost: str) -> None:
-    """A new driver knows no earlier target. Only the recorded homes tell it what to keep for the awaited member."""
+    """A new driver knows from the recorded prior owners which tasks an awaited member gets back."""
     world = four(tmp_path)
     before = world.owners()
     world.cluster.lose(lost)
@@ -93,7 +95,7 @@ def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_ba
 
 
 def test_a_member_that_returns_at_once_ends_the_fetches_that_replace_its_copies(tmp_path: Path) -> None:
-    """Where others have not fetched them yet, its own copies are used and theirs are not begun."""
+    """If a member returns before its standbys were replaced, its own copies are used, and the fetches do not start."""
     world = four(tmp_path)
     before, kept = world.owners(), world.holds("1")[1]
     world.cluster.lose("1")
@@ -110,7 +112,7 @@ def test_a_member_that_returns_at_once_ends_the_fetches_that_replace_its_copies(
 
 
 def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> None:
-    """It fetches only the deltas it missed, gets each of its tasks once it is within the lag, and no other moves."""
+    """A returned member fetches only the deltas that it missed and gets each of its tasks back. No other task moves."""
     world = three(tmp_path)
     before, lost, member = world.owners(), world.owned("1"), world.member("1")
     world.cluster.lose("1")
@@ -122,7 +124,7 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
     assert world.member("1b") == member
     assert world.owners() == before
     moved = [move["key_group"] for report in reports for move in report.moves if move["role"] == "owner"]
-    assert sorted(moved) == sorted(lost), "each lost task comes home once, and no other moves"
+    assert sorted(moved) == sorted(lost), "each lost task moves back once, and no other task moves"
     assert [report.restores for report in reports] == [0] * len(reports)
     assert sum(report.upkeep_restores for report in reports) == 0
     assert sum(report.upkeep_snapshot_bytes for report in reports) == 0
@@ -131,7 +133,9 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
 
 
 def test_after_the_delay_the_lost_tasks_are_shared_out_for_good(tmp_path: Path) -> None:
-    """Who comes back after that is as good as any newcomer that happens to have copies."""
+    """After the delay the lost tasks stay with their new owners. A member that returns later counts as a new one with
+    copies.
+    """
     world = three(tmp_path)
     world.cluster.lose("1")
     world.feed()
@@ -146,7 +150,7 @@ def test_after_the_delay_the_lost_tasks_are_shared_out_for_good(tmp_path: Path) 
 
 
 def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
-    """An executor that was taken away on purpose is not waited for: others replace its copies at once."""
+    """After a planned removal there is no delay, and standbys are replaced at once."""
     world = three(tmp_path, num_standbys=1)
     world.cluster.lose("1", planned=True)
     world.feed()
@@ -158,7 +162,7 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
 
 
 def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> None:
-    """Zero ends the wait before the next batch: the survivors share out what it owned."""
+    """A delay of 0 ends the wait before the next batch."""
     world = three(tmp_path, num_standbys=1)
     member = world.member("1")
     world.cluster.lose("1")
@@ -171,7 +175,7 @@ def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> Non
 
 
 def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) -> None:
-    """Executors keep the deltas of its tasks and of its standbys for it, until the wait is over."""
+    """Executors keep the deltas of an awaited member's tasks and standbys until the wait is over."""
     world = three(tmp_path, num_standbys=1)
     member = world.member("1")
     had = {*world.owned("1"), *(kg for kg, members in standbys(world).items() if member in members)}
@@ -187,7 +191,9 @@ def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) ->
 
 
 def test_a_task_is_its_first_members_as_long_as_that_one_is_waited_for() -> None:
-    """Who stood in for it and is lost too gets back only what was its own; once nobody waits, it is the last one's."""
+    """While the first owner is awaited, a task returns to it. If its replacement is lost too, that one gets only its
+    own tasks back.
+    """
 
     def owned(prior_owners: PriorOwners, by: str, *awaited: str) -> dict[int, str]:
         prior_owners.remember([by], awaited, Assignment({task(0): by, task(1): "b"}))

@@ -1,4 +1,4 @@
-"""Which members a record tells: the live ones, in full records and after changes, also where no batch is committed."""
+"""Records list the live members: full records always, others after a change, also records without a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(world: World) -> list[Record]:
 
 
 def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
-    """Their folders, executors, hosts and slots; a member that is lost is not among them any more."""
+    """Full records list the live members with executor, host and slots, and no lost members."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))
@@ -35,7 +35,7 @@ def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
 
 
 def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path) -> None:
-    """The first batch's record does, for a claim knows nobody; so does one after a loss; where they are alike, none."""
+    """A record lists the members if they differ from those of its full record: after the first batch and a loss."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))
@@ -50,7 +50,7 @@ def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path
 
 
 def test_records_without_a_batch_carry_the_members_on(tmp_path: Path) -> None:
-    """A claim that is full by its number, and an adoption, which always is."""
+    """A full claim and an adoption list the members of the record before."""
     world = World(tmp_path, retained_versions=100)
     for version in range(5):
         world.batch(version, one(1))

@@ -1,4 +1,4 @@
-"""Partitions with replicas in three of four racks: reading from any of the three is local."""
+"""With replicas in three of four racks, reading from any of these racks is local."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from riffle_spark.state.log.manifest import Manifest
 
 RACKS = "abcd"
 AWAY = dict(enumerate(RACKS))
-"""By partition, the rack that has no replica of it."""
+"""The rack without a replica, by partition."""
 HELD = {("events", partition): tuple(rack for rack in RACKS if rack != away) for partition, away in AWAY.items()}
 ROWS = 10_000
 
 
 def measured(partitions: int = 4) -> Weights:
-    """Return weights after a batch in which each key-group has rows of the partition of its number."""
+    """Return weights after a batch in which each key-group has rows of the partition with its number."""
     weights = Weights()
     weights.set_partition_racks(HELD)
     numbers = range(partitions)
@@ -31,7 +31,7 @@ def measured(partitions: int = 4) -> Weights:
 
 @pytest.mark.parametrize("shards", [None, tuple(HELD)], ids=["key-groups", "partitions"])
 def test_rows_are_local_to_every_rack_with_a_replica(shards: tuple[tuple[str, int], ...] | None) -> None:
-    """All but a few rows, as the whole input's are mixed in; and next to none is local where no replica is."""
+    """Nearly all rows count as local in the racks with a replica, and nearly none in the other rack."""
     traffic = measured().traffic(ONE_GROUP, shards)
     for partition, away in AWAY.items():
         read = traffic[task(partition)]

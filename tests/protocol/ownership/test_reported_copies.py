@@ -1,4 +1,4 @@
-"""Where copies are and what they lack, as properties of random histories of a key-group."""
+"""The known copies and their lags, as properties of random histories of a key-group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ACTS = st.lists(
 
 
 class Past:
-    """One key-group's history: links, snapshots that replace them, a member's copy somewhere on the way."""
+    """A history of one key-group: links, snapshots that replace them, and the copy of a member."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -51,11 +51,11 @@ class Past:
         self.first_whole = 0
 
     def act(self, what: str) -> None:
-        """Let one thing happen."""
+        """Run one step of the history."""
         getattr(self, what)()
 
     def batch(self) -> None:
-        """Commit one more link."""
+        """Commit a link."""
         self.sequence += 1
         version = self.heads[-1].version + 1
         link = Link(Head(version, f"1-{version:032x}"), 0, self.chance.randint(1, 400), 0, self.chance.randint(1, 9))
@@ -64,7 +64,7 @@ class Past:
         self.every.append(link)
 
     def whole(self) -> None:
-        """Commit a link with the whole state."""
+        """Commit a link with the whole state of the key-group."""
         before = self.entry
         self.entry = EMPTY
         self.first_whole = len(self.every)
@@ -72,7 +72,7 @@ class Past:
         self.copies.record_removed_links(self.sequence, Manifest({ADDRESS: before}), {ADDRESS: self.entry})
 
     def snapshot(self) -> None:
-        """List a snapshot of some link of the chain."""
+        """List a snapshot of a random link of the chain."""
         if self.entry.chain:
             self.sequence += 1
             head = self.chance.choice(self.entry.chain).head
@@ -83,23 +83,23 @@ class Past:
             self.entry = after
 
     def sweep(self) -> None:
-        """Forget links that records before some retained one took off."""
+        """Forget links that were removed before a retained record."""
         self.copies.forget_trails(self.sequence - self.chance.randint(0, 6))
 
     def census(self) -> None:
-        """Find the member's copy somewhere in the past, or off it."""
+        """Report the member's copy at a random head."""
         head = self.chance.choice([*self.heads, Head(self.chance.randint(0, 9), "2-ff")])
         self.copies.record_census(Census("1", MEMBER, copies=((*ADDRESS, *head),)))
 
     def seal(self) -> None:
-        """Let the newest link be one that the member sealed itself."""
+        """Let the member have the newest delta."""
         if self.every:
             self.copies._sealed.setdefault(MEMBER, {})[self.every[-1].head.attempt] = None
 
 
 @given(ACTS, st.randoms(use_true_random=False))
 def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
-    """The missing links begin after the copy's head, follow each other as they were committed and end at the head."""
+    """The missing links start after the head of the copy, are in commit order, and end at the head of the key-group."""
     past = Past(chance)
     for act in acts:
         past.act(act)
@@ -116,7 +116,7 @@ def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance
 
 
 def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
-    """A link between that copy and the rest of the trail is forgotten."""
+    """A copy from before a forgotten link cannot use the rest of the trail."""
     past = Past(random.Random(0))
     past.batch()
     past.snapshot()
@@ -133,7 +133,7 @@ def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
 
 
 def test_a_trail_has_only_the_newest_links() -> None:
-    """A copy that is further behind than the trail reaches lacks the whole state."""
+    """A trail has the newest 64 links. A copy that is further behind lacks the whole state."""
     past = Past(random.Random(0))
     for _ in range(100):
         past.batch()
@@ -145,7 +145,7 @@ def test_a_trail_has_only_the_newest_links() -> None:
 
 
 def test_a_census_tells_of_all_copies_that_there_are() -> None:
-    """What a member had and the next census does not find is gone."""
+    """A census replaces all known copies of its member."""
     past = Past(random.Random(0))
     past.batch()
     head = past.heads[-1]
@@ -157,8 +157,8 @@ def test_a_census_tells_of_all_copies_that_there_are() -> None:
 
 @given(ACTS, st.randoms(use_true_random=False))
 def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chance: random.Random) -> None:
-    """Zero exactly if nothing has to come from elsewhere; the whole state for a copy that cannot follow. A copy
-    that is off a chain without a snapshot can start again with its links.
+    """The lag is 0 if the member has all missing links. It is the whole state if the copy cannot follow the log.
+    Without a snapshot, a copy that is not on the chain lags by the chain.
     """
     past = Past(chance)
     for act in acts:
@@ -175,7 +175,7 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
 
 
 def test_only_the_last_deltas_of_a_member_are_remembered() -> None:
-    """The oldest is forgotten first, so that a long-running driver keeps as many as a short one."""
+    """Only the last 256 deltas of a member are known, so that memory is bounded."""
     copies = ReportedCopies()
     receipts = [Receipt("seen", 0, f"1-{number:02x}", number, MEMBER, "1") for number in range(258)]
     copies.record_census(Census("1", MEMBER, sealed=tuple(receipt.attempt for receipt in receipts[:1])))
@@ -187,7 +187,7 @@ def test_only_the_last_deltas_of_a_member_are_remembered() -> None:
 
 @given(ACTS, st.randoms(use_true_random=False))
 def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], chance: random.Random) -> None:
-    """After all is forgotten only the chain is known: what is missing is on it, or everything is."""
+    """After all trails are forgotten, the missing links are on the chain, or unknown."""
     past = Past(chance)
     for act in acts:
         past.act(act)
@@ -199,7 +199,7 @@ def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], c
 
 @given(ACTS, st.randoms(use_true_random=False))
 def test_an_order_to_follow_sends_the_entry_to_follow(acts: list[str], chance: random.Random) -> None:
-    """It has the manifest's own entry, and as many of its newest links as the copy lacks."""
+    """An order has the entry of the manifest, and the number of newest links that the copy lacks."""
     past = Past(chance)
     for act in acts:
         past.act(act)
@@ -215,7 +215,7 @@ def test_an_order_to_follow_sends_the_entry_to_follow(acts: list[str], chance: r
 
 
 class Real:
-    """One key-group with real objects in a store, and a member's real copy."""
+    """One key-group with objects in a store and local copies."""
 
     def __init__(self, local: Path) -> None:
         self.objects = MemoryStore(f"{local.name}-copies")
@@ -227,7 +227,7 @@ class Real:
         self.held: dict[bytes, int] = {}
 
     def keeper(self, where: folder.Folder) -> StackKeeper:
-        """Return what brings copies in a folder."""
+        """Return a keeper of the copies in a folder."""
         return StackKeeper(where, SCHEMA, Reader(self.objects), epoch=9, read_whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
@@ -247,7 +247,7 @@ class Real:
         self.entry = self.entry.add_link(link)
 
     def snapshot(self) -> None:
-        """List a snapshot of the state as it is."""
+        """List a snapshot of the current state."""
         if self.entry.chain:
             self.sequence += 1
             head, data, rows = self.keeper(self.elsewhere).make_snapshot(0, self.entry, self.entry.head.attempt)
@@ -259,7 +259,7 @@ class Real:
             self.entry = after
 
     def follow(self) -> tuple[bool, int]:
-        """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
+        """Let the member's copy follow the log. Return whether it equals another copy, and the number of restores."""
         told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry) or self.entry
         brought = self.keeper(self.folder).advance({0: told})[1]
         self.keeper(self.elsewhere).advance({0: self.entry})
@@ -274,7 +274,7 @@ class Real:
     st.randoms(use_true_random=False),
 )
 def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
-    """Cut or whole, after any history: the copy holds what one restored from the objects holds."""
+    """After any history, the copy equals one that was restored from the objects."""
     with tempfile.TemporaryDirectory() as local:
         real = Real(Path(local))
         real.batch(chance)

@@ -1,4 +1,6 @@
-"""A driver that restarts, and a query that is deployed anew on the same folders: nothing moves, little is fetched."""
+"""After a restart of the driver or a new deployment on the same folders nothing moves, and only missed deltas are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ THREE = ("1", "2", "3")
 
 
 def running(tmp_path: Path, standbys: int, **settings: Any) -> Elastic:
-    """Return a query in the middle of its life."""
+    """Return a query after some batches."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=standbys, **settings)
     world.feed(5)
     return world
@@ -29,7 +31,7 @@ def roles(assignment: Assignment) -> tuple[dict[object, object], dict[object, ob
 
 
 def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[object, object]]) -> None:
-    """Feed some batches: the roles are those of before, nothing moves, and nothing is restored or fetched."""
+    """Check that the next batches have the same roles, and neither move, restore nor fetch."""
     reports = [world.feed() for _ in range(3)]
     assert roles(world.ownership.placement.present) == before
     assert [move for report in reports for move in report.moves] == []
@@ -40,7 +42,7 @@ def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[objec
 
 @pytest.mark.parametrize("standbys", [1])
 def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -> None:
-    """The record and a census are enough: no move, no restore, nothing fetched that was not missed."""
+    """The log and a census suffice for a new driver to keep all roles. Nothing is restored or fetched."""
     world = running(tmp_path, standbys)
     before = roles(world.ownership.placement.present)
     world.start()
@@ -49,7 +51,7 @@ def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -
 
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: int) -> None:
-    """New executors of another application claim the old folders: the same members, at the same place."""
+    """The executors of a new application claim the old folders, so they are the same members with the same tasks."""
     world = running(tmp_path, standbys)
     before = roles(world.ownership.placement.present)
     for name in THREE:
@@ -63,7 +65,7 @@ def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: in
 
 
 def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
-    """Standbys that had not followed for two batches when the driver died fetch these two batches and go on."""
+    """Standbys that missed two batches before a restart fetch their deltas and no snapshot."""
     world = running(tmp_path, 1)
     world.cluster.stalled = set(THREE)
     missed = world.feed().sealed_bytes + world.feed().sealed_bytes
@@ -79,7 +81,7 @@ def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
 
 
 def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path: Path) -> None:
-    """Another driver may have been at work between: what was known of members and copies is asked again."""
+    """A query that starts again in the same process takes a new census, because another driver may have run."""
     world = running(tmp_path, 1)
     before = roles(world.ownership.placement.present)
     world.run_id = "started again"
@@ -90,7 +92,7 @@ def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path:
 
 
 def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Path) -> None:
-    """A newcomer answers when the query has stopped already: started again, everybody is asked, and nothing moves."""
+    """A late census of the previous run does not replace the new census of all members, so nothing moves."""
     world = running(tmp_path, 1)
     before = roles(world.ownership.placement.present)
     world.start(InlineBackground(deferred=True))
@@ -105,9 +107,7 @@ def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Pat
 
 
 def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
-    """I9: a copy that waits for its removal when the query stops is counted again, and is needed: nothing is fetched
-    anew.
-    """
+    """I9: copies that waited to be dropped in the previous run are reported again and stay."""
     world = running(tmp_path, 1, state_cleanup_delay=0)
     world.start(InlineBackground(deferred=True))
     world.feed()
@@ -123,7 +123,7 @@ def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Path) -> None:
-    """A scan of the new run takes what no record of an older epoch lists for lost, and may be deleting it."""
+    """A late snapshot of the previous run is not listed, because a scan of the new run may delete it."""
     world = World(tmp_path, snapshot_chain_links=2)
     world.start(InlineBackground(deferred=True))
     for version in range(4):
@@ -138,8 +138,8 @@ def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Pa
 
 
 def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path: Path) -> None:
-    """The same numbers are of other records by then: the next one would promise what is not there, and nobody could
-    read it.
+    """After a root was restored from a backup, results of an earlier scan are not used for the promise, because the
+    records differ.
     """
     world = World(tmp_path, orphan_scan_interval=1)
     run_and_restore(world, 60, to=10)
@@ -155,7 +155,7 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
 
 @pytest.mark.usefixtures("short_cycles")
 def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Path) -> None:
-    """The same names are of other records by then."""
+    """After a root was restored, waiting deletes are dropped, because the names belong to other records."""
     world = World(tmp_path)
     world.start(InlineBackground(deferred=True))
     run_and_restore(world, 30, to=3)
@@ -168,12 +168,12 @@ def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Pat
         world.batch(version, one(version))
         world.background.run()
     assert world.log().tail is not None
-    assert world.memory.list("log/")[0] > log[0], "deletes of this run go on"
+    assert world.memory.list("log/")[0] > log[0], "deletes of this run continue"
     assert world.state("totals") == {"a": (12, sum(range(12)))}
 
 
 def run_and_restore(world: World, batches: int, to: int) -> None:
-    """Run so many batches, and make the root what it was after one of them."""
+    """Run batches, and restore the root to its content after batch ``to``."""
     copied: dict[str, bytes | None] = {}
     for version in range(batches):
         world.batch(version, one(version))

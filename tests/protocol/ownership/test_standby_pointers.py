@@ -1,4 +1,4 @@
-"""Standbys that hold a pointer to a snapshot instead of a copy: cheap to keep, a fetch to promote."""
+"""Standbys with a snapshot pointer have no copy. They fetch the snapshot when they become owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREE = ("1", "2", "3")
 
 
 def pointing(tmp_path: Path, **settings: Any) -> Elastic:
-    """Return a query with pointer standbys and fresh snapshots."""
+    """Return a query with pointer standbys and recent snapshots."""
     world = Elastic(
         tmp_path, executors=THREE, num_standbys=1, standby_mode="snapshot_pointer",
         **{"snapshot_chain_links": 3, **settings},
@@ -26,7 +26,7 @@ def pointing(tmp_path: Path, **settings: Any) -> Elastic:
 
 
 def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> None:
-    """Disks hold owners' copies only, and upkeep fetches nothing beside the batches."""
+    """Only owners have copies, and upkeep fetches nothing."""
     world = pointing(tmp_path)
     assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
     assert all(world.copies_of(executor) == world.owned(executor) for executor in THREE)
@@ -35,7 +35,7 @@ def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> 
 
 
 def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
-    """Readiness names the newest snapshot of each store, and the version it was advanced to."""
+    """The readiness has the newest snapshot and version of each store."""
     world = pointing(tmp_path)
     seen: dict[int, list[int]] = {}
     for _ in range(9):
@@ -54,7 +54,7 @@ def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_promotion_is_a_fetch_with_its_own_figure(tmp_path: Path) -> None:
-    """The lost owner's tasks go to the standbys that point at their snapshots: they fetch them in the batch."""
+    """A pointer standby that becomes an owner fetches the snapshots in the batch, and the report counts the bytes."""
     world = pointing(tmp_path)
     lost, kept = (
         world.owned("1"),
@@ -73,7 +73,7 @@ def test_a_promotion_is_a_fetch_with_its_own_figure(tmp_path: Path) -> None:
 
 
 def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
-    """Somebody still has an old copy: it takes over rather than the one that only knows where to fetch from."""
+    """A member with an old copy becomes the owner before a pointer standby."""
     world = pointing(tmp_path)
     ownership, group = world.ownership, min(world.owned("1"))
     (pointer,) = next(members for t, members in ownership.placement.present.standbys.items() if t.key_group == group)

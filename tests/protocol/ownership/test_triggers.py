@@ -1,4 +1,4 @@
-"""What makes an assignment anew, in a running query: weights, standbys that fall behind, racks, newcomers."""
+"""Triggers of an assignment in a running query: weights, standbys that fall behind, racks and new members."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def skewed(world: Elastic, batches: int) -> list[BatchReport]:
-    """Feed batches that touch only what executor 1 owned in the beginning."""
+    """Run batches with rows of only the key-groups that executor 1 owned first."""
     return [world.feed(keys=[key for group in (0, 1, 2) for key in world.keys[group]]) for _ in range(batches)]
 
 
 def test_weights_outside_the_band_move_tasks_after_five_batches(tmp_path: Path) -> None:
-    """Four batches of skew move nothing; with the fifth, tasks move to where there is less to do."""
+    """After five batches outside the balance band, tasks move to the member with less work."""
     world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
     world.feed()
     assert world.owned("1") == {0, 1, 2}
@@ -50,7 +50,7 @@ def test_weights_outside_the_band_move_tasks_after_five_batches(tmp_path: Path) 
 
 
 def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -> None:
-    """Its lag grew with every batch for so long: there is an assignment anew, and only then."""
+    """After a standby's lag has grown for ten batches, an assignment is computed."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1, retained_versions=100, balance_band=0.9)
     world.feed(4)
     layout = world.ownership.placement.layout
@@ -65,7 +65,7 @@ def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -
 
 
 def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(tmp_path: Path) -> None:
-    """No batch waits for a silent executor, and it gets nothing before it has told what it holds."""
+    """No batch waits for the census of a new executor, which gets no tasks before it."""
     world = Elastic(tmp_path)
     world.feed(2)
     world.cluster.silent = {"3"}
@@ -80,7 +80,7 @@ def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(t
 
 
 class Moody:
-    """An assignor that fails once there are three members, as a user's may."""
+    """An assignor that fails with three members."""
 
     made = 0
 
@@ -88,14 +88,14 @@ class Moody:
         Moody.made += 1
 
     def __call__(self, before: View, settings: AssignSettings) -> Assignment:
-        """Answer as the default assignor, but not for three."""
+        """Return the default assignment, or fail with three members."""
         if len(before.members) == 3:
             raise ZeroDivisionError("three is a crowd")
         return assign(before, replace(settings, assignor="high_availability"))
 
 
 def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_path: Path) -> None:
-    """Owners and standbys stay, the batch's report says what was raised and where, and the state is right."""
+    """Owners and standbys stay, and the report has the error and its line."""
     Moody.made = 0
     world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
     world.feed(3)
@@ -112,7 +112,7 @@ def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_
 
 
 def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> None:
-    """``ports.racks_of`` names each member's rack; the assignor's view has it, and standbys go elsewhere."""
+    """``ports.racks_of`` returns each member's rack. The assignor places standbys in other racks."""
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
     around = DriverPorts(
         world.store, world.cluster, world.clock, world.background, lambda: world.chance.randbytes(16).hex(),
@@ -130,9 +130,7 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
 
 
 def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What owners were chosen by is in the log, in between full records too: a restart under the same load moves
-    nothing.
-    """
+    """The log has the weights of the last assignment, so that a restart with the same load moves nothing."""
     monkeypatch.setattr(log_module, "FULL_EVERY", 16)
     world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
     world.feed()
@@ -145,7 +143,7 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monk
     assert log.tail.full < log.tail.sequence
     assert set(log.tail.weights) == {"assigned"}
     world.start()
-    assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth may weigh anew"
+    assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth batch may start an assignment"
     assert world.owners() == before
     skewed(world, 16)
     log = world.log()
@@ -154,7 +152,7 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path, monk
 
 
 def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
-    """Its disk is full, say: the others have little more than the mean each, and assigning anew changes nothing."""
+    """If a member cannot get tasks, one assignment is computed, and no further ones while nothing changes."""
     weights, patience = Weights(), Patience()
     weights.measured = {task(n): 1.0 for n in range(60)}
     owners, slots = {task(n): "abcde"[n % 5] for n in range(60)}, dict.fromkeys("abcdef", 1)
@@ -169,7 +167,7 @@ def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
 
 
 def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() -> None:
-    """Otherwise the target could change while its copies are fetched. The next series measures anew."""
+    """A series of probing rebalances uses the traffic that its first one measured. The next series measures again."""
     weights = Weights()
     triggers = RebalanceTriggers(weights)
     partitions = (("events", 0), ("events", 1))
@@ -191,7 +189,9 @@ def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() 
 
 
 def test_a_standby_without_a_copy_does_not_fall_behind() -> None:
-    """It is still being restored; with a copy that keeps lagging more it is quarantined after ten batches."""
+    """A standby without a copy is still being restored. One with a copy is quarantined if its lag grows for ten
+    batches.
+    """
     members = Membership()
     members.live["b"] = LiveMember("b", Executor("1", "host", 1))
     present = Assignment({}, standbys={task(0): ("b",)})

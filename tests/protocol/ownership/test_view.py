@@ -1,4 +1,4 @@
-"""What the assignor is told of a running query and of the settings."""
+"""The assignor's view of a running query and its settings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SAID: dict[str, object] = {
     "include": (("disk", "ssd"),), "exclude": (("rack", "c"),), "rebalance_enable": "owners",
 }  # fmt: skip
 INNER = {"allow_rebalance", "moves_at_once", "instance_balance", "store_balance", "user_cost", "goals", "hard_goals"}
-"""What only an assignor of the user's own changes."""
+"""Settings that only custom assignors change."""
 
 
 def test_every_setting_of_the_assignors_is_passed_on() -> None:
-    """The assignor sees each setting of assignment as it was set, not the default; who is drained is excluded, too."""
+    """The assignor gets each assignment setting as it is set. Drained members are excluded too."""
     said = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
     seen = assign_settings(said, frozenset({"b", "a"}))
     assert {*SAID, "forced_awareness", *INNER} == {each.name for each in fields(AssignSettings)}
@@ -30,6 +30,6 @@ def test_every_setting_of_the_assignors_is_passed_on() -> None:
 
 
 def test_the_assignors_defaults_are_those_of_the_settings() -> None:
-    """Who says nothing gets the same from the assignor and from a query; what they share is of assignment."""
+    """The defaults of the assignor equal those of the settings."""
     assert all(SETTING_LINES[each.name].of_assignment for each in fields(AssignSettings) if each.name not in INNER)
     assert assign_settings(Settings(), frozenset()) == AssignSettings()

@@ -10,19 +10,19 @@ from riffle_spark.protocol.ownership.warmup_progress import WarmupProgress
 
 
 def warmup(key_group: int, size: int, member: str = "m") -> Readiness:
-    """Return a warm-up that lacks so many bytes."""
+    """Return a warm-up that lacks the given bytes."""
     return Readiness(key_group, member, "warmup", size, size, warm=False)
 
 
 def test_the_estimate_is_what_is_left_at_the_speed_of_the_last_minute() -> None:
-    """100 bytes a second were fetched, and 600 are left."""
+    """The estimate is the bytes left divided by the speed of the last minute."""
     progress = WarmupProgress()
     progress.record([warmup(0, 1_000), warmup(1, 600)], 0)
     assert progress.remaining_seconds("m") is None
     progress.record([warmup(0, 500), warmup(1, 600)], 5)
     progress.record([warmup(1, 600)], 10)
     assert progress.remaining_bytes("m") == 600
-    assert progress.remaining_seconds("m") == pytest.approx(600 / 50), "a warm-up that left was not fetched"
+    assert progress.remaining_seconds("m") == pytest.approx(600 / 50), "a cancelled warm-up does not count as fetched"
     progress.record([warmup(1, 100)], 10)
     assert progress.remaining_seconds("m") == pytest.approx(100 / 100)
 
@@ -36,7 +36,7 @@ def test_a_warm_up_that_stands_still_has_no_estimate() -> None:
 
 
 def test_bytes_of_incomplete_copies_count_as_fetched() -> None:
-    """A large snapshot is fetched in pieces, and the copy lacks everything until the last one."""
+    """Bytes of a partly fetched snapshot count as fetched."""
     progress = WarmupProgress()
     progress.record([warmup(0, 1_000)], 0)
     progress.record_partial("m", {task(0): 400})
@@ -46,7 +46,7 @@ def test_bytes_of_incomplete_copies_count_as_fetched() -> None:
 
 
 def test_members_are_independent() -> None:
-    """Nothing is left for a member without warm-ups."""
+    """A member without warm-ups has nothing left to fetch."""
     progress = WarmupProgress()
     progress.record([warmup(0, 10, "a"), Readiness(1, "b", "standby", 5, 5, warm=False)], 0)
     assert (progress.remaining_bytes("a"), progress.remaining_bytes("b")) == (10, 0)

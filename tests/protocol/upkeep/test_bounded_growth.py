@@ -1,4 +1,4 @@
-"""What must not grow: lost answers, starts that fail, clocks that are wrong leave no more than so much behind."""
+"""Lost answers, failed starts and wrong clocks leave a bounded number of objects and records."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ DAY_SECONDS = 86_400
 
 
 class UserError(Exception):
-    """What a user's code raises."""
+    """An error of user code."""
 
 
 class WallClock(ManualClock):
-    """A machine's clock that can be wrong by so many seconds; the seconds that pass are right."""
+    """A clock whose wall time is wrong by some seconds. Elapsed seconds are correct."""
 
     wrong_seconds = 0
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch, as this machine believes."""
+        """Return the milliseconds since the epoch by this clock."""
         return super().wall_ms() + self.wrong_seconds * 1000
 
 
 def clocked(tmp_path: Path, **settings: Any) -> tuple[World, WallClock]:
-    """Return a query and the clock of its driver's machine."""
+    """Return a query and the clock of its driver."""
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     world.clock = WallClock()
     world.start()
@@ -54,17 +54,17 @@ def clocked(tmp_path: Path, **settings: Any) -> tuple[World, WallClock]:
 
 
 def keys(count: int) -> tuple[tuple[str, int, int], ...]:
-    """Return a row of each of so many keys."""
+    """Return a row for each of ``count`` keys."""
     return tuple((f"k{n}", 1, n) for n in range(count))
 
 
 def snapshots_of(world: World) -> set[str]:
-    """Return the snapshots there are."""
+    """Return the names of the snapshots in the store."""
     return {name for name in world.memory.list("") if "/snapshot/" in name}
 
 
 def losing_answers(world: World, monkeypatch: pytest.MonkeyPatch, loses: list[bool]) -> None:
-    """Let upkeep do its work and its answer get lost, as long as ``loses`` holds true."""
+    """Let upkeep run and lose its answer while ``loses`` has True."""
     run = SimCluster.upkeep
 
     def upkeep(self: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
@@ -80,7 +80,7 @@ def losing_answers(world: World, monkeypatch: pytest.MonkeyPatch, loses: list[bo
 def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None can be listed any more, whether a newer one ever is or not: after ten minutes, not at the next start."""
+    """Snapshots whose receipt was lost are deleted after ten minutes, without a restart."""
     world = World(tmp_path, operators=[totals()], executors=["1"])
     history, loses = History(world), [True]
     losing_answers(world, monkeypatch, loses)
@@ -90,7 +90,7 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
         world.clock.advance(200)
         history.look()
         most = max(most, len(snapshots_of(world)))
-    assert 8 < most <= 40, "eight key-groups, a snapshot each a batch: of ten minutes and a few more"
+    assert 8 < most <= 40, "eight snapshots per batch, for ten minutes and some batches"
     loses[0] = False
     world.clock.advance(DAY_SECONDS)
     for version in range(20, 26):
@@ -102,14 +102,14 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
 
 
 def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan between the answer and the commit that lists it does not take it for lost (I5)."""
+    """A scan keeps a snapshot that was reported but is not listed yet (I5)."""
     monkeypatch.setattr(scan_module, "_RETRY_SECONDS", 0.0)
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=1)
     history = History(world)
     world.start(InlineBackground(deferred=True))
     for version in range(12):
         world.batch(version, rows_of(*keys(20)))
-        world.background.run()  # rounds first, then the scan: what they took waits for the next commit
+        world.background.run()  # rounds run before the scan
         history.look()
     assert snapshots_of(world)
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
@@ -117,7 +117,7 @@ def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, mo
 
 @pytest.mark.usefixtures("short_cycles")
 def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp_path: Path) -> None:
-    """Once that record is settled they are forgotten, and scans of the same driver take them for lost."""
+    """Snapshots that were taken while a record was unclear are deleted by a later scan, if no record lists them."""
     world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
     world.start(InlineBackground(deferred=True))
     for version in range(3):
@@ -144,16 +144,16 @@ def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp
 
 
 def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
-    """Its answer may still name what it put."""
+    """While upkeep runs, no snapshot counts as lost, because its receipt may have it."""
     world, seen = World(tmp_path, operators=[totals()]), list[object]()
     snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
     receipt = UpkeepReceipt("1", snapshots=(("totals", 2, snapshot),))
 
     class Asking(SimCluster):
-        """Looks while its own call runs."""
+        """A cluster that looks at the listable names while its call runs."""
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-            """Answer with a snapshot."""
+            """Return a receipt with a snapshot."""
             seen.append((told.listable_names(), sorted(orders)))
             return [receipt]
 
@@ -171,14 +171,16 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
 
 
 def failing(attempt: Attempt) -> object:
-    """Seal what a slot changed, then fail as a user's sink or another slot would."""
+    """Seal a delta, then fail as a user's sink would."""
     attempt.run()
     raise UserError
 
 
 @pytest.mark.usefixtures("short_cycles")
 def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects(tmp_path: Path) -> None:
-    """Each claims, seals and commits nothing: the next one finds what it left, and records that have grown old go."""
+    """Starts that fail in their first batch leave few objects, because the next start deletes them. Old records are
+    deleted too.
+    """
     world = World(tmp_path, operators=[totals()], retained_versions=3, retained_for=100)
     history = History(world)
     world.batch(0, rows_of(*keys(10)))
@@ -201,14 +203,14 @@ def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("wrong", [YEAR_SECONDS, -YEAR_SECONDS])
 def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_path: Path, wrong: int) -> None:
-    """Records stay for as long as they are retained, and then go, by the seconds that this driver has lived."""
+    """Records are deleted when the driver's elapsed time exceeds `retained_for`, whatever the wall clock says."""
     world, clock = clocked(tmp_path, retained_versions=2, retained_for=100)
     for version in range(4):
         world.batch(version, one(1))
     clock.wrong_seconds = wrong
     for version in range(4, 8):
         world.batch(version, one(1))
-    assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "they are seconds old"
+    assert world.memory.list(paths.LOG)[0] == paths.record_name(0), "the records are seconds old"
     clock.wrong_seconds = 0
     for version in range(8, 12):
         clock.advance(60)
@@ -217,12 +219,12 @@ def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_pa
     world.memory.put_if_absent(paths.delta_name(0, f"0-{7:032x}"), b"an orphan")
     clock.advance(DAY_SECONDS)
     world.batch(12, one(1))
-    assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans come by the same clock"
+    assert not world.memory.exists(paths.delta_name(0, f"0-{7:032x}")), "scans use the same clock"
     assert world.state("totals") == {"a": (13, 13)}
 
 
 def stamped(*written: int) -> tuple[MemoryStore, Record]:
-    """Return a log whose records claim to be written at these seconds, and its last record."""
+    """Return a log with records of these times in seconds, and its last record."""
     store = MemoryStore()
     log = Log(store, "")
     log.open()
@@ -251,14 +253,16 @@ NOW = 10 * YEAR_SECONDS
     ids=["right", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
 )  # fmt: skip
 def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int], oldest: int) -> None:
-    """Such a one is as old as the one after it; what may be young stays, and wrong clocks keep nothing for ever."""
+    """A record with a time in the future counts as old as the next one. Records that may be recent stay, and wrong
+    clocks do not keep records for ever.
+    """
     store, tail = stamped(*written)
     assert run_to_end(scan(store, tail, 2, 100_000)).oldest == oldest
 
 
 @pytest.mark.usefixtures("names_in_order")
 def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
-    """Machines come and go for ever: a lost one is remembered while it is waited for, and told in that assignment."""
+    """A lost member is forgotten after the rebalance delay, so memory is bounded."""
     world = Elastic(tmp_path, key_groups=2, scheduled_rebalance_max_delay=10)
     world.feed()
     for number in range(6):
@@ -278,17 +282,19 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_is_young")
 def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp_path: Path) -> None:
-    """A copy that is further behind than any retained record has to fetch the whole state: the links are gone."""
+    """Links that snapshots replaced are forgotten with the retained records. A copy that is further behind fetches the
+    whole state.
+    """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)
     for version in range(40):
         world.batch(version, one(1))
-    trails = world.driver.ownership.copies.known._trails  # private: nothing else tells of them
+    trails = world.driver.ownership.copies.known._trails  # private: no public figure
     assert sum(len(trail.links) for trail in trails.values()) <= 20
 
 
 @pytest.mark.usefixtures("names_in_order")
 def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp_path: Path) -> None:
-    """Spark may run a slot where nobody was counted yet; if that executor goes again, nothing of it is kept."""
+    """If Spark runs a slot on an executor that never becomes a member, its copies are forgotten when it leaves."""
     world = Elastic(tmp_path, key_groups=2)
     world.feed()
     world.cluster.silent = {"9"}

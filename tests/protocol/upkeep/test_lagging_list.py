@@ -1,4 +1,4 @@
-"""A store whose LIST lags: whatever it shows, nothing is deleted that would stay if it showed all (I5)."""
+"""On a store whose LIST lags, a scan deletes nothing that it would keep with a complete LIST (I5)."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ VERSIONS = 8
 
 @dataclass(frozen=True)
 class Root:
-    """Objects of a query, and the last record of the driver that is about to scan them."""
+    """The objects of a query, and the newest record, from which scans start."""
 
     objects: Mapping[str, bytes]
     tail: Record
 
     def store(self) -> LaggingStore:
-        """Return a store that holds them, and shows them."""
+        """Return a store with these objects, which LIST shows."""
         inner = MemoryStore()
         for name, data in self.objects.items():
             inner.put_if_absent(name, data)
         return LaggingStore(inner)
 
     def deleted(self, store: LaggingStore, scans: Callable[[], object]) -> set[str]:
-        """Scan; return what was deleted."""
+        """Run scans and return the deleted names."""
         before = {*store.inner.list("")}
         scans()
         return before - {*store.inner.list("")}
@@ -62,9 +62,7 @@ class Root:
 
 @functools.cache
 def grown() -> Root:
-    """Return a root that three drivers left, none of which swept: old records, orphans, snapshots, all in use at some
-    time.
-    """
+    """Return a root of three drivers without any deletes: old records, orphans and snapshots."""
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), operators=[totals()], executors=["1"], snapshot_chain_links=3)
         version = 0
@@ -76,7 +74,7 @@ def grown() -> Root:
                 version += 1
         tail = world.log().tail
         assert tail is not None
-        promising = replace(tail, promised=tail.sequence)  # as far as the rule of retention allows
+        promising = replace(tail, promised=tail.sequence)  # as far as retention allows
         orphan = paths.delta_name(3, f"1-{7:032x}")
         return Root(
             {
@@ -89,14 +87,14 @@ def grown() -> Root:
 
 
 def scanned(store: LaggingStore, tail: Record) -> None:
-    """Scan, or give it up."""
+    """Run a scan, which may fail."""
     with contextlib.suppress(UnavailableError, FencedError, CorruptStateError):
         run_to_end(scan(store, tail, VERSIONS, 0))
 
 
 @functools.cache
 def truth(gone: int) -> set[str]:
-    """Return what a scan deletes where LIST shows what is there, of a log whose first records were deleted."""
+    """Return the names that a scan deletes with a complete LIST, if the first ``gone`` records are deleted."""
     root = grown()
     store = root.store()
     store.inner.delete([paths.record_name(s) for s in range(gone)])
@@ -109,7 +107,7 @@ def truth(gone: int) -> set[str]:
 def test_no_lag_of_list_deletes_what_stays_without_it_i5(
     chance: random.Random, share: float, gone: int, shows_tail: bool
 ) -> None:
-    """I5: any objects not shown yet, any records shown that are gone: a scan deletes less, or nothing."""
+    """I5: if LIST omits objects and shows deleted records, a scan deletes no more than with a complete LIST."""
     root = grown()
     store = root.store()
     store.delete([paths.record_name(s) for s in range(gone)])
@@ -121,7 +119,7 @@ def test_no_lag_of_list_deletes_what_stays_without_it_i5(
 
 
 def test_a_list_without_the_last_record_ends_the_scan() -> None:
-    """It lags so far that nothing it says is used; the error says that waiting is all there is to do."""
+    """If LIST lacks the newest record, the scan fails without a delete, and a later scan succeeds."""
     root = grown()
     store = root.store()
     store.hide(paths.record_name(root.tail.sequence))
@@ -134,7 +132,7 @@ def test_a_list_without_the_last_record_ends_the_scan() -> None:
 
 
 def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> None:
-    """A driver that stood still for longer than its records are kept is fenced: no LIST lags."""
+    """If the record of a scan was deleted by another driver, the scan is fenced and deletes nothing."""
     root = grown()
     store = root.store()
     log = Log(store, "")
@@ -149,7 +147,9 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
 
 
 def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fenced() -> None:
-    """It deletes nothing, and says that another one comes."""
+    """If its own driver deleted the record of a waiting scan, the scan is not fenced, deletes nothing, and is repeated
+    later.
+    """
     root = grown()
     store = root.store()
     log = Log(store, "")
@@ -164,7 +164,7 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
 
 
 def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept() -> None:
-    """The next one goes by the newest record: by the one that is gone it would fail until that is far behind."""
+    """After a scan failed because its record was deleted, the next scan uses the newest record."""
     root, background, retention = grown(), InlineBackground(deferred=True), Retention(2, 0)
     store, last = root.store(), root.tail.sequence
     waits = Log(store, "").read(last - 3)
@@ -183,7 +183,7 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
 
 
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
-    """They are read by their numbers: what they list stays, and what they do not goes."""
+    """Retained records are read by their numbers, so LIST does not have to show them."""
     root = grown()
     store = root.store()
     last = root.tail.sequence
@@ -193,7 +193,7 @@ def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
 
 @pytest.mark.parametrize("back", [1, VERSIONS - 1])
 def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
-    """What it listed is not known: it may come back from a backup, and its objects with it must be there."""
+    """If a retained record is missing, the scan fails without a delete, because the record's objects are unknown."""
     root = grown()
     store = root.store()
     store.inner.delete([paths.record_name(root.tail.sequence - back)])
@@ -203,7 +203,7 @@ def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
 
 
 def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
-    """I4: a record of a newer epoch is found by its number, though LIST does not show it: that driver decides now."""
+    """I4: a scan finds a record of a newer epoch by its number, though LIST does not show it, and deletes nothing."""
     root = grown()
     store = root.store()
     log = Log(store, "")
@@ -215,13 +215,15 @@ def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
 
 
 def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So far behind that its newest record is swept already: not taken for damage, nor for an empty root."""
+    """If LIST shows only deleted records, a start fails and can be repeated. The root counts neither as damaged nor as
+    empty.
+    """
     monkeypatch.setattr(log_module, "FULL_EVERY", 16)
-    root = grown.__wrapped__()  # not the one that other tests share
+    root = grown.__wrapped__()  # other tests share the cached one
     store = root.store()
     old = [paths.record_name(sequence) for sequence in range(16)]
     store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
-    assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
+    assert Log(store, "").open() == root.tail, "all newer records are found if the next one exists"
     store.delete(old)
     with pytest.raises(UnavailableError, match="RIFFLE-0405"):
         Log(store, "").open()
@@ -230,7 +232,9 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again(monkeypatch: 
 
 
 def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns() -> None:
-    """A record of the line that an earlier rollback gave up is not taken for the batch of that number."""
+    """A rollback follows the records since an earlier rollback, though LIST does not show that one. Records from before
+    it are not used.
+    """
     store = LaggingStore(MemoryStore())
     log = Log(store, "")
     log.open()
@@ -250,9 +254,7 @@ def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns()
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.sample(step=3)
 def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, seed: int) -> None:
-    """Starts, sweeps and scans over a LIST that is up to three batches behind: no driver takes another for the newest,
-    none is refused, and once it has caught up with a record that a scan began with, the root is small.
-    """
+    """With a LIST that lags up to three batches, no start fails, every record is readable, and the root stays small."""
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=3, retained_versions=3)
     chance = random.Random(seed)
     lagging = LaggingStore(world.memory)
@@ -275,7 +277,7 @@ def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, s
 
 
 def test_a_scan_goes_on_in_pieces_between_which_others_have_their_turn_and_deletes_wait_i5() -> None:
-    """What comes between two pieces stays: a record with what it lists, and older records that are not read yet."""
+    """Other work runs between the steps of a scan. Records that are added meanwhile and their objects stay."""
     root, background = grown(), InlineBackground(deferred=True)
     store, work = root.store(), ClaimWork(background)
     log, done = Log(store, ""), list[str]()
@@ -303,7 +305,7 @@ def test_a_scan_goes_on_in_pieces_between_which_others_have_their_turn_and_delet
 
 
 def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing_i4() -> None:
-    """Whatever it had read."""
+    """I4: if another driver claims between two steps of a scan, the scan deletes nothing."""
     root, background = grown(), InlineBackground(deferred=True)
     store, work = root.store(), ClaimWork(background)
     log = Log(store, "")
@@ -317,7 +319,7 @@ def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing
 
 
 def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which snapshots may be listed is asked after the LIST: a call may have begun and ended in between."""
+    """A scan reads LIST before it asks which snapshots may be listed, so a snapshot that is put meanwhile stays."""
     root, store, told = grown(), grown().store(), set[str]()
     fresh = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
     lost = paths.snapshot_name("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")

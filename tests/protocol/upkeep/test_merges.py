@@ -1,4 +1,4 @@
-"""Merged deltas: when links are merged, and what queries that merge keep, list and delete."""
+"""Merged deltas: when links are merged, and which objects such queries keep, list and delete."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def delta(version: int, length: int = 100) -> Link:
 
 
 def merged(entry: Entry, level: int, number: int) -> Replacement:
-    """Return the replacement of all links of a cut entry by a merged delta without repeated keys."""
+    """Return the replacement of all links of a cut entry by one merged delta."""
     size = entry.chain_bytes
     name = MergedDelta(paths.snapshot_id(entry.head.version, f"1-{number:032x}"), level, size)
     return Replacement(entry.base, Link(entry.head, 0, size, 0, 1, name))
 
 
 def ordered(policy: MergePolicy, entry: Entry, version: int) -> Entry | None:
-    """Return the cut entry of the merge that is ordered for a key-group, ``None`` if none is."""
+    """Return the cut entry of the merge that is ordered for a key-group, or ``None``."""
     orders = choose_merges(policy, {ADDRESS: entry}, lambda _: "m1", version)
     return orders["m1"][0].entry if orders else None
 
@@ -67,8 +67,8 @@ def ordered(policy: MergePolicy, entry: Entry, version: int) -> Entry | None:
 @settings(max_examples=40)
 @given(st.integers(4, 16), st.integers(1, 1200), st.integers(1, 5))
 def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, deltas: int, late: int) -> None:
-    """Merges that are listed some batches late, too: with ``fan_in`` to the power of ``n`` deltas a chain has at most
-    ``fan_in`` links for each of ``n`` levels, and each row was written once per level.
+    """With `fan_in ** n` deltas, a chain has at most ``fan_in`` links for each of ``n`` levels, and each row is written
+    once per level, also if merges are listed some batches late.
     """
     policy = MergePolicy(fan_in, NO_AGE)
     entry = EMPTY
@@ -96,7 +96,9 @@ def test_each_row_is_written_once_per_level_and_chains_stay_short(fan_in: int, d
 
 
 def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
-    """It keeps the parts of all other key-groups in the store. A merged delta has no such age."""
+    """A delta of a certain age is merged even if it is the only one, because its object has the parts of other
+    key-groups. A merged delta is not merged for its age.
+    """
     policy = MergePolicy(16, 100)
     entry = EMPTY.add_link(delta(0))
     assert ordered(policy, entry, 99) is None
@@ -108,7 +110,7 @@ def test_an_old_delta_is_merged_though_it_is_the_only_one() -> None:
 
 
 def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
-    """The oldest delta of a chain counts, whatever came after it."""
+    """The age of the oldest delta in a chain counts."""
     policy = MergePolicy(16, 100)
     entry = EMPTY.add_link(delta(0)).add_link(delta(99))
     assert ordered(policy, entry, 99) is None
@@ -116,7 +118,9 @@ def test_an_old_delta_is_merged_though_newer_ones_arrive() -> None:
 
 
 def test_key_groups_that_are_half_due_share_the_object() -> None:
-    """If one of an executor's key-groups is due. Those of other executors are left alone."""
+    """If one key-group of an executor is due, key-groups with half as many links are merged too. Other executors merge
+    nothing.
+    """
     policy = MergePolicy(16, NO_AGE)
     entries: dict[Address, Entry] = {}
     for key_group, links in enumerate((16, 8, 7, 15)):
@@ -127,7 +131,9 @@ def test_key_groups_that_are_half_due_share_the_object() -> None:
 
 
 def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
-    """So that the bytes that no record lists stay below those that are listed."""
+    """A merged delta of which few bytes are still listed is merged again, so that unlisted bytes stay below listed
+    ones.
+    """
     policy = MergePolicy(16, NO_AGE)
     size = 1 << 20
     name = MergedDelta(paths.snapshot_id(5, f"1-{7:032x}"), 2, size)
@@ -145,7 +151,7 @@ def test_a_merged_delta_that_is_mostly_unlisted_is_merged_again() -> None:
 
 
 def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group() -> None:
-    """The snapshot is a change of the same record, and the merged delta replaces links after it."""
+    """A record can list a snapshot of a key-group and a merged delta of the links after it."""
     entry = Entry(chain=tuple(map(delta, range(4))))
     snapshot = Snapshot(paths.snapshot_id(1, f"1-{8:032x}"), entry.chain[1].head, 10, 0, 1)
     snapped = entry.replace_by_snapshot(snapshot)
@@ -157,13 +163,13 @@ def test_a_record_lists_a_merged_delta_beside_a_snapshot_of_the_same_key_group()
 
 @pytest.mark.parametrize(("links", "fan_in"), [(2, 0), (15, 0), (16, 4), (64, 16), (5000, 16)])
 def test_short_chains_get_snapshots_instead(links: int, fan_in: int) -> None:
-    """Merges of few deltas would write more than snapshots."""
+    """For short chains merges would write more than snapshots, so none are made."""
     assert MergePolicy.of_chains(links, 100).fan_in == fan_in
 
 
 def test_snapshots_and_merges_together_write_at_most_five_times_the_changes() -> None:
-    """One key-group of constant size without repeated keys, by the share of it that a batch changes: what is put in the
-    store is at most five times the changes, and what is listed at most 2.5 times the state.
+    """For a key-group of constant size, snapshots and merges write at most five times the changed bytes, and the listed
+    bytes are at most 2.2 times the state.
     """
     state = 1 << 20
     for share in (0.0001, 0.001, 0.01, 0.1):
@@ -192,14 +198,14 @@ def test_snapshots_and_merges_together_write_at_most_five_times_the_changes() ->
 
 
 def query(folder: Path, **settings: object) -> World:
-    """Return a query that merges deltas, with a deferred background."""
+    """Return a query that merges deltas, whose upkeep runs on request."""
     world = World(folder, **{"snapshot_chain_links": 16, "retained_versions": 3, **settings})  # type: ignore[arg-type]
     world.start(InlineBackground(deferred=True))
     return world
 
 
 def levels_of(world: World) -> Counter[int]:
-    """Return how many links of each level the newest record lists."""
+    """Return the number of links of each level in the newest record."""
     return Counter(link.level for entry in world.log().manifest.entries.values() for link in entry.chain)
 
 
@@ -209,7 +215,7 @@ def end_batch(
     contents: Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]],
     chance: random.Random,
 ) -> int:
-    """Run upkeep after most batches, and check what is stored. Return how many merged deltas the record lists.
+    """Run upkeep after most batches, and check what is stored. Return the number of merged deltas in the record.
 
     ``contents`` is the state after each batch so far, by store. Copies are compared with it after every fourth batch.
     """
@@ -224,8 +230,8 @@ def end_batch(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.sample(step=3)
 def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, seed: int) -> None:
-    """Over batches, restarts, lost executors and crashes around the commit, every record lists what it needs (I1 to
-    I5), copies hold what was committed, and only what records list is left.
+    """Over batches, restarts and crashes, every record has its objects (I1 to I5), copies equal the committed state,
+    and only listed objects are left.
     """
     chance = random.Random(seed)
     world = query(tmp_path, operators=two_stores(), num_standbys=1, orphan_scan_interval=1)
@@ -255,7 +261,7 @@ def test_a_query_that_merges_keeps_its_state_and_its_objects(tmp_path: Path, see
 
 
 def test_old_local_copies_and_standbys_follow_without_merged_deltas(tmp_path: Path) -> None:
-    """Standbys fetch each delta once, and no merged delta that covers deltas which they have."""
+    """Standbys fetch each delta once, and no merged delta of deltas that they have."""
     world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=16, retained_versions=20)
     world.feed(40)
     assert any(link.merged for entry in world.log().manifest.entries.values() for link in entry.chain)
@@ -264,7 +270,7 @@ def test_old_local_copies_and_standbys_follow_without_merged_deltas(tmp_path: Pa
 
 
 def test_a_merge_that_fails_is_tried_again(tmp_path: Path) -> None:
-    """Batches go on, the next report has the warning, and the merged delta comes later."""
+    """A failed merge is a warning of the next report and is repeated."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     world.store.script(Fault("unavailable", "put", "merged/"))
     warnings: list[str] = []
@@ -276,7 +282,7 @@ def test_a_merge_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
-    """Those of a driver that ended before its next commit, and those whose links a snapshot took."""
+    """Merged deltas without a record are deleted: those of an ended driver and those that a snapshot replaced."""
     world = query(tmp_path, executors=["1"], operators=[totals()], orphan_scan_interval=1)
     for version in range(30):
         world.batch(version, rows_of(("a", 1, 0), ("b", 1, 0)))
@@ -294,15 +300,15 @@ def test_merged_deltas_that_no_record_lists_are_deleted(tmp_path: Path) -> None:
     kept = [sequence for sequence in map(paths.parse_record_name, world.memory.list(paths.LOG)) if sequence is not None]
     retained = [log.read(sequence) for sequence in kept]
     listed = set().union(*log.listed_objects(retained, min(kept)))
-    merges = world.driver._upkeep._merged  # private: the links that no record lists yet
+    merges = world.driver._upkeep._merged  # private: links that no record lists yet
     assert present
     assert present <= listed | {replacement.link.object for _, replacement in merges}
 
 
 def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_path: Path) -> None:
-    """A snapshot or another merge took its first head off the chain."""
+    """A merged delta whose first link is no longer in the chain is deleted without a scan."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
-    upkeep = world.driver._upkeep  # private: the links that no record lists yet
+    upkeep = world.driver._upkeep  # private: links that no record lists yet
     version = 0
     while not upkeep._merged:
         world.batch(version, rows_of(("a", 1, 0)))
@@ -320,7 +326,7 @@ def test_a_merged_delta_that_a_commit_cannot_list_is_deleted_without_a_scan(tmp_
 
 
 def test_links_of_the_driver_before_are_merged(tmp_path: Path) -> None:
-    """Key-groups that no batch changes after a restart are merged once, and a record lists the merged delta."""
+    """After a restart, key-groups that no batch changes are merged once, and a record lists the merged delta."""
     world = query(tmp_path, executors=["1"], operators=[totals()])
     idle = tuple(f"k{n}" for n in range(20))
     for version in range(5):
@@ -338,7 +344,7 @@ def test_links_of_the_driver_before_are_merged(tmp_path: Path) -> None:
 
 
 def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
-    """The record lists the deltas that were merged since, and they are retained."""
+    """The deltas of a retained record stay after they were merged, so that a rollback works."""
     world = query(tmp_path, executors=["1"], operators=[totals()], retained_versions=30)
     history = History(world)
     for version in range(20):
@@ -355,7 +361,9 @@ def test_a_rollback_goes_back_before_merged_deltas(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
-    """What such a driver merges after its commit is never listed: it merges what is long overdue before it."""
+    """If each driver runs one batch, overdue merges are made before that batch, because later ones would never be
+    listed.
+    """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=16, retained_versions=100)
     history = History(world)
     longest = 0
@@ -369,8 +377,8 @@ def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> 
 
 
 def test_variables_with_timers_and_ends_are_merged(tmp_path: Path) -> None:
-    """Values, lists, maps and timers that are set, cleared and expire: the merged rows of each element are the newest,
-    and a cleared list stays cleared.
+    """Merged deltas of values, lists, maps and timers have the newest row of each element. A cleared list stays
+    cleared.
     """
     operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
     world = query(tmp_path, operators=[operator], num_standbys=1)
@@ -394,7 +402,7 @@ def test_variables_with_timers_and_ends_are_merged(tmp_path: Path) -> None:
 
 
 def slow_events(chance: random.Random, version: int) -> pa.Table:
-    """Draw a batch of few of many keys. Time passes so slowly that keys outlive the merges of their rows."""
+    """Draw a batch with few of many keys. Time passes so slowly that keys outlive the merges of their rows."""
     newest = 20_000 + 120 * version
     keys = [f"key-{chance.randrange(40)}" for _ in range(chance.choice([0, 1, 4, 6]))]
     rows = [(key, chance.randrange(9), 100 * version + at, newest - 40 * at) for at, key in enumerate(keys)]
@@ -404,9 +412,7 @@ def slow_events(chance: random.Random, version: int) -> pa.Table:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
-    """Keys that are closed or forgotten by the watermark stay so in copies that apply merged deltas, and keys whose end
-    was put off do not expire early.
-    """
+    """Keys that expire stay deleted in copies that apply merged deltas. Keys with a later time do not expire early."""
     chance = random.Random(seed)
     operators = [operator for operator in event_operators() if operator.schema.one_row_a_key]
     world = query(tmp_path, operators=operators, num_standbys=1)
@@ -430,8 +436,8 @@ def test_keys_that_expire_are_merged(tmp_path: Path, seed: int) -> None:
 def test_merged_deltas_are_encrypted_in_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers_max: float
 ) -> None:
-    """Another member decrypts them, and a part in another key-group's place is refused. The local files of what was
-    merged are encrypted, too.
+    """Another member decrypts a merged delta. A part in the place of another key-group is refused, and local files are
+    encrypted.
     """
     monkeypatch.setattr(part_codec, "_HEADERS_MAX", headers_max)  # private: no setting
     key = base64.b64encode(bytes(range(32))).decode()

@@ -1,4 +1,4 @@
-"""Pieces of upkeep that never end: given up at their deadline, told of, and nobody else stands still."""
+"""Upkeep that does not end is given up at its deadline and reported. Other executors continue."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BATCH_SECONDS = 20
 
 
 def longest_chain(world: Elastic, key_groups: set[int]) -> int:
-    """Return the number of links of the longest chain of these key-groups."""
+    """Return the number of links in the longest chain of these key-groups."""
     entries = world.log().manifest.entries
     return max(len(entry.chain) for (_, key_group), entry in entries.items() if key_group in key_groups)
 
 
 def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path) -> None:
-    """For a quarter of an hour batches run, the other member's copies follow and its chains are cut; the report says
-    who is late, and whose chains grow. Once it reacts, all is made up for.
+    """For 15 minutes batches run, and the copies and chains of the other member stay up to date. The report names the
+    late executor and its long chains. Later all is caught up.
     """
     world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=4, retained_versions=1000)
     world.feed_every(BATCH_SECONDS, 6)
@@ -37,7 +37,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert [report.runs for report in reports] == [1] * len(reports)
     late = warnings(reports, "had not ended after 6")
     assert "upkeep_timeout" in late[0]
-    assert 2 <= len(late) <= 5, "each try costs a deadline, so tries are rare"
+    assert 2 <= len(late) <= 5, "each try takes a deadline, so tries are rare"
     assert longest_chain(world, mine) <= 6
     kept = [copy for copy in world.ownership.copies.readiness if copy.member == world.member("1")]
     assert {copy.key_group for copy in kept} == others
@@ -58,7 +58,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
 
 
 def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round that was given up is followed by one of all the others, in the same plan."""
+    """After a round is given up, another one runs at once for all other executors."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
     rounds: list[set[str]] = []
@@ -75,7 +75,7 @@ def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytes
 
 
 def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_path: Path) -> None:
-    """One deadline, then the refusal: nobody waits through twenty of them."""
+    """`clean_up` fails after one deadline if an executor does not answer."""
     world = Elastic(tmp_path)
     world.feed(2)
     world.cluster.frozen.add("2")
@@ -89,7 +89,7 @@ def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_pat
 
 
 def test_the_deadline_is_a_live_setting(tmp_path: Path) -> None:
-    """A piece gets its own seconds and the deadline's."""
+    """`upkeep_timeout` changes live. A piece of upkeep has that time and its own seconds."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
     world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})

@@ -1,4 +1,4 @@
-"""What may be deleted, and when: nothing that a retained record lists (I5), nothing of a newer epoch (I4)."""
+"""Retention deletes nothing that a retained record lists (I5), and nothing of a newer epoch (I4)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
 
 
 class Model:
-    """Records and objects as a plain list and set, beside the tracker that is tested."""
+    """Records and objects as a list and a set, next to the tested tracker."""
 
     def __init__(self, chance: random.Random, versions: int, for_ms: int) -> None:
         self.chance, self.versions, self.for_ms = chance, versions, for_ms
@@ -49,7 +49,7 @@ class Model:
         self.start()
 
     def start(self) -> None:
-        """A driver claims: what was known is forgotten."""
+        """Start a driver with a claim and a new tracker."""
         self.tracker = Retention(self.versions, self.for_ms)
         self.manifests.append(self.manifests[-1])
         self.written = [self.now] * len(self.manifests)
@@ -58,7 +58,7 @@ class Model:
         self.epoch += 1
 
     def commit(self) -> None:
-        """Commit a batch: deltas that several key-groups share, and snapshots of some."""
+        """Commit a batch with deltas that several key-groups share, and with snapshots."""
         sequence, before = len(self.manifests), self.manifests[-1]
         addresses = list(before.entries)
         taken = [
@@ -88,7 +88,7 @@ class Model:
         self.check_counters()
 
     def check_counters(self) -> None:
-        """Compare the tracker's counters with those of the whole newest manifest, counted from nothing."""
+        """Compare the tracker's counters with counts of the newest manifest."""
         recounted = Retention(self.versions, self.for_ms)
         newest = len(self.manifests) - 1
         recounted.start(0, self._record(newest), self.manifests[-1], self.now)
@@ -101,26 +101,26 @@ class Model:
         return Snapshot(paths.snapshot_id(head.version, f"{self.epoch}-{sequence:032x}"), head, 1, 0, 1)
 
     def retained(self) -> set[str]:
-        """Return what the retained records list: the newest ones, and the young ones."""
+        """Return the objects of the retained records: the newest ones and the recent ones."""
         newest = range(len(self.manifests))[-self.versions :]
         young = [s for s, written in enumerate(self.written) if self.now - written <= self.for_ms]
         return set().union(*(self.manifests[s].object_names() for s in {*newest, *young}))
 
     def sweep(self) -> None:
-        """Delete what the tracker gives free; it must be retained by nothing."""
+        """Delete the objects that the tracker releases, and check that no retained record lists them."""
         free = self.tracker.take_deletable(self.promised)
         objects = {name for name in free if not name.startswith(paths.LOG)}
         assert not objects & self.retained(), "I5: an object that a retained record lists would be deleted"
         promised = set().union(*(m.object_names() for m in self.manifests[self.promised :]))
-        assert not objects & promised, "an object that a record lists which a rollback may go back to would be deleted"
-        assert objects <= self.present, "what is gone is given free again, or was never there"
+        assert not objects & promised, "an object of a promised record would be deleted"
+        assert objects <= self.present, "an object that does not exist would be deleted"
         self.present -= objects
         records = [paths.parse_record_name(name) for name in free if name.startswith(paths.LOG)]
         oldest = min(s for s in range(len(self.manifests)) if s >= self.tracker.oldest)
         assert all(s is not None and s < oldest - oldest % FULL_EVERY for s in records), "a full record is still needed"
 
     def scan(self) -> None:
-        """Delete orphans of older epochs; what is retained stays, and what nobody lists goes."""
+        """Delete orphans of older epochs, and check that no retained record lists them."""
         listed_names = set().union(*(m.object_names() for m in self.manifests[self.tracker.oldest :]))
         gone = find_orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
         assert not set(gone) & self.retained()
@@ -129,7 +129,7 @@ class Model:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=6), st.integers(1, 8), st.integers(0, 8))
 def test_retired_objects_are_counted_by_name(groups: list[tuple[int, int]], count: int, oldest: int) -> None:
-    """Enough of them are due if the record that stopped listing the last one needed is old enough."""
+    """Enough objects are due if the record that stopped listing the last one needed is old enough."""
     tracker = Retention(2, 0)
     tracker.start(oldest, replace(PLAIN, sequence=oldest, full=oldest), Manifest(), 0)
     sequence = 0
@@ -144,7 +144,7 @@ def test_retired_objects_are_counted_by_name(groups: list[tuple[int, int]], coun
 
 
 def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_chosen() -> None:
-    """The scan finds that only later records are retained, but the newest record still promises this one."""
+    """The base of the promised record stays, although a scan retains only later records."""
     tracker = Retention(1, 0)
     promised = 2 * FULL_EVERY + 10
     newest = promised + 2 * FULL_EVERY
@@ -159,7 +159,7 @@ def test_a_promised_record_keeps_its_base_if_a_scan_ends_after_the_promise_was_c
 
 
 def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None:
-    """Also where they shared it before the driver began."""
+    """A shared delta is deleted after the last key-group stops listing it, also if the driver started later."""
     link = Link(Head(1, "1-" + "a" * 32), 0, 1, 0, 1)
     first, second = ("totals", 0), ("totals", 1)
     both = Manifest({first: Entry(chain=(link,)), second: Entry(chain=(link,))})
@@ -168,7 +168,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
     taken = Snapshot(paths.snapshot_id(1, "1-" + "b" * 32), link.head, 1, 0, 1)
     for sequence, address in ((21, first), (22, second)):
         free = tracker.take_deletable(sequence)
-        assert link.object not in free, "somebody has it"
+        assert link.object not in free, "a key-group still lists the delta"
         changes = {address: Entry(taken)}
         tracker.record_commit(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
         both = both.with_entries(changes)
@@ -177,7 +177,7 @@ def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None
 
 
 def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
-    """Which full record one of before names is not known before it was read: it may be as old as one can be."""
+    """After a start, records that an older promised record may need stay, because its full record is unknown."""
     tail = replace(PLAIN, sequence=40, full=32)
     tracker = Retention(2, 0)
     tracker.start(0, tail, Manifest(), 0)
@@ -192,7 +192,7 @@ def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
 def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
     acts: list[str], chance: random.Random, versions: int, for_ms: int
 ) -> None:
-    """I5: over random commits, snapshots, restarts, sweeps and scans, compared with a plain model."""
+    """I5: over random commits, snapshots, restarts, deletes and scans, no object of a retained record is deleted."""
     model = Model(chance, versions, for_ms)
     for act in acts:
         if act == "wait":
@@ -212,17 +212,19 @@ def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
     model.scan()
     kept = set().union(*(m.object_names() for m in model.manifests[-versions - 2 :]))
     epoch = [name for name in model.present - kept if f"-{model.epoch}-" in name or f"/{model.epoch}-" in name]
-    assert model.present - kept <= set(epoch), "something was left behind for ever"
+    assert model.present - kept <= set(epoch), "unused objects were never deleted"
 
 
 def named(epoch: int, version: int = 1) -> tuple[str, str]:
-    """Return a delta's and a snapshot's name."""
+    """Return the names of a delta and a snapshot."""
     attempt = f"{epoch}-{5:032x}"
     return paths.delta_name(version, attempt), paths.snapshot_name("totals", 1, paths.snapshot_id(version, attempt))
 
 
 def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
-    """I4, I5: never a newer epoch's, never an own snapshot, never what is in flight, never what is not ours."""
+    """I4, I5: objects of newer epochs, snapshots of the own epoch, deltas of the running batch and foreign objects
+    stay.
+    """
     old, own, newer = named(1), named(2), named(3)
     in_flight = named(2, version=9)
     foreign = ["log/" + "0" * 20, "photos/1", "delta/readme", "totals/schema.json"]
@@ -233,7 +235,7 @@ def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
 
 @pytest.mark.usefixtures("short_cycles")
 def test_the_root_stays_small_over_many_batches(tmp_path: Path) -> None:
-    """With snapshots and sweeps, objects and records do not grow with the number of batches; restarts leave nothing."""
+    """The number of objects and records does not grow with the number of batches and restarts."""
     world = World(tmp_path, operators=[totals()], retained_versions=3)
     history = History(world)
     counts = []
@@ -249,7 +251,7 @@ def test_the_root_stays_small_over_many_batches(tmp_path: Path) -> None:
 
 
 def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) -> None:
-    """I4: upkeep that an older driver had planned runs after the takeover: all that is listed stays."""
+    """I4: late upkeep of a fenced driver deletes nothing that the newer driver lists."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2)
     history = History(world)
     world.start(InlineBackground(deferred=True))
@@ -267,7 +269,7 @@ def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) 
 
 
 def with_late_deletes(tmp_path: Path) -> World:
-    """Return a query whose driver stands still before it deletes records that it needs no more (``background``)."""
+    """Return a query whose driver has not run its deletes yet."""
     world = World(tmp_path, operators=[totals()], executors=["1"])
     world.start(InlineBackground(deferred=True))
     for version in range(12):
@@ -277,7 +279,9 @@ def with_late_deletes(tmp_path: Path) -> World:
 
 @pytest.mark.usefixtures("short_cycles")
 def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not_done_i4(tmp_path: Path) -> None:
-    """I4: the number after its own is free again, since a newer driver went on and swept: it is fenced all the same."""
+    """I4: late deletes are not done if the driver's record was deleted by another one, whose records have the next
+    numbers.
+    """
     world = with_late_deletes(tmp_path)
     late, own = world.background, world.log().tail
     assert own is not None
@@ -292,9 +296,7 @@ def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not
 
 @pytest.mark.usefixtures("short_cycles")
 def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None:
-    """I4: its records have the numbers that others had, of which some were to go. It has not come to the driver's own
-    yet.
-    """
+    """I4: late deletes spare a log that was created again, whose records have the same numbers."""
     world = with_late_deletes(tmp_path)
     late = world.background
     world.memory.delete(world.memory.list(""))
@@ -309,7 +311,9 @@ def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None
 
 
 def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
-    """I4: and has come to the number of its own record, in the same epoch: what it has not listed yet is of others."""
+    """I4: a late scan spares a log that was created again, although a record has the number and epoch of its own
+    record.
+    """
     store = MemoryStore()
     late = grown(store, 8).tail
     assert late is not None
@@ -331,7 +335,7 @@ def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
 
 
 def taken_over_by_each_delete(store: MemoryStore) -> None:
-    """Let another driver append whenever something is deleted."""
+    """Let another driver append a record with each delete."""
     delete = store.delete
 
     def followed(names: Sequence[str]) -> None:
@@ -343,7 +347,7 @@ def taken_over_by_each_delete(store: MemoryStore) -> None:
 
 
 def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
-    """I4: before each thousand they look whether their own record is still there, not that of who claimed since."""
+    """I4: before each 1,000 deletes, a driver checks that its record is still the newest."""
     store = MemoryStore()
     deletes, names = Deletes(store), [paths.delta_name(0, attempt(number)) for number in range(2_500)]
     own = grown(store, 4).tail
@@ -357,7 +361,7 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
 
 
 def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
-    """I4: it, too, looks again before each thousand."""
+    """I4: before each 1,000 deletes, a scan checks that its record is still the newest."""
     store = MemoryStore()
     names = [paths.delta_name(0, attempt(number)) for number in range(2_500)]
     own = grown(store, 4).tail
@@ -372,7 +376,7 @@ def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
 
 @pytest.mark.usefixtures("short_cycles")
 def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> None:
-    """I5: a record whose append was settled later is counted like any other, so what it lists stays as long."""
+    """I5: a record whose append was unclear retains its objects as long as any other."""
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=6, snapshot_chain_links=2)
     everything, one = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
     history = History(world)
@@ -390,7 +394,7 @@ def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> No
 
 
 def grown_root(tmp_path: Path, **settings: Any) -> World:
-    """Return a query whose first records are swept, and an orphan of its first epoch in its root."""
+    """Return a query whose first records are deleted, with an orphan of its first epoch."""
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     for version in range(31):
         world.batch(version, one(1))
@@ -403,7 +407,7 @@ def grown_root(tmp_path: Path, **settings: Any) -> World:
 def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that has lived for long is told neither that a record is missing, nor asks for each that it swept."""
+    """After an unclear record, records that were deleted long ago are not read, and no missing record is reported."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 5)
     world = grown_root(tmp_path, retained_versions=6)
     first = paths.parse_record_name(world.memory.list(paths.LOG)[0])
@@ -424,7 +428,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
 @pytest.mark.parametrize("more", range(4))
 @pytest.mark.sample(step=2)
 def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
-    """The scan of a start gets past records at the old end whose full record was swept before."""
+    """The scan after a start deletes orphans, although the full record of the oldest records is deleted."""
     world = grown_root(tmp_path, retained_versions=6)
     first = paths.parse_record_name(world.memory.list(paths.LOG)[0])
     assert first is not None
@@ -444,9 +448,7 @@ def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, mo
 def test_a_record_that_came_back_below_the_log_stops_no_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, old_ms: int, restart: bool
 ) -> None:
-    """A put that landed very late, however old it is: scans go on beside it and take it away, and no start counts from
-    there.
-    """
+    """If a late put writes a record below the log, scans continue and delete it, and a start ignores it."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 5)
     world = grown_root(tmp_path, retained_versions=6, orphan_scan_interval=2)
     tail = world.log().tail
@@ -459,13 +461,13 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
     for version in range(31, 41):
         assert world.batch(version, one(1)).warnings == ()
     assert not {named(1)[0], paths.record_name(sequence)} & {*world.memory.list("")}
-    assert not restart or world.driver._log.first > sequence  # private: what the driver holds
+    assert not restart or world.driver._log.first > sequence  # private: the driver's log
 
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_path: Path) -> None:
-    """A promised record still needs the full one before a gap of records that it does not refer to: what both list
-    stays.
+    """If an unneeded record below the promised one is lost, a scan still keeps the objects of the promised record and
+    its full record.
     """
     world = grown_root(tmp_path, retained_versions=6)
     version, log = 31, world.log()
@@ -489,7 +491,7 @@ def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
-    """Sweeping keeps whole what it keeps: every record that is left can be read with the full one it changes."""
+    """Every record that is left can be read, because its full record is left too."""
     world = grown_root(tmp_path, retained_versions=6)
     log = world.log()
     for name in world.memory.list(paths.LOG):
@@ -500,7 +502,7 @@ def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
-    """A store that was away when a query started does not put the scan off until the next day."""
+    """A failed scan is repeated after a minute, not after a day."""
     world = grown_root(tmp_path)
     world.start()
     orphan, at_start = named(1)[0], Fault("unavailable", "list", "", skip=4)
@@ -515,7 +517,7 @@ def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
 
 
 def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple[list[int], list[int], list[int]]:
-    """Run so many drivers of two batches each; return after each the records, all objects, and the records read."""
+    """Run drivers of two batches each. Return the numbers of records, of objects and of read records after each."""
     history, version = History(world), 0
     records, objects, reads = [], [], []
     for _ in range(runs):
@@ -533,7 +535,9 @@ def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple
 
 
 def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs shorter than records are retained: what grew old goes all the same, and no start reads more and more."""
+    """If a query restarts more often than records expire, old records are still deleted, and starts do not read more
+    and more.
+    """
     full_record_every(16, monkeypatch)
     world = World(tmp_path, operators=[totals()], retained_for=100)
     records, objects, reads = short_runs(world, 24, seconds=20)
@@ -546,9 +550,9 @@ def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path, mon
 @pytest.mark.usefixtures("nothing_is_young")
 @pytest.mark.long
 def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
+    """A scan reads a bounded number of old records, so a long log gets shorter with each start."""
     monkeypatch.setattr(scan, "_OLD_RECORDS_PER_SCAN", 40)
-    full_record_every(16, monkeypatch)  # A scan must get past a full record, as it does in a real log.
+    full_record_every(16, monkeypatch)  # a scan must pass a full record, as in a real log
     world = World(tmp_path, operators=[totals()], retained_for=1e6)
     records, _, _ = short_runs(world, 40, seconds=1)
     assert records[-1] == 120
@@ -562,7 +566,7 @@ def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypa
 
 
 def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> None:
-    """I5 is of output, too, which no manifest lists: damage to it alone is seen."""
+    """I5 includes sealed output, which no manifest lists: damage to it is found."""
     world = World(tmp_path, operators=[totals()], deliver_after_commit=True)
     history = History(world)
     world.batch(0, one(1))
@@ -580,7 +584,7 @@ def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("nothing_is_young")
 def test_objects_are_deleted_once_there_are_eight(tmp_path: Path) -> None:
-    """A record makes some objects deletable, so deletes do not wait for 16 records."""
+    """Deletes run when eight objects are due, not after 16 records."""
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=2, retained_for=0)
     unlisted = []
     for version in range(40):
@@ -594,7 +598,7 @@ def test_objects_are_deleted_once_there_are_eight(tmp_path: Path) -> None:
 
 
 def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
-    """A record between two batches carries the output on, though a snapshot took the delta with it off the state."""
+    """Sealed output stays while a retained record lists it, although a snapshot replaced its delta in the state."""
     link = Link(Head(3, "11-a"), 0, 9, 1, 1)
     state, snapshot = Entry(None, (link,)), Entry(Snapshot("s", link.head, 9, 1, 1), ())
     batch = replace(PLAIN, sequence=16, outputs=(("totals", link),))
@@ -602,13 +606,13 @@ def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     retention = Retention(1, 0)
     retention.start(16, batch, before, 0)
     retention.record_commit(replace(batch, sequence=17), before, {("totals", 0): snapshot}, 1)
-    assert link.object not in retention.take_deletable(17), "record 17 is promised, and has it"
+    assert link.object not in retention.take_deletable(17), "record 17 is promised and lists it"
     retention.record_commit(replace(batch, sequence=18, outputs=()), after, {}, 2)
     assert link.object in retention.take_deletable(18)
 
 
 def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
-    """A name alone has nobody hold as many numbers as it is far away."""
+    """A record name far below the log costs no memory, and the scan deletes it."""
     far, store = 10**6, MemoryStore()
     tail = replace(PLAIN, sequence=far, full=far, promised=far, kind="claim", epoch=1)
     store.put_if_absent(paths.record_name(far), encode(tail))
@@ -625,7 +629,7 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
 
 @pytest.mark.usefixtures("short_cycles")
 def test_a_scan_deletes_what_is_not_promised_although_a_clock_was_set_back() -> None:
-    """Records that seem newer than the newest record stay as long as a promise needs them, not longer."""
+    """If the clock was set back, unpromised records are deleted although they seem recent."""
     store = MemoryStore()
     log = grown(store, 30)
     newest = log.tail

@@ -1,4 +1,6 @@
-"""Upkeep in pieces: within its bandwidth, replaced by newer plans, never losing a drop, never failing a batch."""
+"""Upkeep runs in rounds within its bandwidth. Newer plans replace waiting ones without losing drops, and errors never
+fail a batch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
 def watched(world: Elastic, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[dict[str, UpkeepOrder]]:
-    """Return the list that fills with every piece's orders; each piece takes so long."""
+    """Return a list of the orders of each round. Each round takes ``seconds``."""
     pieces: list[dict[str, UpkeepOrder]] = []
     run = SimCluster.upkeep
 
@@ -41,7 +43,7 @@ def watched(world: Elastic, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.
 
 
 def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes granted to one executor's pieces are at most the bandwidth times the time that has passed."""
+    """The bytes granted to an executor are at most the bandwidth times the elapsed time."""
     bandwidth = 1_000
     world = Elastic(tmp_path, num_standbys=0, upkeep_bandwidth=bandwidth)
     world.feed(4)
@@ -59,7 +61,7 @@ def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch:
 def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody remembers a copy that was ordered to go: its drop goes with the next plan, and the next."""
+    """A newer plan takes over the drops of the waiting plan."""
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
     world.feed(4)
     deferred = InlineBackground(deferred=True)
@@ -71,7 +73,7 @@ def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
     world.feed(3)
     assert pieces == []
     deferred.run()
-    assert len(pieces) == 1, "one plan ran, the newest"
+    assert len(pieces) == 1, "only the newest plan ran"
     assert {name: {drop.key_group for drop in order.drops} for name, order in pieces[0].items() if order.drops} == idle
     assert all(world.copies_of(executor) == world.owned(executor) for executor in ("1", "2"))
     world.feed()
@@ -79,7 +81,7 @@ def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
 
 
 def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report tells of it; with the next batches it is tried again, until it is done."""
+    """If upkeep raises an error, the report has a warning, and upkeep is repeated with the next batches."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(2)
     broken = {"left": 3}
@@ -100,7 +102,7 @@ def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path: Path) -> None:
-    """A standby that could not fetch its delta fetches it later; batches never notice."""
+    """A standby that could not fetch a delta fetches it later, and the batches run once."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
     world.store.script(Fault("unavailable", "get", "delta/", times=4))
@@ -113,7 +115,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
 
 
 def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> None:
-    """It was found by looking, not by failing: nothing is tried again, and the next piece restores the standby's."""
+    """A damaged copy is removed with a warning, and the standby restores it without a retry."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(3)
     standby = world.holds("2")[1]
@@ -131,7 +133,7 @@ def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> Non
 
 
 def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a batch a piece has a quarter of a second, between batches a whole one."""
+    """A round has 0.25 s during a batch, and 1 s between batches."""
     world = Elastic(tmp_path, num_standbys=1)
     world.start(InlineBackground(deferred=True))
     pieces = watched(world, monkeypatch)
@@ -148,7 +150,7 @@ def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece that got nowhere ends its plan: another try comes with a batch, and each a little later."""
+    """If a copy makes no progress, its plan ends. Later tries come with batches, less and less often."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(4)
     pieces = watched(world, monkeypatch)
@@ -161,8 +163,8 @@ def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeyp
 def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that touch every key-group make snapshots due faster than they are taken: those that were taken longest
-    ago come first, so all chains are about as long.
+    """If snapshots are due faster than they are taken, the key-groups with the oldest snapshots are first. So all
+    chains have a similar length.
     """
     monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
     world = World(
@@ -177,10 +179,10 @@ def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
 
 
 def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
-    """What was put and is not listed yet is not put again: every snapshot that was taken gets listed."""
+    """A snapshot that is put but not listed yet is not taken again."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, retained_versions=100)
     world.start(InlineBackground(deferred=True))
-    world.at_step = {"after record": world.background.run}  # between a commit and the plan that follows it
+    world.at_step = {"after record": world.background.run}  # between a commit and its plan
     for version in range(12):
         world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
     world.at_step = {}
@@ -199,14 +201,14 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
 
 
 class Rested(InlineBackground):
-    """Notes the pauses."""
+    """A background that records the pauses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pauses: list[float] = []
 
     def rest(self, seconds: float) -> None:
-        """Note a pause."""
+        """Record a pause."""
         self.pauses.append(seconds)
 
 
@@ -214,7 +216,9 @@ class Rested(InlineBackground):
     ("in_batch", "follows", "pauses"), [(True, False, [0.9]), (True, True, [0.4]), (False, True, [0])]
 )
 def test_upkeep_beside_a_batch_pauses_longer_than_it_works(in_batch: bool, follows: bool, pauses: list[float]) -> None:
-    """Snapshots take a tenth of the time, copies that follow a fifth. Between batches nothing pauses."""
+    """During a batch, upkeep with snapshots works a tenth of the time, and upkeep with copies that follow a fifth.
+    Between batches it does not pause.
+    """
     clock = ManualClock()
     background = Rested()
 
@@ -232,7 +236,7 @@ def test_upkeep_beside_a_batch_pauses_longer_than_it_works(in_batch: bool, follo
 
 
 def test_drops_that_wait_are_of_the_folder_that_they_were_seen_in() -> None:
-    """They go with the next plan, also where that has nothing else for the executor, unless it has another folder."""
+    """Waiting drops are sent with the next plan, if the executor still has the same folder."""
     drop, later = Drop("totals", 1, None), Drop("totals", 2, None)
     old = _order("m1", drop)
 

@@ -1,4 +1,4 @@
-"""Two threads hand a plan over: whatever step of one the other comes between, no plan is lost and nothing raises."""
+"""Two threads hand over plans of upkeep. Whatever their interleaving, no plan is lost and nothing raises."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from riffle_spark.testing.simulation import InlineLock
 
 
 class Dropping(SimCluster):
-    """A cluster that drops what it is told to, and remembers it."""
+    """A cluster that reports each drop as done and records it."""
 
     def __init__(self) -> None:
         super().__init__(home_of("memory://handover", Path("unused")), MemoryStore())
         self.dropped: list[int] = []
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Drop all."""
+        """Record the drops and return receipts for them."""
         drops = [drop for order in orders.values() for drop in order.drops]
         self.dropped += [drop.key_group for drop in drops]
         gone = tuple((drop.store, drop.key_group) for drop in drops)
@@ -35,7 +35,7 @@ class Dropping(SimCluster):
 
 
 class Handover:
-    """Rounds with one plan under way, and a second one."""
+    """Rounds with one submitted plan."""
 
     def __init__(self) -> None:
         self.cluster, self.background = Dropping(), InlineBackground(deferred=True)
@@ -43,16 +43,16 @@ class Handover:
         self.plan(1)
 
     def plan_another(self) -> None:
-        """Plan the second one."""
+        """Submit a second plan."""
         self.plan(2)
 
     def plan(self, key_group: int, epoch: int = 1) -> None:
-        """Plan to drop one copy."""
+        """Submit a plan that drops one copy."""
         order = UpkeepOrder(self.cluster.home, "", epoch, 0, {}, drops=(Drop("s", key_group, None),))
         self.rounds.submit({"1": order}, 0)
 
     def is_free(self) -> bool:
-        """Tell whether another thread could go on now: not while the one that is stepped holds the lock."""
+        """Return whether another thread could continue now, because the lock is free."""
         lock = self.rounds._lock
         assert isinstance(lock, InlineLock)
         return not lock.held
@@ -61,8 +61,8 @@ class Handover:
 def between_steps(
     run: Callable[[], object], other: Callable[[], object], step: int, is_free: Callable[[], bool]
 ) -> bool:
-    """Do ``run``, and ``other`` after so many of its byte-code steps in ``Rounds``, as soon as another thread could;
-    return whether it has so many.
+    """Run ``run``, and ``other`` after ``step`` byte-code steps in ``Rounds``, as soon as the lock is free. Return
+    whether ``other`` ran.
     """
     seen, done = 0, False
 
@@ -88,7 +88,7 @@ def between_steps(
 
 
 def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
-    """Upkeep's thread looks for a newer plan and ends; a plan that comes right then is not left lying."""
+    """A plan that is submitted at any step of the running thread is run."""
     step = 0
     while True:
         handover = Handover()
@@ -99,25 +99,25 @@ def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
         assert set(handover.cluster.dropped) == {1, 2}, f"the plan made at step {step} was not run"
         assert not [result for result in handover.background.collect() if isinstance(result, Exception)]
         step += 1
-    assert step > 50, "too few steps were seen: nothing was tried"
+    assert step > 50, "too few steps were traced to show anything"
 
 
 def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
-    """The driver merges a plan with the one that waits; that one may be taken up at any moment of it."""
+    """If the running thread takes the waiting plan at any step of a submit, no plan is lost."""
     step = 0
     while True:
         handover = Handover()
         ran = between_steps(handover.plan_another, handover.background.run, step, handover.is_free)
         handover.background.run()
-        assert set(handover.cluster.dropped) == {1, 2}, f"a plan was lost where upkeep went on at step {step}"
+        assert set(handover.cluster.dropped) == {1, 2}, f"a plan was lost when upkeep ran at step {step}"
         if not ran:
             break
         step += 1
-    assert step > 20, "too few steps were seen: nothing was tried"
+    assert step > 20, "too few steps were traced to show anything"
 
 
 def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:
-    """What is forgotten begins anew: a follow that failed is tried at once by whoever is asked next."""
+    """After `forget`, failed work is tried without a delay."""
     handover = Handover()
     handover.background.run()
     rounds, now = handover.rounds, 0.0
@@ -131,7 +131,7 @@ def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:
 
 
 def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]) -> None:
-    """Let the first round end with these answers, or without any in an error, while another plan waits."""
+    """Let the first round end with these answers, or with an error if there are none, while another plan waits."""
 
     def lost(_: object) -> list[UpkeepReceipt]:
         monkeypatch.undo()
@@ -148,7 +148,7 @@ def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: l
 def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
     monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]
 ) -> None:
-    """The cleaner has forgotten these copies: without a plan that knows them they lie there until the next start."""
+    """The drops of a lost round are sent with a later plan."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, answers)
     handover.plan(3)
@@ -157,7 +157,7 @@ def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
 
 
 def test_what_a_piece_did_not_come_to_remove_is_removed_with_a_later_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time was over before."""
+    """Drops that a round had no time for are sent with a later plan."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, [UpkeepReceipt("1", member="m1", drops_left=1)])
     handover.plan(3)
@@ -166,7 +166,7 @@ def test_what_a_piece_did_not_come_to_remove_is_removed_with_a_later_plan(monkey
 
 
 def test_what_an_earlier_run_was_to_remove_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its census is answered by no assignment yet, so the copy may be the one that is needed (I9)."""
+    """Drops of an earlier run are not sent again, because its copies are not in an assignment yet (I9)."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, [])
     handover.rounds.submit({}, 0)

@@ -1,5 +1,5 @@
-"""Upkeep that fails: it is not taken for progress, waits longer and longer, gives up, and begins again when somebody
-asks. Counted are rounds, which are Spark jobs, and requests.
+"""Failed upkeep is repeated less and less often, is given up, and starts again on request. The tests count rounds,
+which are Spark jobs, and requests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BATCH_SECONDS = 60
 HOURS = 1
 ORDER = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {})
 MOST_ROUNDS = 1_000
-"""A test that spins comes to an end."""
+"""Limit of the rounds of a test."""
 
 
 class Rounds:
-    """Counts the rounds of upkeep, which are jobs on a real cluster, and the reports' requests and warnings."""
+    """Counts the rounds of upkeep, which are jobs on a real cluster."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.orders: list[dict[str, UpkeepOrder]] = []
@@ -44,7 +44,7 @@ class Rounds:
         monkeypatch.setattr(SimCluster, "upkeep", upkeep)
 
     def take(self) -> int:
-        """Return how many rounds there were since the last call."""
+        """Return the number of rounds since the last call."""
         count = len(self.orders)
         self.orders.clear()
         return count
@@ -52,21 +52,21 @@ class Rounds:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
-    """The rounds of every simulated cluster."""
+    """Return the counted rounds of every simulated cluster."""
     return Rounds(monkeypatch)
 
 
 def long_run(world: Elastic, hours: float = HOURS, keys: Sequence[str] | None = None) -> list[BatchReport]:
-    """Feed for so long, a batch now and then; return the reports."""
+    """Run batches for some hours and return the reports."""
     return world.feed_every(BATCH_SECONDS, int(hours * 3600 / BATCH_SECONDS), keys)
 
 
 BOUND = TRIES + HOURS * 3600 // LONGEST_SECONDS
-"""So often one copy is tried at most: ten times, then once in five minutes while its key-group changes."""
+"""Most tries of one copy: ten, then one in five minutes while its key-group changes."""
 
 
 def started_again(folder: Path, disk_limit: float, **settings: Any) -> Elastic:
-    """Return a query of two members whose key-groups have snapshots, started again with one standby to be made."""
+    """Return a restarted query of two members whose key-groups have snapshots and need one standby each."""
     world = Elastic(folder, key_groups=4, snapshot_chain_links=2, **settings)
     world.feed(6)
     world.settings = world.settings.but(num_standbys=1, snapshot_chain_links=1000, local_disk_limit=disk_limit)
@@ -75,7 +75,7 @@ def started_again(folder: Path, disk_limit: float, **settings: Any) -> Elastic:
 
 
 def spoil_snapshots(world: Elastic) -> None:
-    """Make every snapshot unreadable: it has its length and other bytes."""
+    """Make every snapshot unreadable: the length is the same, the bytes are not."""
     for name in [name for name in world.memory.list("") if "/snapshot/" in name]:
         data = world.memory.get(name) or b""
         world.memory.delete([name])
@@ -83,18 +83,18 @@ def spoil_snapshots(world: Elastic) -> None:
 
 
 def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Rounds) -> None:
-    """Standbys that may not be begun are tried ten times in an hour of batches, and then now and then."""
+    """Standbys that cannot be created on a full disk are tried ten times, and then once in five minutes."""
     world = started_again(tmp_path, 0.0, retained_versions=1000)
     rounds.take()
     reports = long_run(world)
     assert TRIES <= rounds.take() <= BOUND
     assert len(warnings(reports, "RIFFLE-0820")) <= 2 * BOUND
-    assert len(warnings(reports, "RIFFLE-0816")) == 2, "said once for each executor"
+    assert len(warnings(reports, "RIFFLE-0816")) == 2, "one warning per executor"
     world.check_state()
 
 
 def test_an_unreadable_snapshot_costs_a_bounded_number_of_rounds_and_requests(tmp_path: Path, rounds: Rounds) -> None:
-    """It is fetched with every try, so a round that fetched it alone did not get on."""
+    """A round that only fetched an unreadable snapshot counts as failed, so tries are bounded."""
     world = started_again(tmp_path, 1.0, retained_versions=1000)
     spoil_snapshots(world)
     rounds.take()
@@ -106,7 +106,7 @@ def test_an_unreadable_snapshot_costs_a_bounded_number_of_rounds_and_requests(tm
 
 
 def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, rounds: Rounds) -> None:
-    """Key-groups whose heads stay are tried ten times and never again; the others follow."""
+    """Key-groups that do not change are tried ten times and then never again. The others follow the log."""
     world = started_again(tmp_path, 1.0, retained_versions=1000)
     spoil_snapshots(world)
     long_run(world, 0.5, keys=world.keys[0][:1])
@@ -119,7 +119,7 @@ def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, ro
 @pytest.mark.parametrize("asks", ["rebalance", "setting", "restart", "clean up"])
 @pytest.mark.sample(step=2)
 def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: str) -> None:
-    """An operation, a changed setting, a start: what was given up is tried at once, as if it had never failed."""
+    """A rebalance, a changed setting, a clean-up and a restart each cause a new try at once."""
     world = started_again(tmp_path, 0.0, retained_versions=1000)
     long_run(world, 0.3)
     rounds.take()
@@ -144,7 +144,7 @@ def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: s
 
 
 def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
-    """A report says once what happened often since the last one, and how often."""
+    """Equal warnings since the last report are one warning with their number."""
     world = started_again(tmp_path, 0.0)
     deferred = InlineBackground(deferred=True)
     world.start(deferred)
@@ -163,7 +163,9 @@ def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
 def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it_owes(
     tmp_path: Path, rounds: Rounds
 ) -> None:
-    """Another process is at work in its folder for half an hour: few rounds, and then all is done, removals too."""
+    """If another process uses its folder for half an hour, an executor is tried rarely. Later all its work is done,
+    also drops.
+    """
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
     world.feed(4)
     idle = world.copies_of("1") - world.owned("1")
@@ -183,7 +185,7 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
 
 
 def test_what_worked_again_begins_a_new_row_of_failures() -> None:
-    """Failures with successes between them are never given up, and the delay is the first one each time."""
+    """A success resets the number of failures and the delay."""
     setbacks, now = Setbacks(InlineBackground().lock()), 0.0
     order = replace(ORDER, follows=(Follow("s", 0, EMPTY),))
     failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
@@ -197,7 +199,7 @@ def test_what_worked_again_begins_a_new_row_of_failures() -> None:
 
 
 def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
-    """An executor that lost its folder works in another one, which may own what was to be removed from the first."""
+    """Waiting drops are not sent to an executor that has another folder now."""
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
     order = replace(ORDER, drops=(replace(drop, store="done"), drop))
     setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
@@ -209,7 +211,7 @@ def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
 
 
 def test_a_snapshot_that_was_given_up_is_not_due() -> None:
-    """It takes no place among those that an executor takes at once."""
+    """A snapshot that was given up is not due, so it takes no place among those of its executor."""
     setbacks, due = Setbacks(InlineBackground().lock()), SnapshotOrder("s", 5, EMPTY)
     order = replace(ORDER, snapshots=(due,))
     assert setbacks.ready_snapshots("m1", [due], 0.0) == [due]

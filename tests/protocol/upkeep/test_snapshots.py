@@ -1,4 +1,4 @@
-"""When snapshots are due, and which of them get listed: restore work and writing stay within bounds."""
+"""When snapshots are due and listed. Restore work and written bytes are bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def taken(head: Head, length: int, epoch: int = 1) -> Snapshot:
     st.integers(0, 32_767),
 )  # fmt: skip
 def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], key_group: int) -> None:
-    """At any version: at most so many links, four times as many where they are small beside the snapshot; of bytes the
+    """A chain has at most ``links`` links, or four times as many small ones after a snapshot. Its bytes are at most the
     share of the snapshot, or the floor, and one delta more.
     """
     policy, entry, size = SnapshotPolicy(share, links, 50), EMPTY, 0
@@ -58,7 +58,7 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
 
 @given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
 def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
-    """Snapshots that the share makes due write at most 1/share of the deltas' bytes, and the state once or twice."""
+    """Snapshots that are due by bytes write at most 1/share of the bytes of deltas, and about twice the state."""
     policy, entry, state, written = SnapshotPolicy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
     for version, length in enumerate(deltas):
         entry = entry.add_link(link(version, length))
@@ -72,7 +72,7 @@ def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], 
 
 
 def test_key_groups_do_not_all_fall_due_at_once() -> None:
-    """The number of links differs by key-group, so that snapshots are spread over the batches."""
+    """The number of links until a snapshot differs per key-group, so that snapshots are spread over the batches."""
     policy, when = SnapshotPolicy(2.0, 32, 1000), []
     for key_group in range(128):
         entry, version = EMPTY, 0
@@ -88,7 +88,7 @@ HISTORIES = st.lists(st.sampled_from(["batch", "batch", "snapshot", "late"]), ma
 
 @given(HISTORIES, st.randoms(use_true_random=False))
 def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], chance: random.Random) -> None:
-    """I3: over random takes, late ones and foreign ones, what is listed restores to the same head."""
+    """I3: a listed snapshot has the head of a link in the chain, so the entry keeps its head."""
     manifest, version, waiting = Manifest(), 0, []
     for act in acts:
         entry = manifest.entry(*ADDRESS)
@@ -119,14 +119,14 @@ def _check_listed(before: Entry, changes: dict[Address, Entry], chosen: list[tup
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query that takes many snapshots, beside the batches."""
+    """Return a query that takes many snapshots, whose upkeep runs on request."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, retained_versions=4)
     world.start(InlineBackground(deferred=True))
     return world
 
 
 def test_snapshots_are_taken_beside_the_next_batch_and_listed_with_a_later_one(world: World) -> None:
-    """A commit lists what was taken since the one before, while chains go on growing."""
+    """A commit lists the snapshots that were taken since the last commit, while chains grow."""
     history = History(world)
     for version in range(12):
         world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(8))))
@@ -138,7 +138,7 @@ def test_snapshots_are_taken_beside_the_next_batch_and_listed_with_a_later_one(w
 
 
 def test_a_snapshot_that_comes_late_is_taken_where_the_copy_is(world: World) -> None:
-    """Upkeep that lags behind the batches still makes progress: it takes what the copy holds by then."""
+    """A late snapshot has the state that the copy has by then, so slow upkeep makes progress."""
     for version in range(3):
         world.batch(version, rows_of(("a", 1, 0)))
         if version == 0:
@@ -158,7 +158,7 @@ def test_a_snapshot_that_comes_late_is_taken_where_the_copy_is(world: World) -> 
 
 
 def test_a_snapshot_of_an_earlier_epoch_is_never_listed(world: World) -> None:
-    """One that was ordered before a restart and comes after it may already be swept: it is left alone."""
+    """A late snapshot of an earlier run is not listed, because it may be deleted already."""
     for version in range(3):
         world.batch(version, rows_of(("a", 1, 0)))
     world.run_id = "started again"
@@ -170,7 +170,7 @@ def test_a_snapshot_of_an_earlier_epoch_is_never_listed(world: World) -> None:
 
 
 def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
-    """Upkeep never fails a batch: it warns in the next report, and the snapshot comes later."""
+    """A failed snapshot is a warning of the next report and is repeated."""
     world.store.script(Fault("unavailable", "put", "totals/"))
     warnings: list[str] = []
     for version in range(8):
@@ -183,7 +183,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
 def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More fail for ever than an executor takes at once: those behind them still have their turn."""
+    """Key-groups whose snapshots always fail do not block the snapshots of the others."""
     monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
     world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
     for bad in range(4):
@@ -196,7 +196,7 @@ def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
 
 
 def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> None:
-    """A first batch may write a hundred times what makes a snapshot due. A warning is for snapshots that never come."""
+    """A long chain is a warning only if no snapshot came for some batches."""
     world = World(tmp_path, operators=[totals()])
     world.store.script(Fault("unavailable", "put", "totals/key_group=", times=None))
     warned = []
@@ -208,7 +208,7 @@ def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> N
 
 
 def test_chains_that_come_and_go_are_told_once_in_ten_minutes() -> None:
-    """Where upkeep is just too slow, other chains are too long in each batch: only many more are a new warning."""
+    """If other chains are too long in each batch, only a much larger number is a new warning within ten minutes."""
     record = first_record("query", 8, "key_group", Stamp("c", 0))
     chains = LongChains()
 
@@ -223,8 +223,8 @@ def test_chains_that_come_and_go_are_told_once_in_ten_minutes() -> None:
 @pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("waits", [False, True])
 def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, waits: bool) -> None:
-    """What such a driver takes after its commit is never listed: it takes what is long overdue before it, also where
-    something else waits to be done beside that batch.
+    """If each driver runs one batch, overdue snapshots are taken before that batch, because later ones would never be
+    listed. Other waiting work does not change this.
     """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=4, retained_versions=3)
     history, longest = History(world), []
@@ -241,7 +241,9 @@ def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, wai
 def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch waits for no more than an executor's share; a later one waits for none; all get their turn."""
+    """The first batch after a start waits for a few overdue snapshots per executor. Later batches wait for none, and
+    all are taken in time.
+    """
     monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
     world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=3)
     reports = []
@@ -257,7 +259,7 @@ def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
 def test_a_cluster_that_fails_before_the_first_batch_does_not_fail_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taking what is overdue is upkeep: it warns, and the batch is committed."""
+    """If upkeep before the first batch fails, the report has a warning, and the batch is committed."""
     world = World(tmp_path, operators=[totals()])
     for version in range(12):
         world.start(InlineBackground(deferred=True))
