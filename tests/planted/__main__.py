@@ -77,7 +77,7 @@ def _to_json(outcome: Outcome) -> dict[str, object]:
 
 
 def _by_package(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """Count, per package, the planted and the found bugs, and those found by tests that existed before planting."""
+    """Count the bugs per package: planted, found, and found by tests that are older than the bug."""
     packages: dict[str, dict[str, int]] = defaultdict(
         lambda: {"planted": 0, "found": 0, "before known": 0, "found before": 0}
     )
