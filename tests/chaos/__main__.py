@@ -1,4 +1,4 @@
-"""``./run chaos``: real processes, broken at random from a seed while a producer keeps a ledger; then the comparison.
+"""``./run chaos``: break real processes at random from a seed, then compare their deliveries with a ledger.
 
 ./run chaos --seed 1 --minutes 5 [--json] [--least 3] [--without KIND] [--rate 5000]
 ./run chaos --steady --minutes 30 [--json] [--rate 1000]
@@ -38,14 +38,14 @@ FAMILIES: Mapping[str, Mapping[str, Kind]] = {
     "processes": PROCESS_FAULTS,
     "hosts": {**DISK_FAULTS, **CLOCK_FAULTS, **OPERATOR_FAULTS},
 }
-"""What lanes there are, beside each other; in a lane one fault comes after the other."""
+"""The lanes run in parallel. In one lane, one fault follows the other."""
 LEAST_COMMITTED = 0.6
 SPARE = 1.03
-"""A producer that is to reach a rate has to aim a little higher: it begins slowly, and a broker is restarted."""
+"""The producer aims at a rate this much higher, because it starts slowly and a broker is restarted."""
 
 
 class Chaos:
-    """One run with one seed."""
+    """One chaos run with one seed."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
@@ -54,11 +54,11 @@ class Chaos:
         self._tally = Tally()
 
     def say(self, text: str) -> None:
-        """Tell what happens, and when."""
+        """Print a message with the time since the start."""
         print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     def run(self) -> Outcome:
-        """Start everything, break it for as long as was asked, and compare."""
+        """Start everything, inject faults for the given time, and compare."""
         options = self._options
         with Room(self._folder, options.seed, Size(rate=round(SPARE * options.rate))) as room:
             self.say(f"servers run in {self._folder}")
@@ -82,7 +82,7 @@ class Chaos:
             return self._outcome(room, sent, query_verdicts, caught_up=caught_up)
 
     def families(self) -> dict[str, dict[str, Kind]]:
-        """Return the kinds of each lane, without those that were left out."""
+        """Return the kinds of faults of each lane, without the excluded ones."""
         without = self._options.without
         return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
 
@@ -130,7 +130,7 @@ class Chaos:
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Tell whether every promise was kept."""
+    """Return whether the run met every requirement."""
     exact = outcome.lost == outcome.doubled == outcome.wrong == 0
     return exact and not outcome.failures and not outcome.broken and not outcome.not_met
 
@@ -154,7 +154,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it; 0 if every promise was kept, 1 if not, 130 if interrupted."""
+    """Run chaos. Return 0 if every requirement was met, 1 if not, 130 if interrupted."""
     if "--steady" in arguments:
         return steady.main([argument for argument in arguments if argument != "--steady"])
     options = _options(arguments)

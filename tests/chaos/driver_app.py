@@ -1,9 +1,8 @@
-"""The driver of a chaos run: three queries of one topic in one process, and a folder by which it is told to drain, pin
-and rebalance.
+"""The driver of a chaos run: three queries of one topic, and a folder for requests of operators.
 
     spark-submit driver_app.py SETTINGS_AS_JSON
 
-It ends when the first query does: with what that failed with, or after SIGTERM with nothing.
+The driver ends with the error of the first query that ends, or without an error after SIGTERM.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Told(NamedTuple):
 
 
 class Driver:
-    """The three queries. ``call`` has one of them do what an operator asks."""
+    """The three queries of the driver."""
 
     def __init__(self, spark: SparkSession, arguments: Told) -> None:
         self._spark = spark
@@ -55,7 +54,7 @@ class Driver:
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:
-        """Start them all."""
+        """Start all queries."""
         totals = riffle.Stateful(
             "totals",
             key="user",
@@ -119,7 +118,7 @@ class Driver:
         return {"processingTime": f"{self._told.trigger_seconds} seconds"}
 
     def _begun(self, name: str, job: Callable[..., None]) -> Callable[[DataFrame, int], None]:
-        """Note each batch that Spark begins; those that commit are noted by the log."""
+        """Return a function that records each started batch. The log records the committed ones."""
 
         def run(batch: DataFrame, batch_id: int) -> None:
             with Path(f"{self._told.folder}/begun/{name}").open("a") as file:
@@ -129,7 +128,7 @@ class Driver:
         return run
 
     def _sink(self, name: str) -> Callable[[DataFrame, int, str], None]:
-        """Return a sink that keeps each call in a folder of its own, whose name has the delivery id."""
+        """Return a sink that writes each call to a separate folder, whose name contains the delivery id."""
 
         def write(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
             call = f"{delivery_id.replace('/', '~')}~{time.time_ns()}{uuid.uuid4().hex[:6]}"
@@ -138,7 +137,7 @@ class Driver:
         return write
 
     def obey(self, path: Path) -> None:
-        """Execute the request in each file that appears in a folder, and write the result beside it."""
+        """Execute the request of each new file in a folder, and write its result next to it."""
         while True:
             for file in sorted(path.glob("*.json")):
                 answer = self._answer(json.loads(file.read_text()))
@@ -162,7 +161,7 @@ def main(arguments: Told) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
-    asked_to_end = list[bool]()  # No event: its lock may be this thread's own as the signal comes.
+    asked_to_end = list[bool]()  # A list, because the signal may arrive while this thread holds the lock of an event.
     signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
     riffle.warm_up(spark, riffle.Settings(**arguments.settings))
     driver = Driver(spark, arguments)
