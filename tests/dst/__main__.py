@@ -1,4 +1,4 @@
-"""``./run dst --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
+"""``./run dst --schedules N [--seed S] [--json]``: play random histories of a query with faults.
 
 Each seed plays one schedule. A failure is printed with its history and the command that replays it. ``--seed S`` plays
 one schedule, or ``--schedules`` of them from there on.
@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 MEMORY = Path("/dev/shm")
 MOST_SECONDS = 900.0
-"""A schedule that takes longer stands still: its process tells where, and ends. The slowest take seconds."""
+"""The limit for one schedule. A process that exceeds it prints its stacks and ends. The slowest take seconds."""
 INTERRUPTED = 130
 
 
@@ -69,8 +69,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
-    """Yield the result of each schedule: a single one is played in this process, for a debugger, others in child
-    processes.
+    """Yield the result of each schedule.
+
+    A single schedule is played in this process, for a debugger. Others are played in child processes.
     """
     aims = tuple(map(Aim.read, namespace.aim))
     count = namespace.schedules if namespace.schedules is not None else 1 if namespace.seed is not None else 100
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _played(base: Path, task: _Task) -> Told:
-    """Play a schedule; return its result."""
+    """Play a schedule. Return its result."""
     schedule = None
     failure = ""
     with _bounded(), _folder(base) as folder:
@@ -156,7 +157,7 @@ def _replay(task: _Task) -> str:
 
 @contextmanager
 def _folder(base: Path | None) -> Iterator[Path]:
-    """Give a folder for one schedule's local copies, or for all of them: in memory if there is such a disk."""
+    """Yield a temporary folder, in memory if possible."""
     folder = Path(tempfile.mkdtemp(prefix="riffle-dst-", dir=base))
     try:
         yield folder
@@ -179,8 +180,8 @@ def _interrupted(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a history
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the iteration order of sets is part of a history
         command = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
-    signal.signal(signal.SIGTERM, _interrupted)  # figures are printed, and players end
+    signal.signal(signal.SIGTERM, _interrupted)  # so that figures are printed and child processes end
     sys.exit(main(sys.argv[1:]))
