@@ -107,7 +107,7 @@ class Chaos:
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
         not_met += [f"{rate:.0f} rows/s"] if rate < self._options.rate else []
         not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
-        not_met += [] if caught_up else ["a query stood still: not all events were read"]
+        not_met += [] if caught_up else ["a query made no progress, so not all events were read"]
         not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
         differing = sum(query_figures["differing"] + query_figures["missing"] for query_figures in by_query.values())
         return Outcome(
@@ -137,19 +137,19 @@ def is_good(outcome: Outcome) -> bool:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     all_kinds = [kind for kinds in FAMILIES.values() for kind in kinds]
-    parser = argparse.ArgumentParser(prog="./run chaos", description="Real processes, broken at random from a seed.")
+    parser = argparse.ArgumentParser(prog="./run chaos", description="Break real processes at random from a seed.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults come (%(default)s)")
-    parser.add_argument("--rate", type=int, default=5_000, help="events a second (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are injected (%(default)s)")
+    parser.add_argument("--rate", type=int, default=5_000, help="events per second (%(default)s)")
     parser.add_argument("--least", type=int, default=3, help="how often each fault has to happen (%(default)s)")
     parser.add_argument("--without", action="append", default=[], choices=all_kinds, metavar="KIND")
-    parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
-    parser.add_argument("--steady", action="store_true", help="break nothing; see --steady --help")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, also after success")
+    parser.add_argument("--steady", action="store_true", help="inject no faults, see --steady --help")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     options = parser.parse_args(arguments)
     for name in ("minutes", "rate"):
         if not getattr(options, name) > 0:
-            parser.error(f"--{name} is to be more than 0")
+            parser.error(f"--{name} must be more than 0")
     return options
 
 

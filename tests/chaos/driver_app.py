@@ -33,7 +33,7 @@ SESSION = "user long, count long, total long"
 POLL_SECONDS = 0.2
 
 
-class Told(NamedTuple):
+class Arguments(NamedTuple):
     """The arguments of the driver: addresses, folders, and the size of a batch."""
 
     bootstrap: str
@@ -48,9 +48,9 @@ class Told(NamedTuple):
 class Driver:
     """The three queries of the driver."""
 
-    def __init__(self, spark: SparkSession, arguments: Told) -> None:
+    def __init__(self, spark: SparkSession, arguments: Arguments) -> None:
         self._spark = spark
-        self._told = arguments
+        self._options = arguments
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:
@@ -77,18 +77,18 @@ class Driver:
 
     def _settings(self, name: str) -> riffle.Settings:
         return riffle.Settings(
-            root=f"s3://{self._told.bucket}/{name}",
-            report_file=f"{self._told.folder}/reports/{name}.jsonl",
-            **self._told.settings,
+            root=f"s3://{self._options.bucket}/{name}",
+            report_file=f"{self._options.folder}/reports/{name}.jsonl",
+            **self._options.settings,
         )
 
     def _events(self) -> DataFrame:
         raw = (
             self._spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self._told.bootstrap)
-            .option("subscribe", self._told.topic)
+            .option("kafka.bootstrap.servers", self._options.bootstrap)
+            .option("subscribe", self._options.topic)
             .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", self._told.max_offsets)
+            .option("maxOffsetsPerTrigger", self._options.max_offsets)
             .load()
         )
         body = F.from_json(F.col("value").cast("string"), "user long, amount long")
@@ -97,7 +97,7 @@ class Driver:
     def _start_job(self, name: str, events: DataFrame, job: riffle.StatefulJob) -> None:
         self._jobs[name] = job
         writer = events.writeStream.queryName(name).foreachBatch(self._begun(name, job))
-        writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/{name}").trigger(**self._every).start()
+        writer.option("checkpointLocation", f"{self._options.folder}/checkpoint/{name}").trigger(**self._every).start()
 
     def _start_windows(self) -> None:
         events = riffle.on(self._events(), settings=self._settings("windows"))
@@ -109,19 +109,19 @@ class Driver:
         closed = totals.select(F.unix_seconds("window.start").alias("since"), "bucket", "count", "total")
         sink: Any = self._sink("windows")
         writer = closed.writeStream.queryName("windows").foreachBatch(sink)
-        writer = writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/windows")
+        writer = writer.option("checkpointLocation", f"{self._options.folder}/checkpoint/windows")
         query = writer.trigger(**self._every).start()
         self._jobs["windows"] = query.job  # type: ignore[attr-defined]
 
     @property
     def _every(self) -> dict[str, Any]:
-        return {"processingTime": f"{self._told.trigger_seconds} seconds"}
+        return {"processingTime": f"{self._options.trigger_seconds} seconds"}
 
     def _begun(self, name: str, job: Callable[..., None]) -> Callable[[DataFrame, int], None]:
         """Return a function that records each started batch. The log records the committed ones."""
 
         def run(batch: DataFrame, batch_id: int) -> None:
-            with Path(f"{self._told.folder}/begun/{name}").open("a") as file:
+            with Path(f"{self._options.folder}/begun/{name}").open("a") as file:
                 file.write(f"{batch_id}\n")
             job(batch, batch_id)
 
@@ -132,7 +132,7 @@ class Driver:
 
         def write(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
             call = f"{delivery_id.replace('/', '~')}~{time.time_ns()}{uuid.uuid4().hex[:6]}"
-            rows.coalesce(1).write.parquet(f"{self._told.folder}/out/{name}/{call}")
+            rows.coalesce(1).write.parquet(f"{self._options.folder}/out/{name}/{call}")
 
         return write
 
@@ -157,7 +157,7 @@ class Driver:
         return "done"
 
 
-def main(arguments: Told) -> None:
+def main(arguments: Arguments) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
@@ -180,4 +180,4 @@ def main(arguments: Told) -> None:
 
 
 if __name__ == "__main__":
-    main(Told(**json.loads(sys.argv[1])))
+    main(Arguments(**json.loads(sys.argv[1])))

@@ -37,7 +37,7 @@ class Tally:
     """How often each kind of fault happened, and the errors of the injection itself."""
 
     happened: Counter[str] = field(default_factory=Counter)
-    nobody: Counter[str] = field(default_factory=Counter)
+    without_effect: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
 
@@ -90,8 +90,8 @@ class Lane(threading.Thread):
             self._healed(drawn.kind, fault.heal)
         if happened and not fault.came():
             happened = False
-            self._say(f"{drawn.kind}: nobody met it")
-        (self._tally.happened if happened else self._tally.nobody)[drawn.kind] += 1
+            self._say(f"{drawn.kind}: had no effect")
+        (self._tally.happened if happened else self._tally.without_effect)[drawn.kind] += 1
 
     def _healed(self, kind: str, heal: Callable[[], None]) -> None:
         try:
@@ -141,7 +141,7 @@ def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
     started = time.monotonic()
     while not reached():
         if time.monotonic() - started > seconds:
-            raise TimeoutError(f"not in {seconds:g} s: {condition}")
+            raise TimeoutError(f"timeout after {seconds:g} s: {condition}")
         time.sleep(POLL_SECONDS)
     return time.monotonic() - started
 

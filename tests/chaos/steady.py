@@ -44,7 +44,7 @@ SEEN_SHARE = 0.8
 SLOTS = 2
 """The number of slots of an executor."""
 LEAKED_A_BATCH = 0.1
-"""One leaked file, thread, descriptor or 100 kB in ten batches is detected."""
+"""A leak of one file, thread or descriptor in ten batches, or of 100 kB per batch, is detected."""
 Sample = dict[str, float]
 
 
@@ -121,8 +121,8 @@ def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slop
     done = [min(sample[f"batches of {query}"] for query in QUERIES) for sample in samples]
     first = sum(batches < filling for batches in done)
     if len(samples) - first < LEAST_SAMPLES:
-        problem = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
-        raise ConfigError(problem, remedy="have it run longer: --minutes")
+        problem = f"retained objects accumulate for {filling} batches, but the run had {done[-1]:.0f}"
+        raise ConfigError(problem, remedy="Increase --minutes.")
     batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
     names = dict.fromkeys(name for sample in samples for name in sample if "batches of" not in name)
     return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
@@ -133,7 +133,7 @@ def _slope(name: str, times: list[float], samples: list[Sample], least: float, f
     counting = sum(number >= first for number in having)
     if counting < SEEN_SHARE * (len(samples) - first):
         problem = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
-        raise ConfigError(problem, remedy="run it again on a machine that is less busy")
+        raise ConfigError(problem, remedy="Run it again on a machine with less load.")
     of_first = sum(number < first for number in having)
     return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
 
@@ -201,13 +201,13 @@ def main(arguments: list[str]) -> int:
     description = "Run steady queries and check whether anything grows."
     parser = argparse.ArgumentParser(prog="./run chaos --steady", description=description)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (%(default)s)")
-    parser.add_argument("--rate", type=int, default=1_000, help="events a second (%(default)s)")
+    parser.add_argument("--rate", type=int, default=1_000, help="events per second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     for name in ("minutes", "rate"):
         if not getattr(options, name) > 0:
-            parser.error(f"--{name} is to be more than 0")
+            parser.error(f"--{name} must be more than 0")
 
     def play(folder: Path) -> bool:
         result = SteadyRun(options, folder).run()

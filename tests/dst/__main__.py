@@ -100,24 +100,30 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("schedules", "processes", "seconds"):
         number = getattr(options, name)
         if number is not None and not number >= 1:
-            parser.error(f"--{name}: {number} is less than 1, nothing would be played")
+            parser.error(f"--{name}: {number} is less than 1, so no schedule would be played")
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./run dst", description=__doc__)
-    parser.add_argument("--schedules", type=int, help="so many, one seed after the other; 100 without --seed")
+    parser.add_argument("--schedules", type=int, help="how many schedules to play (100 without --seed)")
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="play so many side by side; one a core otherwise"
+        "--processes", type=int, default=os.cpu_count() or 1, help="how many processes play in parallel (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, help="the first seed; alone, it is played alone")
-    parser.add_argument("--aim", action="append", default=[], metavar="FAULT@STEP@N", help="as a failure prints it")
-    parser.add_argument("--job", default="", help="one kind of query only")
-    parser.add_argument("--json", action="store_true", help="figures as one line of JSON")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no schedule after so many seconds")
-    parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
+    parser.add_argument("--seed", type=int, help="the first seed. Without --schedules only this seed is played")
+    parser.add_argument(
+        "--aim",
+        action="append",
+        default=[],
+        metavar="FAULT@STEP@N",
+        help="a fault at a step, as a failed schedule prints it",
+    )
+    parser.add_argument("--job", default="", help="play only this kind of query")
+    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no schedule after this time")
+    parser.add_argument("--cells", action="store_true", help="fail if a fault never met a possible step")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
-    parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
+    parser.add_argument("--history", action="store_true", help="also print the events of schedules that pass")
     return parser
 
 
@@ -146,7 +152,7 @@ def _played(base: Path, task: _Task) -> Told:
 
 def _died(task: _Task, code: int | None) -> Told:
     """Return the result of a schedule whose process ended or did not respond."""
-    reason = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
+    reason = f"its process ended with code {code} before the schedule, or hung for {MOST_SECONDS:.0f} s"
     return Told(task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}")
 
 

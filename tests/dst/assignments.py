@@ -59,7 +59,7 @@ def check_record(record: Record) -> None:
     owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
     expected = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
-    assert owners.keys() == expected, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
+    assert owners.keys() == expected, f"I6: record {record.sequence} has owners of {sorted(owners)} only"
     for name, members in record.standbys.items():
         copies = Counter([*members, record.owners[name]])
         assert max(copies.values()) == 1, f"I6: record {record.sequence} has {copies} for task {name}"
@@ -81,7 +81,7 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
         copies = [owner, *present.standbys.get(task_id, ()), *present.warmups.get(task_id, ())]
         assert len({*copies}) == len(copies), f"I6: {task_id} has two copies on a member: {copies}"
         dead = [member for member in copies if on.get(member) not in live]
-        assert not dead, f"I6: {task_id} has copies on {dead}, which do not live"
+        assert not dead, f"I6: {task_id} has copies on {dead}, which are not live"
     for group, group_layout in zip(owned.placement.groups.names, layout.all_groups, strict=True):
         served = sorted((number, slot.executor) for slot in group_layout.slots for number in slot.key_groups)
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]

@@ -272,7 +272,7 @@ class SteppedWork(SimWork):
         began = self._scheduler.count
         check()
         if actor is not None and actor.saw_free <= began:
-            self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
+            self._scheduler.broke(AssertionError(f"I4: {actor.name} calls the sink without checking the log"))
 
     def _is_given_up(self, task: Actor) -> bool:
         return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS

@@ -133,7 +133,7 @@ class Dispatched:
             drawn = {store: self._chance.choice(GROUPS) for store in stores}
             self._groups = {store: group for store, group in drawn.items() if group}
             if dispatch != "hashed":
-                self._world.say(f"stores in groups of their own: {self._groups}")
+                self._world.say(f"co-location groups: {self._groups}")
         groups = {} if dispatch == "hashed" else self._groups
         return {"dispatch": dispatch, "key_groups": total, "store_groups": tuple(groups.items())}
 
@@ -176,7 +176,7 @@ class Dispatched:
                 world.stop(program)
         alone = not any(program.alive for program in world.programs)
         alone = alone and not any(actor.kind == "late put" for actor in world.scheduler.actors)
-        world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
+        world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'while other actors run'}")
         looks = self._chance.random() < 0.3
         self._is_under_way = True
         return world.scheduler.spawn(
@@ -204,7 +204,7 @@ class Dispatched:
             if looks:
                 puts = self._puts()
                 switched()
-                assert self._puts() == puts, "a switch that was only looked at has written something"
+                assert self._puts() == puts, "a switch without execute has written an object"
                 world.step("looked at")
             plan = switched(execute=True)
         except RiffleError as error:
@@ -214,7 +214,7 @@ class Dispatched:
             return
         self._is_under_way = False
         world.step("state switched")
-        world.say(f"batch {plan.version} is of {to}, {total} now")
+        world.say(f"batch {plan.version} has dispatch {to}, {total} now")
 
     def _puts(self) -> int:
         return sum(times for step, times in self._world.scheduler.seen.items() if step.startswith("switch: put"))

@@ -84,30 +84,30 @@ def impossible(kind: str, step: str) -> str | None:
     actor, _, label = step.partition(": ")
     word, _, object_kind = label.partition(" ")
     if actor in {"conductor", "late put"}:
-        return "the simulation's own"
+        return "it belongs to the simulation"
     on_store = word in _STORE
     on_files = word in _FILES and actor in ON_EXECUTORS
     reads = object_kind in DATA if word == "read" else word == "get" and object_kind != "everything"
     reasons = {
-        "slow": (label == "begins", "what is slow is so from where it begins"),
-        "error before": (on_store, "nothing is asked of the store"),
-        "error after": (on_store, "nothing is asked of the store"),
-        "late effect": (word == "put", "nothing is put"),
+        "slow": (label == "begins", "a slow actor is slow from its start"),
+        "error before": (on_store, "the store is not called"),
+        "error after": (on_store, "the store is not called"),
+        "late effect": (word == "put", "no object is put"),
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
         "truncated": (reads, "no bytes of state are read"),
         "missing": (
             word == "get" and object_kind in {"delta", "merged", "snapshot", "savepoint"},
-            "no object that the log lists is asked for",
+            "no listed object is read",
         ),
         "clock back": (
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
-            "no clock is asked but how long things take",
+            "only durations are measured",
         ),
         "sleep": (actor in _DRIVERS, "only drivers' machines sleep"),
-        "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
-        "row lost": (label == "rows read", "no rows are on their way"),
-        "receipt lost": (label == "answer read", "no receipt is on its way"),
+        "reboot": (actor in ON_EXECUTORS, "a driver has no files, so its reboot is a crash"),
+        "row lost": (label == "rows read", "no rows are read"),
+        "receipt lost": (label == "answer read", "no receipt is read"),
         "block lost": (label == "results read", "no results are read"),
     }
     if kind in reasons:
@@ -126,7 +126,7 @@ class Faults:
         self._often_left = chance.choice([3, 6, 12, 24])
         """The number of additional faults at rare steps.
 
-        It is bounded, because slots that fail in each batch never end.
+        Without a bound, long histories never end.
         """
         self._kinds = chance.sample(KINDS, chance.choice([2, 5, len(KINDS)]))
         self._aims: dict[str, list[Aim]] = {}

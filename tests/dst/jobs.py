@@ -89,7 +89,7 @@ class Job:
             expected = self.times[report.version]
             counts = (report.late_rows, report.timers_fired, report.expired)
             batch_times = BatchTimes(*counts, expected.watermark_ms, expected.late_watermark_ms)
-            same(batch_times, expected, f"what batch {report.version} tells")
+            same(batch_times, expected, f"the report of batch {report.version}")
 
     def check_records(self, records: Iterable[Record]) -> None:
         """Compare the watermarks of committed batches with ``times``."""

@@ -110,8 +110,8 @@ class Lines:
         """Check a delivery's id and compare its rows with the expected ones."""
         query, line, version = delivery.id.split("/")
         is_adopted = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
-        assert is_adopted, f"a delivery under the id {delivery.id}"
-        assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
+        assert is_adopted, f"wrong delivery id {delivery.id}"
+        assert self.origin(int(line), int(version)) == int(line), f"another line delivered {delivery.id} before"
         self._check(store, rows, int(line), int(version))
 
     def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
@@ -251,15 +251,15 @@ class LinesHistory(History):
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
         old = [name for name in present if (n := paths.parse_record_name(name)) is not None and n < needed]
-        assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
+        assert not old, f"{len(old)} unneeded records are not deleted, the first is {old[0]}"
         others_parsed = [
             object_name for name in present if name not in listed and (object_name := self._parsed(name, tail.epoch))
         ]
         given_up = tail.version - 1  # objects of the last failed batches are deleted with the next batches
         unlisted = [s for s in others_parsed if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
-        assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
+        assert not unlisted, f"{len(unlisted)} objects without a retained record are not deleted, such as {unlisted[0]}"
         snapshots = [s for s in others_parsed if s.kind == "snapshot"]
-        assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
+        assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots accumulate"
 
     def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
         """Parse an object's name. Return ``None`` for an object that may belong to a newer driver."""
@@ -383,7 +383,7 @@ class Remedies:
             if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
         alone = not any(program.alive for program in running)
-        self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        self._world.say(f"an operator rolls the query back to {to}, {'alone' if alone else 'while other actors run'}")
         self._asking = to
         process = Process(f"operator {self.begun}")
         self._actor = self._world.scheduler.spawn(
@@ -412,7 +412,7 @@ class Remedies:
         for program in [program for program in world.programs if program.alive]:
             world.stop(program)
         name = f"operator {self.begun}"
-        world.say(f"{name} has another query take the state over")
+        world.say(f"{name} lets another query adopt the state")
         self._actor = world.scheduler.spawn(name, "operator", Process(name), lambda: self._adopt(undelivered))
 
     def _begin_savepoint(self) -> None:
@@ -462,7 +462,7 @@ class Remedies:
             return
         world.holds_told(self._stamped)
         if undelivered:
-            world.scheduler.broke(AssertionError("state taken over though its last output was not delivered"))
+            world.scheduler.broke(AssertionError("the state was adopted although its last output was not delivered"))
         world.step("state taken over")
 
     def _choose(self) -> int | str | None:
@@ -555,7 +555,7 @@ class Remedies:
             self.line = len(lines.jobs) - 1
             world.committed = checkpoint.next_batch() - 1
             self.astray = None
-        world.say(f"line {self.line} goes on after batch {plan.version}")
+        world.say(f"line {self.line} continues after batch {plan.version}")
 
     def checkpoint(self, query_id: str = "", looked: str = "") -> Checkpoint:
         """Write Spark's checkpoint as of now, or that of another query at the same batch. Return it."""

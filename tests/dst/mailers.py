@@ -60,7 +60,7 @@ class Mailers:
             except RiffleError as error:
                 world.say(f"{name}: {type(error).__name__}")
             else:
-                world.say(f"{name} asks for {command} {arguments}, number {made.number}")
+                world.say(f"{name} requests {command} {arguments}, number {made.number}")
 
         return make
 
@@ -114,7 +114,7 @@ class Mailers:
         new = read_requests(record.orders).answers
         numbers = [answer.number for answer in new]
         assert numbers == sorted(set(numbers)), f"answers are out of order: {numbers}"
-        assert last_number(new) >= last_number(old), f"record {record.sequence} forgets answers"
+        assert last_number(new) >= last_number(old), f"record {record.sequence} lacks answers of the previous one"
         earlier = {answer.number: answer for answer in old}
         again = [answer for answer in new if answer.number in earlier and answer != earlier[answer.number]]
         assert not again, f"answered twice: {again}"

@@ -81,7 +81,7 @@ class ProcessTable:
             with scheduler.quiet():
                 free = [folder.name for folder, whose in leftover.items() if _is_free(folder, whose)]
             if free:
-                scheduler.broke(AssertionError(f"{owner} begins {claim_.member}, though dead processes left {free}"))
+                scheduler.broke(AssertionError(f"{owner} creates {claim_.member} although dead processes left {free}"))
         return claim_
 
     def _left(self, base: Path) -> dict[Path, str]:

@@ -137,7 +137,7 @@ class Roots:
         program = world.programs[-1]
         world.scheduler.wait(lambda: program.ended or not program.alive, _REFUSED_SECONDS)
         self._stop()
-        assert self._own_names() == before, "a query has gone on whose root and checkpoint do not fit"
+        assert self._own_names() == before, "a query whose root and checkpoint do not match has written objects"
 
     def _own_names(self) -> set[str]:
         """Return the names of all objects except the mailbox, which an operator may write meanwhile."""
@@ -196,13 +196,13 @@ class Roots:
         for savepoint in world.log_seen.records[copy.newest].savepoints:
             listed |= {paths.savepoint_name(savepoint.id), *world.log_seen.listed_by_savepoint(savepoint)}
         missing = listed - copy.rest.keys()
-        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} is said to have {verified.findings}"
+        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} has the findings {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
         self._lasts = 0
         self._drivers = 0
         self._beside = not is_one or bool(missing)
         self._copy = copy if is_one and not missing else None
-        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are gone")
+        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are missing")
 
     def _verified(self, copy: _Copy) -> Verified:
         url = f"memory://copy-of-{self._world.home.root.rpartition('/')[2]}"

@@ -187,7 +187,7 @@ class Schedule(World):
         """Start a driver in a new process."""
         if not self.ready:
             return None  # type: ignore[return-value]  # the base class starts one before there are actors
-        assert self.runs < MOST_STARTS, "the query never came to its end"
+        assert self.runs < MOST_STARTS, f"the query did not end in {MOST_STARTS} starts"
         self.runs += 1
         name = f"driver {self.runs}"
         self.run_id = f"run-{self.runs}"
@@ -361,7 +361,7 @@ class Schedule(World):
                 self.operator.operator()
             if self.often(0.15):
                 self.mailers.begin()
-        self.say("quiet")
+        self.say("the faults end")
         self.disturbed = Counter(self.scheduler.seen)
         self.faults.over = True
         self.cluster.astray = 0.0
@@ -375,7 +375,7 @@ class Schedule(World):
         self.remedies.finish()
         self.start()
         self.scheduler.wait(lambda: self.committed >= self.last or not self._driving(), REST_SECONDS)
-        assert self.committed >= self.last, "the query cannot go on"
+        assert self.committed >= self.last, "the query does not continue after the faults"
         self._rest()
         self._age(self.programs[-1])
 
@@ -391,7 +391,7 @@ class Schedule(World):
         self.last += 1
         self.scheduler.spawn(f"{program.name} batches", "driver", program, lambda: self._drive(program))
         self.scheduler.wait(lambda: self.committed >= self.last or not program.alive, REST_SECONDS)
-        assert self.committed >= self.last, "the query cannot go on after a while"
+        assert self.committed >= self.last, "the query does not continue after a long pause"
         self._rest()
         self.scheduler.sleep(OLD_SECONDS)
         self._rest()
@@ -436,7 +436,7 @@ class Schedule(World):
         if len(live) > 1 and self.chance.random() < 0.5:
             name = self.chance.choice(still or live)
             if self.chance.random() < (0.7 if still else 0.3):
-                self.say(f"executor {name} is not seen any more, but goes on")
+                self.say(f"executor {name} is lost but continues unseen")
                 self.cluster.lose(name, planned=self.chance.random() < 0.2)
             else:
                 self._end_executor(name)
@@ -532,7 +532,7 @@ class Schedule(World):
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
-        self.say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
+        self.say(f"executor {name} dies, its disk is {'lost' if disk else 'torn' if torn else 'kept'}")
         with self.scheduler.quiet():
             if name in live:
                 if disk:
@@ -576,7 +576,7 @@ class Schedule(World):
     def _deletes(self, names: Sequence[str]) -> None:
         """I4: a fenced driver that knows it deletes nothing, and no driver deletes objects of a newer epoch.
 
-        A driver that is taking over may list such objects.
+        An unfinished dispatch switch may list such objects.
         """
         actor = self.scheduler.mine()
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
@@ -589,7 +589,7 @@ class Schedule(World):
             if newer:
                 self.scheduler.broke(AssertionError(f"I4: {actor.name} of epoch {tail.epoch} deletes {newer}"))
             if tail.epoch < actor.epoch:
-                self.scheduler.broke(AssertionError(f"I4: {actor.name} deletes, though it has read that it is fenced"))
+                self.scheduler.broke(AssertionError(f"I4: {actor.name} deletes although it knows that it is fenced"))
 
     def _worked(self, executor: str) -> None:
         """Check the local copies of an executor after a piece of upkeep."""

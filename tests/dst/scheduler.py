@@ -174,7 +174,7 @@ class Scheduler:
             raise Killed
         self.count += 1
         if self.count > MOST_STEPS:
-            self.broke(AssertionError(f"the query never came to its end: {MOST_STEPS} steps"))
+            self.broke(AssertionError(f"the query did not end in {MOST_STEPS} steps"))
         name = f"{actor.kind}: {label}"
         self.seen[name] += 1
         line = f"{actor.name} {label}"
@@ -255,7 +255,7 @@ class Scheduler:
     def _switch(self, actor: Actor) -> None:
         chosen = self._choose()
         if chosen is None:
-            self.broke(AssertionError("everybody waits for somebody else"))
+            self.broke(AssertionError("deadlock: each actor waits for another one"))
         elif chosen is not actor:
             self._hand(chosen)
             actor.gate.acquire()
@@ -299,7 +299,7 @@ class Scheduler:
         chosen = None if ends else self._choose()
         if chosen is None:
             if not ends:
-                self.failure = AssertionError("everybody waits for somebody else")
+                self.failure = AssertionError("deadlock: each actor waits for another one")
             self._current = None
             self._main.release()
         else:

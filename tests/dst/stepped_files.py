@@ -125,7 +125,7 @@ class SteppedFiles:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
+            self._scheduler.broke(AssertionError(f"{folder.name} is removed by an actor without its exclusive lock"))
 
     def _check_owned(self, actor: Actor, path: str) -> None:
         """A member's folder is used only by its owner, or under an exclusive lock.
@@ -139,7 +139,7 @@ class SteppedFiles:
             owner = file.read()
             if owner.rpartition("/")[2] != actor.process.executor:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
+                self._scheduler.broke(AssertionError(f"{actor.name} uses the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
         """Wait for a lock while other actors continue."""

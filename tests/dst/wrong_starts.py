@@ -73,5 +73,5 @@ class WrongStarts:
         except RiffleError as error:
             world.say(f"{program.name}: {type(error).__name__}: {str(error)[:150]}")
         else:
-            world.scheduler.broke(AssertionError(f"{incoming_batch} is taken for a {report.decision}"))
+            world.scheduler.broke(AssertionError(f"{incoming_batch} was accepted with the decision {report.decision}"))
         world.stop(program)

@@ -166,7 +166,7 @@ def test_points_have_kind_unit_and_the_name_of_the_query(receiver: ScriptedServe
     assert resource["service.name"] == "riffle-spark"
     assert resource["riffle.query.name"] == "clicks"
     assert resource["service.instance.id"] == "0a1b2c3d-0000"
-    assert not trace_requests(receiver), "only metrics were asked for"
+    assert not trace_requests(receiver), "only metrics are configured"
 
 
 def test_resource_attributes_of_the_environment_have_precedence(

@@ -95,7 +95,7 @@ def test_what_operators_asked_for_is_written_within_a_second(writer: Writer) -> 
     assert writer.counted["put"] == 5
     writer.exporter.export(None, _facts(9, answered=1, members=(grown,)), ())
     writer.exporter.export(None, _facts(10, answered=1, members=(replace(grown, owned=1),)), ())
-    assert writer.counted["put"] == 6, "other members are as of the minute"
+    assert writer.counted["put"] == 6, "other members are updated once a minute"
 
 
 def test_a_clock_that_was_set_back_stops_no_heartbeat(writer: Writer) -> None:

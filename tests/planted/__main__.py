@@ -45,10 +45,10 @@ def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./run planted", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs, or packages such as spark/sinks; all without")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs, or packages such as spark/sinks (default: all)")
     parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="copies at a time (%(default)s)")
-    parser.add_argument("--schedules", type=_positive, default=0, help="play so many dst schedules, not the tests")
-    parser.add_argument("--seconds", type=_positive, default=SECONDS, help="at most for each bug (%(default)s)")
+    parser.add_argument("--schedules", type=_positive, default=0, help="play this many dst schedules, not the tests")
+    parser.add_argument("--seconds", type=_positive, default=SECONDS, help="time limit for each bug (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     return parser
 

@@ -90,7 +90,7 @@ def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> Non
 def test_values_that_do_not_come_back_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--values`` generates columns, seals and reads them. It reports columns that a stricter validation refuses."""
+    """``--values`` generates columns, seals and reads them. A column that cannot be read is reported."""
     assert fuzz.main(["--values", "--inputs", "60", "--seed", "3", "--json"]) == 0
     parsed = json.loads(capsys.readouterr().out)
     assert (parsed["examples"], parsed["findings"]) == (60, [])

@@ -46,7 +46,7 @@ class Breach(NamedTuple):
     contract: str
     file: str
     lines: str
-    told: str
+    report: str
 
 
 def _imports(contract: str, file: str, module: str) -> Breach:
@@ -86,7 +86,7 @@ BREACHES = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Return the report of each tool on a copy of the package with all violations."""
     copy = tmp_path_factory.mktemp("contracts")
     shutil.copytree(CHECKOUT / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
@@ -179,9 +179,9 @@ def _words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.contract}: {breach.file}")
-def test_a_planted_breach_is_found(breach: Breach, told: Mapping[str, str]) -> None:
+def test_a_planted_breach_is_found(breach: Breach, reports: Mapping[str, str]) -> None:
     """The report names the contract, the file and the violation."""
-    assert re.search(re.escape(breach.told).replace(r"\{\}", r"\d+"), told[breach.contract])
+    assert re.search(re.escape(breach.report).replace(r"\{\}", r"\d+"), reports[breach.contract])
 
 
 def test_the_package_has_no_violation_that_no_linter_finds() -> None:

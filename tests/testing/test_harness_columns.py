@@ -104,7 +104,7 @@ def test_conversions_are_those_that_a_harness_is_told() -> None:
 @pytest.mark.skipif(spark_version.startswith(("3.5.", "4.0.")), reason="Spark has the setting since 4.1")
 def test_whole_numbers_are_decimals_where_spark_is_told_so() -> None:
     """With Spark's setting an integer is accepted in a decimal column, which Arrow alone would refuse."""
-    told = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
-    assert gives(7, "decimal(1,0)", told) == Decimal(7)
+    conf = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
+    assert gives(7, "decimal(1,0)", conf) == Decimal(7)
     with pytest.raises(UserFunctionError):
         gives(7, "decimal(1,0)")

@@ -69,7 +69,7 @@ def plain(value: Any) -> Any:
 spark_order: Callable[[Any], Any] = cmp_to_key(compared)
 
 
-def told(value: Any) -> str:
+def exact_text(value: Any) -> str:
     """Return a text that is equal for equal values. NaN equals NaN, and 0.0 and -0.0 differ."""
     return repr(value)
 
@@ -102,7 +102,7 @@ def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greates
     for way in merged_ways(MergedExtreme(greatest), [type], rows, lambda value: (value,)):
         values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
         expected = [choose(group_values, key=spark_order) if group_values else None for group_values in values]
-        assert [told(value) for (value,) in way] == [told(value) for value in expected]
+        assert [exact_text(value) for (value,) in way] == [exact_text(value) for value in expected]
 
 
 @pytest.mark.parametrize("type", [pa.int8(), PAIR], ids=str)
@@ -121,7 +121,7 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject
         for group, result in enumerate(way):
             present = [row for row in rows.of(group) if row[1] is not None]
             expected = choose(reversed(present), key=lambda row: spark_order(row[1]), default=(None, None))
-            assert told(result) == told(expected)
+            assert exact_text(result) == exact_text(expected)
 
 
 @given(

@@ -50,7 +50,7 @@ def test_a_timer_that_rows_deleted_does_not_fire() -> None:
 def test_timers_registered_while_timers_fire_wait_for_the_next_batch() -> None:
     """Timers that are registered while timers fire wait for the next batch, as in Spark.
 
-    Timers deleted then still fire.
+    Timers deleted meanwhile fire.
     """
     store = Store(indexed=True)
     store.batch("a")

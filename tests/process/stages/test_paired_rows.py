@@ -118,7 +118,7 @@ class Model:
         return row.at + (AFTER_MS if row.is_left else BEFORE_MS)
 
 
-def told(row: Row) -> dict[str, object]:
+def sent_row(row: Row) -> dict[str, object]:
     """Return a row as a map side sends it."""
     us = row.at * 1000
     sent = {"is_left": row.is_left, "k": row.key, "event_time": us, "passes": row.passes}
@@ -130,7 +130,7 @@ def told(row: Row) -> dict[str, object]:
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
     """Return a table with rows of both sides."""
-    sent = [told(row) for row in rows]
+    sent = [sent_row(row) for row in rows]
     return pa.table(
         [pa.array([row.get(name) for row in sent], ROWS.field(name).type) for name in ROWS.names], schema=ROWS
     )
